@@ -1,0 +1,70 @@
+"""What every engine does. The gateway knows this protocol and nothing else about engines. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+StopReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. ``stop_ids`` end a completion and are part of it; ``seed`` makes one request reproducible."""
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Completion:
+    """Sampled tokens with what was true at sampling time.
+
+    ``logprobs`` are natural logs under the distribution that was sampled from (after temperature and truncation; at
+    temperature 1 without truncation that is the policy itself). ``versions`` give the PolicyVersion per token.
+    ``routes`` is int16 ``[n, L, K]`` or None. ``prompt_routes`` likewise for the tokens of the request that were
+    prefilled for it (the last ``len(prompt_routes)`` prompt tokens).
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    stop_reason: StopReason
+    routes: NDArray[np.int16] | None = None
+    prompt_routes: NDArray[np.int16] | None = None
+    cached_tokens: int = 0
+
+
+OnToken = Callable[[int, float, int], None]
+"""Called in the engine's thread for every sampled token: (token id, logprob, version)."""
+
+
+class Engine(Protocol):
+    """Token in, token out.
+
+    ``session`` names a trajectory: the engine keeps its key/value cache between calls and prefills only what is new.
+    Losing a session is never an error, only slower.
+    """
+
+    @property
+    def version(self) -> int: ...
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
+    ) -> Completion: ...
+
+    def release(self, session: str) -> None: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+    async def close(self) -> None: ...

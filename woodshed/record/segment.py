@@ -1,0 +1,69 @@
+"""A segment: a maximal run of tokens in which every request extended the one before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which message tokens ``[start, end)`` of a segment belong to.
+
+    ``role`` is one of ``system``, ``user``, ``assistant``, ``tool``; ``message`` is the index of the message in
+    the conversation as the harness sent it.
+    """
+
+    start: int
+    end: int
+    role: str
+    message: int
+
+
+@dataclass
+class Segment:
+    """Token-exact record of one context window.
+
+    ``tokens`` int32 ``[T]``; ``sampled`` bool ``[T]`` (True where the policy sampled the token); ``logprobs``
+    float32 ``[T]`` (natural log, behaviour policy at sampling time, 0 where not sampled); ``versions`` int32
+    ``[T]`` (PolicyVersion that sampled the token, -1 where not sampled); ``routes`` int16 ``[T, L, K]`` expert ids
+    or None (-1 where unknown).
+    """
+
+    tokens: NDArray[np.int32]
+    sampled: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    spans: list[Span] = field(default_factory=list)
+    routes: NDArray[np.int16] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def check(self) -> None:
+        """Raise ValueError where the arrays disagree with each other."""
+        t = len(self.tokens)
+        for name in ("sampled", "logprobs", "versions"):
+            if len(getattr(self, name)) != t:
+                raise ValueError(f"segment: {name} has {len(getattr(self, name))} entries, tokens has {t}")
+        if self.routes is not None and (self.routes.ndim != 3 or self.routes.shape[0] != t):
+            raise ValueError(f"segment: routes has shape {self.routes.shape}, expected [{t}, layers, k]")
+        if np.any(self.logprobs[~self.sampled] != 0) or np.any(self.versions[~self.sampled] != -1):
+            raise ValueError("segment: a token that was not sampled carries a log-probability or a version")
+        if np.any(self.versions[self.sampled] < 0):
+            raise ValueError("segment: a sampled token carries no policy version")
+        edge = 0
+        for span in self.spans:
+            if span.start != edge or span.end < span.start:
+                raise ValueError(f"segment: span {span} does not continue at token {edge}")
+            edge = span.end
+        if self.spans and edge != t:
+            raise ValueError(f"segment: spans end at {edge}, tokens at {t}")
+
+    @staticmethod
+    def empty() -> Segment:
+        return Segment(
+            np.zeros(0, np.int32), np.zeros(0, np.bool_), np.zeros(0, np.float32), np.zeros(0, np.int32)
+        )

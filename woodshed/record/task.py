@@ -1,0 +1,225 @@
+"""A task: a Harbor 1.4 task directory plus a ``[metadata.woodshed]`` table.
+
+Harbor's own fields are kept verbatim (``config``); what Woodshed adds is typed (``TaskInfo``). Layout::
+
+    task.toml  instruction.md  environment/workspace/...  tests/...  solution/...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+
+class TaskError(Exception):
+    """A task directory is not valid; the message names the file and the field."""
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """The ``[metadata.woodshed]`` table.
+
+    ``family``: what generated it (``study``, ``package``). ``split``: ``train``, ``sft`` or ``heldout``. ``key``: the
+    unit that splits keep apart (a semantic key, or package + function). ``grader``: ``cases`` (values checked out of
+    process) or ``pytest``. ``submission``: globs, relative to the workdir, of the files that cross into grading.
+    ``fail_to_pass``/``pass_to_pass``: required test ids. ``protected``: globs the agent may read but whose changes
+    never count. ``test_command``: what the ``run_tests`` tool runs, empty for the grader's built-in runner.
+    ``layers``: names of content-addressed layers (dependencies) below the workspace. ``kind``: what was done to make
+    the task (``compare``, ``delete_function``, ...). ``provenance``: where the code is from (name, version, sha256,
+    licence). ``timeout_sec``: per test run.
+    """
+
+    family: str = "harbor"
+    split: str = "train"
+    key: str = ""
+    grader: str = "pytest"
+    kind: str = ""
+    workdir: str = "/workspace"
+    submission: tuple[str, ...] = ("**/*.py",)
+    protected: tuple[str, ...] = ()
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    test_command: str = ""
+    layers: tuple[str, ...] = ()
+    provenance: dict[str, str] = field(default_factory=dict)
+    timeout_sec: float = 60.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task on disk. ``name`` is Harbor's ``org/name``; ``config`` is the whole parsed ``task.toml``."""
+
+    path: Path
+    name: str
+    instruction: str
+    info: TaskInfo
+    config: dict[str, Any]
+
+    @staticmethod
+    def load(path: Path | str) -> Task:
+        path = Path(path)
+        toml_path = path / "task.toml"
+        try:
+            config = tomllib.loads(toml_path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise TaskError(f"{path}: no task.toml; this is not a Harbor task directory") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise TaskError(f"{toml_path}: {error}") from None
+        name = config.get("task", {}).get("name")
+        if not isinstance(name, str) or not name:
+            raise TaskError(f"{toml_path}: [task] name is missing; write name = \"org/name\"")
+        try:
+            instruction = (path / "instruction.md").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise TaskError(f"{path}: no instruction.md") from None
+        return Task(path, name, instruction, _info(config, toml_path), config)
+
+    @property
+    def workspace(self) -> Path:
+        """The files that the agent starts from."""
+        return self.path / "environment" / "workspace"
+
+    def workspace_files(self) -> dict[str, bytes]:
+        return _files(self.workspace)
+
+    def test_files(self) -> dict[str, bytes]:
+        return _files(self.path / "tests")
+
+    def solution_files(self) -> dict[str, bytes]:
+        """The reference solution as files relative to the workdir (``solution/workspace/...``)."""
+        return _files(self.path / "solution" / "workspace")
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over every file of the directory, by path and content."""
+        digest = hashlib.sha256()
+        for name, data in _files(self.path).items():
+            digest.update(f"{len(name)}:{name}:{len(data)}:".encode())
+            digest.update(data)
+        return digest.hexdigest()
+
+
+def save_task(
+    path: Path,
+    *,
+    name: str,
+    instruction: str,
+    info: TaskInfo,
+    workspace: dict[str, bytes],
+    tests: dict[str, bytes],
+    solution: dict[str, bytes],
+    config: dict[str, Any] | None = None,
+) -> Task:
+    """Write a task directory; ``tests`` must hold ``test.sh``. Overwrites files, leaves no partial task.toml.
+
+    ``solution`` is given relative to the workdir; a ``solve.sh`` that copies it is written for other Harbor tools.
+    """
+    if "test.sh" not in tests:
+        raise TaskError(f"{path}: tests need a test.sh")
+    merged = {
+        "schema_version": "1.4",
+        "task": {"name": name},
+        "agent": {"timeout_sec": 600.0},
+        "verifier": {"timeout_sec": max(60.0, 4 * info.timeout_sec), "environment_mode": "separate"},
+        "environment": {"network_mode": "no-network", "workdir": info.workdir},
+        **(config or {}),
+    }
+    merged["metadata"] = {**merged.get("metadata", {}), "woodshed": _info_table(info)}
+    _write(path / "environment" / "workspace", workspace)
+    if "Dockerfile" not in _names(path / "environment"):
+        dockerfile = f"FROM python:3.11-slim\nWORKDIR {info.workdir}\nCOPY workspace {info.workdir}\n"
+        (path / "environment").mkdir(parents=True, exist_ok=True)
+        (path / "environment" / "Dockerfile").write_text(dockerfile)
+    _write(path / "tests", tests)
+    _write(path / "solution" / "workspace", solution)
+    (path / "solution").mkdir(parents=True, exist_ok=True)
+    solve = f'#!/bin/sh\ncp -r "$(dirname "$0")/workspace/." {info.workdir}/\n'
+    (path / "solution" / "solve.sh").write_text(solve)
+    (path / "instruction.md").write_text(instruction, encoding="utf-8")
+    temporary = path / ".task.toml.tmp"
+    temporary.write_text(_toml(merged), encoding="utf-8")
+    temporary.replace(path / "task.toml")
+    return Task.load(path)
+
+
+def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
+    table = config.get("metadata", {}).get("woodshed", {})
+    known = {f.name: f for f in fields(TaskInfo)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise TaskError(f"{toml_path}: [metadata.woodshed] has an unknown field {key!r}; known: {sorted(known)}")
+        default = getattr(TaskInfo(), key)
+        if isinstance(default, tuple):
+            if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+                raise TaskError(f"{toml_path}: [metadata.woodshed] {key} must be a list of strings")
+            values[key] = tuple(value)
+        elif isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            values[key] = float(value)
+        elif not isinstance(value, type(default)):
+            expected = type(default).__name__
+            raise TaskError(f"{toml_path}: [metadata.woodshed] {key} must be of type {expected}, got {value!r}")
+        else:
+            values[key] = value
+    return TaskInfo(**values)
+
+
+def _info_table(info: TaskInfo) -> dict[str, Any]:
+    table = {f.name: getattr(info, f.name) for f in fields(TaskInfo)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items()}
+
+
+def _names(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    if not folder.is_dir():
+        return {}
+    found = (p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(found)}
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        target = folder / name
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise TaskError(f"{folder}: refusing to write outside the task: {name!r}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def _toml(table: dict[str, Any], prefix: str = "") -> str:
+    """TOML of nested tables with scalar and list values: all that a task needs."""
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if not isinstance(v, dict)]
+    out = "\n".join(lines) + ("\n" if lines else "")
+    for key, value in table.items():
+        if isinstance(value, dict):
+            path = f"{prefix}{_key(key)}"
+            out += f"\n[{path}]\n" + _toml(value, path + ".")
+    return out
+
+
+def _key(key: str) -> str:
+    return key if key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key) else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = "".join(
+            {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(c)
+            or (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c)
+            for c in value
+        )
+        return f'"{escaped}"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    raise TaskError(f"cannot write {type(value).__name__} to task.toml: {value!r}")

@@ -1,0 +1,105 @@
+"""The one record of everything a policy does: rollout, benchmark run or live conversation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .segment import Segment
+
+Source = Literal["train", "eval", "live"]
+ExitStatus = Literal["submitted", "limit", "repeated_format_error", "timeout", "infra_error"]
+
+
+@dataclass
+class ToolEvent:
+    """One tool call as the harness saw it.
+
+    ``error`` is None or a type from ``woodshed.harness.errors`` (``unknown_tool``, ``invalid_arguments``, ...);
+    ``raw`` keeps the model's own text where it could not be parsed; ``seconds`` is wall time in the sandbox.
+    """
+
+    turn: int
+    name: str
+    arguments: dict[str, Any] | None
+    result: str
+    error: str | None = None
+    raw: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """Verified result of grading in a clean box; never inferred from the agent's own output.
+
+    ``tests`` maps each required test id to ``passed``, ``failed``, ``error``, ``skipped`` or ``missing``.
+    """
+
+    resolved: bool
+    tests: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    detail: str = ""
+
+
+@dataclass
+class Effort:
+    """Counts behind the effort penalty (Composer 2 report, section 4.2) and the behaviour plots."""
+
+    turns: int = 0
+    tool_calls: int = 0
+    invalid_calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    thinking_tokens: int = 0
+    tool_call_tokens: int = 0
+    tool_output_tokens: int = 0
+    final_message_tokens: int = 0
+    test_runs: int = 0
+    edits: int = 0
+
+
+@dataclass
+class Trajectory:
+    """One agent episode, complete.
+
+    ``id`` is unique and decided at dispatch, so that a retry after a crash stores the same record once;
+    ``attempts`` counts the tries that infrastructure errors cost. ``messages`` is the conversation in OpenAI chat
+    form, for people; the trainer reads ``segments`` only. ``rewards`` are named terms; training reward is their sum.
+    Times are Unix seconds.
+    """
+
+    id: str
+    task: str
+    group: str
+    source: Source
+    harness_hash: str
+    policy: str
+    status: ExitStatus
+    segments: list[Segment] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    events: list[ToolEvent] = field(default_factory=list)
+    outcome: Outcome | None = None
+    effort: Effort = field(default_factory=Effort)
+    rewards: dict[str, float] = field(default_factory=dict)
+    feedback: list[dict[str, Any]] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+    prefix_breaks: int = 0
+    attempts: int = 1
+    started: float = 0.0
+    ended: float = 0.0
+    error: str = ""
+
+    @property
+    def reward(self) -> float:
+        return float(sum(self.rewards.values()))
+
+    @property
+    def sampled_tokens(self) -> int:
+        return int(sum(int(s.sampled.sum()) for s in self.segments))
+
+    def version_range(self) -> tuple[int, int]:
+        """Smallest and largest PolicyVersion that sampled a token; (-1, -1) if none was sampled."""
+        seen = [s.versions[s.sampled] for s in self.segments if s.sampled.any()]
+        if not seen:
+            return (-1, -1)
+        return (min(int(v.min()) for v in seen), max(int(v.max()) for v in seen))

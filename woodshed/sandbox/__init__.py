@@ -1,0 +1,1 @@
+"""Isolated computers for everything that a policy writes or runs."""

@@ -1,0 +1,142 @@
+"""What every sandbox backend does. Untrusted code runs behind this protocol only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+
+class SandboxError(Exception):
+    """The sandbox itself failed (an infrastructure error). Nothing that runs inside a box can provoke it."""
+
+
+class Unsupported(SandboxError):
+    """This backend cannot do what was asked; it says so instead of doing something weaker."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one box. ``None`` means no limit of our own. Memory and sizes in bytes, times in seconds."""
+
+    memory: int | None = 2 << 30
+    processes: int | None = 256
+    cpu_seconds: float | None = 600.0
+    file_size: int | None = 256 << 20
+    disk: int | None = 512 << 20
+
+
+@dataclass(frozen=True)
+class BoxSpec:
+    """A box to create.
+
+    ``layers``: host directories stacked read-only as the box's root, lowest first, on top of the backend's base
+    system. ``files``: small files written on top (path in the box -> bytes). ``env`` is the whole environment of
+    commands besides PATH, HOME and LANG. ``preload``: Python modules that the box's fork server imports before it
+    serves ``exec_python``.
+    """
+
+    layers: tuple[Path, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    workdir: str = "/workspace"
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = Limits()
+    egress: Literal["none", "allowlist"] = "none"
+    preload: tuple[str, ...] = ()
+
+
+@dataclass
+class ExecResult:
+    """``returncode`` is negative for a signal, as in subprocess. ``stdout``/``stderr`` are capped at ``max_output``."""
+
+    returncode: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    timed_out: bool = False
+    truncated: bool = False
+    out_of_memory: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    id: str
+    kind: Literal["fs", "full"]
+    backend: str
+    parent: str | None = None
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a backend can do on this machine, found by doing it. ``reasons`` says why not, one sentence each."""
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+    capabilities: frozenset[str] = frozenset()
+    limits_in_force: frozenset[str] = frozenset()
+
+
+class Sandbox(Protocol):
+    id: str
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        max_output: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a command as the box's ordinary user. A ``str`` goes through ``/bin/sh -c``."""
+        ...
+
+    async def exec_python(
+        self, source: str, *, stdin: bytes = b"", cwd: str | None = None, timeout: float = 10.0,
+        max_output: int = 1 << 20,
+    ) -> ExecResult:
+        """Run Python source in a forked child of the box's warm interpreter: same privileges as ``exec``, no start-up."""
+        ...
+
+    async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        """Raises FileNotFoundError, IsADirectoryError, PermissionError; paths are relative to the workdir."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None: ...
+
+    async def delete(self, path: str) -> None: ...
+
+    async def list(self, path: str = ".", *, recursive: bool = False, limit: int = 10_000) -> list[tuple[str, str, int]]:
+        """(path relative to ``path``, kind ``file``/``dir``/``link``/``other``, size in bytes), sorted by path."""
+        ...
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        """Write several files in one round trip, making parent directories."""
+        ...
+
+    async def get(self, patterns: Sequence[str], *, max_bytes: int = 64 << 20) -> dict[str, bytes]:
+        """Regular files under the workdir that match a glob of ``patterns`` (``**`` allowed), symlinks never followed."""
+        ...
+
+    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+    async def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    name: str
+
+    def probe(self) -> Probe: ...
+
+    async def create(self, spec: BoxSpec) -> Sandbox: ...
+
+    async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]: ...
+
+    async def drop(self, snapshot: Snapshot) -> None: ...
+
+    async def close(self) -> None: ...
