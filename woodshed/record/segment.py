@@ -64,6 +64,4 @@ class Segment:
 
     @staticmethod
     def empty() -> Segment:
-        return Segment(
-            np.zeros(0, np.int32), np.zeros(0, np.bool_), np.zeros(0, np.float32), np.zeros(0, np.int32)
-        )
+        return Segment(np.zeros(0, np.int32), np.zeros(0, np.bool_), np.zeros(0, np.float32), np.zeros(0, np.int32))

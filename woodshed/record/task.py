@@ -71,7 +71,7 @@ class Task:
             raise TaskError(f"{toml_path}: {error}") from None
         name = config.get("task", {}).get("name")
         if not isinstance(name, str) or not name:
-            raise TaskError(f"{toml_path}: [task] name is missing; write name = \"org/name\"")
+            raise TaskError(f'{toml_path}: [task] name is missing; write name = "org/name"')
         try:
             instruction = (path / "instruction.md").read_text(encoding="utf-8")
         except FileNotFoundError:

@@ -1,0 +1,18 @@
+# `make run` sets up and runs the main job; `make test` sets up and passes the tests.
+RECIPE ?= recipes/laptop.toml
+PY = .venv/bin/python
+
+run: setup
+	.venv/bin/woodshed run $(RECIPE)
+
+test: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/pytest
+
+setup:
+	@scripts/setup
+
+.PHONY: run test setup

@@ -1,0 +1,103 @@
+"""The store keeps a trajectory exactly once, through compaction, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
+from woodshed.record.segment import Segment, Span
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
+
+
+def make(number: int, group: str = "g0", length: int = 7) -> Trajectory:
+    rng = np.random.default_rng(number)
+    sampled = rng.random(length) < 0.5
+    segment = Segment(
+        rng.integers(0, 1000, length).astype(np.int32),
+        sampled,
+        np.where(sampled, -rng.random(length), 0).astype(np.float32),
+        np.where(sampled, 3, -1).astype(np.int32),
+        [Span(0, 3, "user", 0), Span(3, length, "assistant", 1)],
+        rng.integers(-1, 8, (length, 2, 2)).astype(np.int16) if number % 2 else None,
+    )
+    return Trajectory(
+        id=f"{group}-{number}",
+        task="org/task",
+        group=group,
+        source="train",
+        harness_hash="h",
+        policy="p",
+        status="submitted",
+        segments=[segment],
+        messages=[{"role": "user", "content": "héllo \u2028 \x00"}],
+        events=[ToolEvent(0, "read_file", {"path": "a"}, "text")],
+        outcome=Outcome(True, {"t": "passed"}),
+        effort=Effort(turns=3),
+        rewards={"outcome": 1.0, "effort": -0.25},
+        started=float(number),
+    )
+
+
+def same(left: Trajectory, right: Trajectory) -> None:
+    for a, b in zip(left.segments, right.segments, strict=True):
+        for name in ("tokens", "sampled", "logprobs", "versions", "routes"):
+            x, y = getattr(a, name), getattr(b, name)
+            assert (x is None and y is None) or (x.dtype == y.dtype and np.array_equal(x, y))
+        assert a.spans == b.spans
+    assert {k: v for k, v in vars(left).items() if k != "segments"} == {
+        k: v for k, v in vars(right).items() if k != "segments"
+    }
+
+
+def test_codec_round_trip_and_cut_short() -> None:
+    data = trajectory_to_bytes(make(1))
+    same(trajectory_from_bytes(data), make(1))
+    for cut in (3, 20, len(data) - 1):
+        with pytest.raises(ValueError):
+            trajectory_from_bytes(data[:cut])
+    with pytest.raises(ValueError, match="too many"):
+        trajectory_from_bytes(data + b"x")
+
+
+def test_add_is_exactly_once_and_survives_compaction(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    assert all(store.add(make(n)) for n in range(6))
+    assert not store.add(make(2))
+    assert len(store) == 6
+    assert store.compact(minimum=7) == 0
+    assert store.compact(minimum=2) == 6
+    assert store.add(make(9, "g1"))
+    assert not store.add(make(3)), "a compacted trajectory is still known"
+    store.close()
+    again = TrajectoryStore(tmp_path)
+    assert [t.id for t in again] == [f"g0-{n}" for n in range(6)] + ["g1-9"]
+    for n in range(6):
+        found = again.get(f"g0-{n}")
+        assert found is not None
+        same(found, make(n))
+    assert again.ids("g1") == {"g1-9"}
+    row = again.rows("group_id = 'g1'")[0]
+    assert (row["resolved"], row["reward"], row["effort"]["turns"]) == (True, 0.75, 3)
+
+
+def test_a_shard_without_rows_is_harmless(tmp_path: Path) -> None:
+    """A kill between writing the shard and pointing rows at it."""
+    store = TrajectoryStore(tmp_path)
+    store.add(make(0))
+    (tmp_path / "shard-00000.parquet").write_bytes(b"half written")
+    assert store.compact(1) == 1
+    found = store.get("g0-0")
+    assert found is not None
+    same(found, make(0))
+
+
+def test_segment_check_names_the_fault() -> None:
+    segment = make(1).segments[0]
+    segment.check()
+    segment.versions[np.flatnonzero(segment.sampled)[0]] = -1
+    with pytest.raises(ValueError, match="no policy version"):
+        segment.check()

@@ -1,0 +1,193 @@
+"""Trajectories on disk: an SQL index for questions, Parquet shards for the arrays.
+
+A trajectory is first one row with a compressed blob (one transaction: stored exactly once, by id). ``compact`` moves
+blobs of a few hundred trajectories into a Parquet shard: shard written and renamed first, rows pointed at it second, so
+a kill between the two leaves an unused file and loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+import zstandard
+
+from .codec import trajectory_from_bytes, trajectory_to_bytes
+from .trajectory import Trajectory
+
+_schema = sa.MetaData()
+_table = sa.Table(
+    "trajectories",
+    _schema,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("task", sa.String, index=True),
+    sa.Column("group_id", sa.String, index=True),
+    sa.Column("source", sa.String, index=True),
+    sa.Column("status", sa.String),
+    sa.Column("resolved", sa.Boolean),
+    sa.Column("reward", sa.Float),
+    sa.Column("policy", sa.String),
+    sa.Column("harness_hash", sa.String),
+    sa.Column("version_min", sa.Integer),
+    sa.Column("version_max", sa.Integer),
+    sa.Column("sampled_tokens", sa.Integer),
+    sa.Column("attempts", sa.Integer),
+    sa.Column("started", sa.Float),
+    sa.Column("ended", sa.Float),
+    sa.Column("effort", sa.Text),
+    sa.Column("labels", sa.Text),
+    sa.Column("blob", sa.LargeBinary, nullable=True),
+    sa.Column("shard", sa.String, nullable=True),
+)
+
+
+class TrajectoryStore:
+    """Trajectories under ``folder``; the index is SQLite there, or any SQLAlchemy ``url`` (``postgresql+psycopg://``).
+
+    Safe for several threads of one process and for one writer beside readers in other processes.
+    """
+
+    def __init__(self, folder: Path | str, url: str | None = None):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._engine = sa.create_engine(url or f"sqlite:///{self.folder / 'index.sqlite'}")
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _sqlite_pragmas)
+        _schema.create_all(self._engine)
+        self._compress = threading.local()
+
+    def add(self, trajectory: Trajectory) -> bool:
+        """Store it; False (and nothing changed) when its id is stored already."""
+        blob = self._compressor().compress(trajectory_to_bytes(trajectory))
+        low, high = trajectory.version_range()
+        row = {
+            "id": trajectory.id,
+            "task": trajectory.task,
+            "group_id": trajectory.group,
+            "source": trajectory.source,
+            "status": trajectory.status,
+            "resolved": bool(trajectory.outcome and trajectory.outcome.resolved),
+            "reward": trajectory.reward,
+            "policy": trajectory.policy,
+            "harness_hash": trajectory.harness_hash,
+            "version_min": low,
+            "version_max": high,
+            "sampled_tokens": trajectory.sampled_tokens,
+            "attempts": trajectory.attempts,
+            "started": trajectory.started,
+            "ended": trajectory.ended,
+            "effort": json.dumps(vars(trajectory.effort)),
+            "labels": json.dumps(trajectory.labels),
+            "blob": blob,
+        }
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(sa.insert(_table), row)
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+    def get(self, trajectory_id: str) -> Trajectory | None:
+        found = list(
+            self._load(sa.select(_table.c.id, _table.c.blob, _table.c.shard).where(_table.c.id == trajectory_id))
+        )
+        return found[0] if found else None
+
+    def group(self, group: str) -> list[Trajectory]:
+        """All stored members of a group, by id."""
+        query = sa.select(_table.c.id, _table.c.blob, _table.c.shard).where(_table.c.group_id == group)
+        return list(self._load(query.order_by(_table.c.id)))
+
+    def ids(self, group: str) -> set[str]:
+        with self._engine.connect() as connection:
+            return set(connection.scalars(sa.select(_table.c.id).where(_table.c.group_id == group)))
+
+    def rows(self, where: str = "", order_by: str = "started") -> list[dict[str, Any]]:
+        """Index rows without blobs, as dicts; ``where`` is SQL over the index columns."""
+        columns = [c for c in _table.c if c.name != "blob"]
+        query = sa.select(*columns).order_by(sa.text(order_by))
+        if where:
+            query = query.where(sa.text(where))
+        with self._engine.connect() as connection:
+            rows = [dict(row._mapping) for row in connection.execute(query)]
+        for row in rows:
+            row["effort"], row["labels"] = json.loads(row["effort"]), json.loads(row["labels"])
+        return rows
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return self._load(sa.select(_table.c.id, _table.c.blob, _table.c.shard).order_by(_table.c.started))
+
+    def __len__(self) -> int:
+        with self._engine.connect() as connection:
+            return int(connection.scalar(sa.select(sa.func.count()).select_from(_table)) or 0)
+
+    def compact(self, minimum: int = 256) -> int:
+        """Move blobs into one Parquet shard when at least ``minimum`` are waiting; the number moved."""
+        with self._engine.connect() as connection:
+            query = sa.select(_table.c.id, _table.c.task, _table.c.group_id, _table.c.blob)
+            rows = connection.execute(query.where(_table.c.blob.is_not(None))).all()
+        if len(rows) < max(1, minimum):
+            return 0
+        number = len(list(self.folder.glob("shard-*.parquet")))
+        name = f"shard-{number:05d}.parquet"
+        while (self.folder / name).exists():
+            number += 1
+            name = f"shard-{number:05d}.parquet"
+        table = pa.table(
+            {
+                "id": [r.id for r in rows],
+                "task": [r.task for r in rows],
+                "group": [r.group_id for r in rows],
+                "record": pa.array([r.blob for r in rows], pa.large_binary()),
+            }
+        )
+        temporary = self.folder / f".{name}.tmp"
+        pq.write_table(table, temporary, compression="none", row_group_size=64)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / name)
+        with self._engine.begin() as connection:
+            for start in range(0, len(rows), 500):
+                ids = [r.id for r in rows[start : start + 500]]
+                connection.execute(sa.update(_table).where(_table.c.id.in_(ids)).values(shard=name, blob=None))
+        return len(rows)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _load(self, query: sa.Select[Any]) -> Iterator[Trajectory]:
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        shards: dict[str, dict[str, bytes]] = {}
+        for row in rows:
+            blob = row.blob
+            if blob is None:
+                if row.shard not in shards:
+                    wanted = [r.id for r in rows if r.shard == row.shard]
+                    shards[row.shard] = self._read_shard(row.shard, wanted)
+                blob = shards[row.shard][row.id]
+            yield trajectory_from_bytes(zstandard.decompress(blob))
+
+    def _read_shard(self, name: str, ids: Sequence[str]) -> dict[str, bytes]:
+        table = pq.read_table(self.folder / name, columns=["id", "record"], filters=[("id", "in", list(ids))])
+        return dict(zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True))
+
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        if not hasattr(self._compress, "zstd"):
+            self._compress.zstd = zstandard.ZstdCompressor(level=1)
+        return self._compress.zstd  # type: ignore[no-any-return]
+
+
+def _sqlite_pragmas(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA busy_timeout=30000")
+    cursor.close()
