@@ -1,0 +1,1 @@
+"""Where the planes' programs run: local subprocesses under supervision."""

@@ -1,1 +1,1 @@
-"""Records that travel between the planes: Trajectory, Segment, Outcome, Task. Knows nothing of Ray, HTTP or sandboxes."""
+"""Records that travel between the planes. Knows nothing of Ray, HTTP or sandboxes."""

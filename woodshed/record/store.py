@@ -46,6 +46,7 @@ _table = sa.Table(
     sa.Column("blob", sa.LargeBinary, nullable=True),
     sa.Column("shard", sa.String, nullable=True),
 )
+_record = (_table.c.id, _table.c.blob, _table.c.shard)
 
 
 class TrajectoryStore:
@@ -95,14 +96,13 @@ class TrajectoryStore:
         return True
 
     def get(self, trajectory_id: str) -> Trajectory | None:
-        found = list(
-            self._load(sa.select(_table.c.id, _table.c.blob, _table.c.shard).where(_table.c.id == trajectory_id))
-        )
+        """The trajectory, or None if none of that id is stored."""
+        found = list(self._load(sa.select(*_record).where(_table.c.id == trajectory_id)))
         return found[0] if found else None
 
     def group(self, group: str) -> list[Trajectory]:
         """All stored members of a group, by id."""
-        query = sa.select(_table.c.id, _table.c.blob, _table.c.shard).where(_table.c.group_id == group)
+        query = sa.select(*_record).where(_table.c.group_id == group)
         return list(self._load(query.order_by(_table.c.id)))
 
     def ids(self, group: str) -> set[str]:
@@ -122,7 +122,7 @@ class TrajectoryStore:
         return rows
 
     def __iter__(self) -> Iterator[Trajectory]:
-        return self._load(sa.select(_table.c.id, _table.c.blob, _table.c.shard).order_by(_table.c.started))
+        return self._load(sa.select(*_record).order_by(_table.c.started))
 
     def __len__(self) -> int:
         with self._engine.connect() as connection:

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .toml import to_toml
+
 
 class TaskError(Exception):
     """A task directory is not valid; the message names the file and the field."""
@@ -141,7 +143,7 @@ def save_task(
     (path / "solution" / "solve.sh").write_text(solve)
     (path / "instruction.md").write_text(instruction, encoding="utf-8")
     temporary = path / ".task.toml.tmp"
-    temporary.write_text(_toml(merged), encoding="utf-8")
+    temporary.write_text(to_toml(merged), encoding="utf-8")
     temporary.replace(path / "task.toml")
     return Task.load(path)
 
@@ -191,35 +193,3 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
             raise TaskError(f"{folder}: refusing to write outside the task: {name!r}")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-
-
-def _toml(table: dict[str, Any], prefix: str = "") -> str:
-    """TOML of nested tables with scalar and list values: all that a task needs."""
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if not isinstance(v, dict)]
-    out = "\n".join(lines) + ("\n" if lines else "")
-    for key, value in table.items():
-        if isinstance(value, dict):
-            path = f"{prefix}{_key(key)}"
-            out += f"\n[{path}]\n" + _toml(value, path + ".")
-    return out
-
-
-def _key(key: str) -> str:
-    return key if key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key) else _value(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, str):
-        escaped = "".join(
-            {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(c)
-            or (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c)
-            for c in value
-        )
-        return f'"{escaped}"'
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    raise TaskError(f"cannot write {type(value).__name__} to task.toml: {value!r}")

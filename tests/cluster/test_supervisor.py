@@ -1,0 +1,71 @@
+"""Real processes: restarted when killed, given up on when they keep dying, gone when their parent is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from woodshed.cluster.supervisor import Program, ProgramFailed, Supervisor
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "gave up waiting"
+        time.sleep(0.02)
+
+
+def test_a_killed_program_comes_back_and_a_finished_one_does_not(tmp_path: Path) -> None:
+    supervisor = Supervisor()
+    supervisor.start(Program("sleeper", ["-c", "import time; time.sleep(60)"], tmp_path / "a.log"))
+    supervisor.start(Program("quick", ["-c", "pass"], tmp_path / "b.log"))
+    process = supervisor.programs["sleeper"].process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert supervisor.check() == ["sleeper"]
+    wait_for(lambda: not supervisor.running("quick"))
+    assert supervisor.check() == [] and supervisor.programs["quick"].done
+    assert supervisor.running("sleeper")
+    supervisor.stop()
+    assert not supervisor.running("sleeper")
+
+
+def test_gives_up_with_the_end_of_the_log(tmp_path: Path) -> None:
+    supervisor = Supervisor()
+    program = Program("broken", ["-c", "raise SystemExit('no such checkpoint')"], tmp_path / "log", max_restarts=1)
+    supervisor.start(program)
+    with pytest.raises(ProgramFailed, match=r"(?s)broken ended with exit code 1.*no such checkpoint"):
+        while True:
+            supervisor.check()
+            time.sleep(0.02)
+
+
+def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path\n"
+        "from woodshed.cluster.supervisor import Program, Supervisor\n"
+        "s = Supervisor(); s.start(Program('c', ['-c', 'import time; time.sleep(60)'], Path(sys.argv[1]) / 'log'))\n"
+        "print(s.programs['c'].process.pid, flush=True); time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+
+    def gone() -> bool:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return True
+        return Path(f"/proc/{child}/stat").read_text().split()[2] == "Z"
+
+    wait_for(gone)

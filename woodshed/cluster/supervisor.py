@@ -1,0 +1,124 @@
+"""Local programs under supervision: started, restarted when they die, ended with their parent.
+
+Call everything from one long-lived thread (the kernel ties a child's parent-death signal to the thread that made it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ProgramFailed(Exception):
+    """A program died more often than it may; the message ends with the last lines of its log."""
+
+
+@dataclass
+class Program:
+    """``argv`` after the Python interpreter; ``log`` gets stdout and stderr; ``fatal`` exit codes are not retried."""
+
+    name: str
+    argv: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 5
+    fatal: frozenset[int] = frozenset({2})
+    restarts: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    done: bool = False
+
+
+class Supervisor:
+    """Keeps programs alive until they exit with 0 or ``stop`` is called."""
+
+    def __init__(self) -> None:
+        self.programs: dict[str, Program] = {}
+
+    def start(self, program: Program) -> None:
+        program.log.parent.mkdir(parents=True, exist_ok=True)
+        parent = os.getpid()
+
+        def tie_to_parent() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        with program.log.open("ab") as log:
+            program.process = subprocess.Popen(
+                [sys.executable, *program.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **program.env},
+                preexec_fn=tie_to_parent,
+            )
+        program.started = time.monotonic()
+        self.programs[program.name] = program
+
+    def check(self) -> list[str]:
+        """Restart what died; names of the programs that were restarted now. Raises ProgramFailed when one keeps dying."""
+        restarted = []
+        for program in self.programs.values():
+            assert program.process is not None
+            code = program.process.poll()
+            if code is None or program.done:
+                continue
+            if code == 0:
+                program.done = True
+                continue
+            if time.monotonic() - program.started > 60:
+                program.restarts = 0
+            if code in program.fatal or program.restarts >= program.max_restarts:
+                raise ProgramFailed(f"{program.name} ended with {_describe(code)}\n{tail(program.log)}")
+            program.restarts += 1
+            self.start(program)
+            restarted.append(program.name)
+        return restarted
+
+    def running(self, name: str) -> bool:
+        program = self.programs.get(name)
+        return bool(program and program.process and program.process.poll() is None)
+
+    def stop(self, name: str | None = None, grace: float = 5.0) -> None:
+        """SIGTERM, then SIGKILL after ``grace`` seconds; all programs, or the one named."""
+        chosen = [p for p in self.programs.values() if name is None or p.name == name]
+        for program in reversed(chosen):
+            if program.process and program.process.poll() is None:
+                program.process.terminate()
+        deadline = time.monotonic() + grace
+        for program in reversed(chosen):
+            if program.process is None:
+                continue
+            try:
+                program.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                program.process.kill()
+                program.process.wait()
+            self.programs.pop(program.name, None)
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"

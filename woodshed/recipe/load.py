@@ -1,0 +1,115 @@
+"""Recipes from TOML with ``--set`` overrides; every mistake names file, line, field and the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ..record.toml import to_toml
+from .recipe import Recipe
+
+
+class RecipeError(Exception):
+    """The recipe cannot be used; the message says where and what to do."""
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read ``path``, apply ``overrides`` (``rl.group_size=16``), validate everything.
+
+    Raises RecipeError before anything starts.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecipeError(f"{path}: no such recipe{_similar_file(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path}: not valid TOML: {error}") from None
+    origin: dict[tuple[str, ...], str] = {}
+    for override in overrides:
+        keys, value = _parse_override(override)
+        target = table
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+            if not isinstance(target, dict):
+                raise RecipeError(f"--set {override}: {key} is a value, not a table")
+        target[keys[-1]] = value
+        origin[keys] = f"--set {override}"
+    try:
+        return Recipe.model_validate(table)
+    except ValidationError as error:
+        raise RecipeError("\n".join(_explain(path, text, origin, e) for e in error.errors())) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as TOML, with every field written out."""
+    return to_toml(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def _explain(path: Path, text: str, origin: dict[tuple[str, ...], str], error: Any) -> str:
+    keys = tuple(str(k) for k in error["loc"])
+    where = origin.get(keys) or f"{path}{_line(text, keys)}"
+    field = ".".join(keys) or "recipe"
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(Recipe, keys[:-1])
+        near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+        return f"{where}: {field}: unknown field; {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    got = "" if error["type"] in ("missing", "value_error") else f" (got {error['input']!r})"
+    return f"{where}: {field}: {message}{got}"
+
+
+def _fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
+    for key in keys:
+        field = model.model_fields.get(key)
+        candidates = [field.annotation, *get_args(field.annotation)] if field else []
+        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _line(text: str, keys: tuple[str, ...]) -> str:
+    """``:LINE`` of the deepest key that stands in the file."""
+    table: list[str] = []
+    best, depth = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            table = [part.strip().strip('"') for part in header[1].split(".")]
+            here = tuple(table)
+        elif assignment := re.match(r'\s*([A-Za-z0-9_."-]+)\s*=', line):
+            here = (*table, *(part.strip('"') for part in assignment[1].split(".")))
+        else:
+            continue
+        if keys[: len(here)] == here and len(here) > depth:
+            best, depth = f":{number}", len(here)
+    return best
+
+
+def _parse_override(override: str) -> tuple[tuple[str, ...], Any]:
+    name, equals, value = override.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", name.strip()):
+        raise RecipeError(f"--set {override}: write field=value, for example rl.group_size=16")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    return tuple(name.strip().split(".")), parsed
+
+
+def _similar_file(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else Path("recipes")
+    names = [str(p) for p in sorted(folder.glob("*.toml"))]
+    return f"; there are: {', '.join(names)}" if names else ""
