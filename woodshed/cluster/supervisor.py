@@ -67,7 +67,7 @@ class Supervisor:
         self.programs[program.name] = program
 
     def check(self) -> list[str]:
-        """Restart what died; names of the programs that were restarted now. Raises ProgramFailed when one keeps dying."""
+        """Restart what died and name it. Raises ProgramFailed when a program keeps dying."""
         restarted = []
         for program in self.programs.values():
             assert program.process is not None

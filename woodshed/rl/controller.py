@@ -1,0 +1,181 @@
+"""The controller: keeps rollouts in flight, groups them, hands batches to the trainer, never waits for a whole step.
+
+Invariants: a prompt is dispatched once, ever (ledger). Every dispatched rollout is stored exactly once (its id is
+decided at dispatch). A batch is decided in the ledger before its file appears, and its file can be made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..record.store import TrajectoryStore
+from ..record.task import Task
+from ..record.trajectory import Trajectory
+from ..train.batch import TrainBatch
+from .ledger import GroupRow, Ledger
+from .rollout import Arena, rollout
+from .settings import RLSettings
+from .staleness import may_dispatch, token_age
+
+BuildBatch = Callable[[list[list[Trajectory]], int], tuple[TrainBatch, dict[str, Any]]]
+
+
+class Controller:
+    """Runs until the trainer has published ``settings.steps`` versions.
+
+    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        tasks: Sequence[Task],
+        ledger: Ledger,
+        store: TrajectoryStore,
+        settings: RLSettings,
+        *,
+        batches: Path,
+        metrics: Path,
+        head: Callable[[], int],
+        build: BuildBatch,
+        seed: int,
+    ):
+        needed = settings.steps * settings.groups_per_step
+        if len(tasks) < needed:
+            raise ValueError(
+                f"rl.steps x rl.groups_per_step needs {needed} tasks and there are {len(tasks)}: a prompt is never "
+                "trained twice; lower rl.steps or make more training tasks"
+            )
+        self.arena, self.ledger, self.store, self.settings = arena, ledger, store, settings
+        self.batches, self.metrics, self.head, self.build = batches, metrics, head, build
+        self.tasks = {t.name: t for t in tasks}
+        self.order = sorted(self.tasks)
+        random.Random(f"order-{seed}").shuffle(self.order)
+        self.version = 0
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._changed = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self._open_members = 0
+        self._ready: dict[str, list[Trajectory]] = {}
+
+    async def run(self) -> None:
+        self.batches.mkdir(parents=True, exist_ok=True)
+        self.version = self.head()
+        self._recover()
+        watcher = asyncio.create_task(self._watch_versions())
+        try:
+            while self.version < self.settings.steps:
+                self._dispatch()
+                self._form_batches()
+                await self._changed.wait()
+                self._changed.clear()
+                for done in [t for t in (*self._running, watcher) if t.done()]:
+                    done.result()
+                    self._running.discard(done)
+        finally:
+            for task in (*self._running, watcher):
+                task.cancel()
+            await asyncio.gather(*self._running, watcher, return_exceptions=True)
+        for row in (*self.ledger.open_groups(), *self.ledger.ready_groups()):
+            self.ledger.finish(row.id, "unused")
+        self.store.compact(1)
+
+    def _recover(self) -> None:
+        """After a restart: batches the trainer still needs are written again, open groups are completed."""
+        for step, groups in self.ledger.batches().items():
+            if step > self.version and not self._batch_path(step).exists():
+                self._write_batch(step, [self.store.group(g) for g in groups])
+        for row in self.ledger.open_groups():
+            self._launch(row)
+
+    def _dispatch(self) -> None:
+        settings = self.settings
+        wanted = settings.steps * settings.groups_per_step
+        while self._open_members < settings.concurrency:
+            used = self.ledger.capacity_used()
+            if used >= wanted or not may_dispatch(used, self.version, settings.groups_per_step, settings.max_staleness):
+                return
+            position = self.ledger.next_position()
+            if position >= len(self.order):
+                raise RuntimeError(
+                    f"all {len(self.order)} training tasks were used; make more (tasks swept as stale are not reused)"
+                )
+            self._launch(self.ledger.dispatch(self.order[position], position, self.version))
+
+    def _launch(self, row: GroupRow) -> None:
+        stored = self.store.ids(row.id)
+        members = [f"{row.id}-{i:02d}" for i in range(self.settings.group_size)]
+        missing = [m for m in members if m not in stored]
+        self._open_members += len(missing)
+        self._running.add(asyncio.create_task(self._run_group(row, missing)))
+
+    async def _run_group(self, row: GroupRow, missing: list[str]) -> None:
+        await asyncio.gather(*(self._run_member(row, member) for member in missing))
+        group = self.store.group(row.id)
+        graded = [t for t in group if t.status != "infra_error"]
+        self.ledger.finish(row.id, "ready" if len(graded) > 1 else "failed")
+        if len(graded) > 1:
+            self._ready[row.id] = group
+        self._changed.set()
+
+    async def _run_member(self, row: GroupRow, member: str) -> None:
+        try:
+            async with self._slots:
+                task = self.tasks[row.task]
+                trajectory = await rollout(self.arena, task, id=member, group=row.id, source="train")
+            self.store.add(trajectory)
+        finally:
+            self._open_members -= 1
+            self._changed.set()
+
+    def _form_batches(self) -> None:
+        while True:
+            fresh = []
+            for row in self.ledger.ready_groups():
+                group = self._ready.setdefault(row.id, []) or self.store.group(row.id)
+                self._ready[row.id] = group
+                if token_age(group, self.version) > self.settings.max_token_age:
+                    self.ledger.finish(row.id, "stale")
+                    del self._ready[row.id]
+                else:
+                    fresh.append(row.id)
+            if len(fresh) < self.settings.groups_per_step:
+                return
+            chosen = fresh[: self.settings.groups_per_step]
+            step = max(self.ledger.batches(), default=0) + 1
+            if step > self.settings.steps:
+                return
+            self.ledger.batch(step, chosen)
+            self._write_batch(step, [self._ready.pop(g) for g in chosen])
+            self.store.compact()
+
+    def _write_batch(self, step: int, groups: list[list[Trajectory]]) -> None:
+        batch, statistics = self.build(groups, step)
+        batch.save(self._batch_path(step))
+        line = {
+            "step": step,
+            "time": time.time(),
+            "version": self.version,
+            "staleness": max(token_age(g, step - 1) for g in groups),
+            "groups": self.ledger.counts(),
+            **statistics,
+        }
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    async def _watch_versions(self) -> None:
+        while True:
+            head = self.head()
+            if head > self.version:
+                self.version = await self.arena.admin.follow(head)
+                self._changed.set()
+            await asyncio.sleep(0.05)
+
+    def _batch_path(self, step: int) -> Path:
+        return self.batches / f"step-{step:06d}.safetensors"

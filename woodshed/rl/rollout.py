@@ -1,0 +1,104 @@
+"""One episode from task to graded Trajectory: the same function for training, evaluation and live runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import httpx
+
+from ..gateway.client import GatewayAdmin
+from ..grading.verify import GradeCache, grade, submission_from
+from ..harness.endpoint import EndpointLost, HttpEndpoint
+from ..harness.loop import run_episode
+from ..harness.registry import harness_hash
+from ..harness.settings import HarnessSettings
+from ..record.task import Task
+from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
+from ..sandbox.layers import LayerStore
+from ..sandbox.protocol import Backend, SandboxError
+from ..sandbox.taskbox import box_spec
+
+RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
+
+
+def raw_outcome(outcome: Outcome, effort: Effort) -> dict[str, float]:
+    """The reward of evaluation: resolved or not, nothing shaped."""
+    return {"outcome": 1.0 if outcome.resolved else 0.0}
+
+
+@dataclass
+class Arena:
+    """What every rollout of a process shares."""
+
+    backend: Backend
+    layers: LayerStore
+    admin: GatewayAdmin
+    client: httpx.AsyncClient
+    base_url: str
+    harness: HarnessSettings
+    policy: str
+    temperature: float = 1.0
+    attempts: int = 3
+    reward: RewardFunction = raw_outcome
+    grades: GradeCache = field(default_factory=GradeCache)
+
+    def __post_init__(self) -> None:
+        self.harness_hash = harness_hash(self.harness)
+
+
+async def rollout(
+    arena: Arena,
+    task: Task,
+    *,
+    id: str,
+    group: str,
+    source: Source,
+    labels: Mapping[str, str] | None = None,
+    seed: int | None = None,
+) -> Trajectory:
+    """Run, grade and describe one episode. Never raises for what the policy does.
+
+    Only failures of the sandbox or the endpoint are tried again, and after ``arena.attempts`` tries become the status
+    ``infra_error``: nothing inside a box can raise SandboxError or EndpointLost.
+    """
+    started, error = time.time(), ""
+    for attempt in range(1, arena.attempts + 1):
+        try:
+            trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
+        except (SandboxError, EndpointLost, httpx.HTTPError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            continue
+        trajectory.attempts, trajectory.started = attempt, started
+        return trajectory
+    return Trajectory(
+        id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
+        status="infra_error", labels=dict(labels or {}), attempts=arena.attempts, started=started, ended=time.time(),
+        error=error,
+    )  # fmt: skip
+
+
+async def _attempt(
+    arena: Arena, task: Task, id: str, group: str, source: Source, labels: dict[str, str], seed: int | None
+) -> Trajectory:
+    key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels)
+    box = await arena.backend.create(box_spec(task, arena.layers))
+    try:
+        endpoint = HttpEndpoint(
+            arena.base_url, key, arena.policy, client=arena.client, temperature=arena.temperature, seed=seed
+        )
+        episode = await run_episode(task.instruction, box, endpoint, arena.harness, test_command=task.info.test_command)
+        submission = await submission_from(box, task)
+    finally:
+        await box.close()
+    finished = await arena.admin.finish(id)
+    # The final state counts whether or not the agent said that it was done (docs/measured.md).
+    outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades)
+    events: list[ToolEvent] = episode.events
+    return Trajectory(
+        id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
+        status=episode.status, segments=finished.segments, messages=episode.messages, events=events, outcome=outcome,
+        effort=episode.effort, rewards=arena.reward(outcome, episode.effort), labels=labels,
+        prefix_breaks=finished.prefix_breaks, ended=time.time(), error=episode.error,
+    )  # fmt: skip

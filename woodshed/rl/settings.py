@@ -1,0 +1,57 @@
+"""Settings of the reinforcement-learning stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ..record.settings import Settings
+
+
+class RewardSettings(Settings):
+    """Named reward terms; the training reward is their sum. Evaluation always reports the raw outcome."""
+
+    outcome: float = 1.0
+    """Reward of a task that grading found resolved."""
+    invalid_call: float = 0.0
+    """Taken off for every malformed or rejected tool call."""
+    effort: float = 0.0
+    """Outer coefficient of the nonlinear effort penalty C_{k,q} (Composer 2 report, 4.2); 0 turns it off."""
+    effort_k: float = Field(default=1.0, gt=0)
+    """Curvature k of C_{k,q}."""
+    effort_q: float = Field(default=0.5, ge=0)
+    """Curvature q of C_{k,q}; 0 is linear, above 1 it saturates."""
+
+
+class RLSettings(Settings):
+    """Asynchronous RL: rollouts never wait for a step, the trainer never waits for a straggler."""
+
+    steps: int = Field(default=60, ge=0)
+    """Optimizer steps."""
+    groups_per_step: int = Field(default=12, ge=1)
+    """Groups (prompts) in one batch."""
+    group_size: int = Field(default=8, ge=2)
+    """Rollouts of one prompt, G."""
+    mode: Literal["async", "sync"] = "async"
+    """``sync`` waits for the weights of a step before it dispatches the next: for comparison only."""
+    max_staleness: int = Field(default=1, ge=0)
+    """A group is dispatched only if it can be trained at most this many versions later (AReaL's capacity rule)."""
+    max_token_age: int = Field(default=4, ge=0)
+    """A finished group whose oldest token is more versions old than this is swept out, stored and counted."""
+    concurrency: int = Field(default=64, ge=1)
+    """Rollouts in flight."""
+    attempts: int = Field(default=3, ge=1)
+    """Tries per rollout before an infrastructure error is recorded as its outcome."""
+    credit: Literal["mean_baseline", "leave_one_out", "grpo"] = "mean_baseline"
+    """Advantage within a group; the default subtracts the mean and never divides by the deviation."""
+    generation_budget: int = Field(default=40, ge=1)
+    """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
+    rewards: RewardSettings = RewardSettings()
+    """Reward terms."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> RLSettings:
+        if self.mode == "sync" and self.max_staleness != 0:
+            raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
+        return self
