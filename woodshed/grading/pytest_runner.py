@@ -1,0 +1,174 @@
+"""Runs inside the box: pytest over given files, one framed line per test on a channel of its own.
+
+Standalone source (started as ``python -I -c SOURCE`` with a JSON request on stdin): it imports nothing of Woodshed.
+The request is read before any code of the submission is imported; the result channel is a duplicate of the original
+stdout, fds 1 and 2 point elsewhere by then, and a line counts only with the nonce of this run.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.read())
+    channel = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    sys.path = [request["path"][0], *(p for p in sys.path if p), *request["path"][1:]]
+    sys.dont_write_bytecode = True
+    os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTHONDONTWRITEBYTECODE="1", PYTHONHASHSEED="0")
+    os.chdir(request["workdir"])
+
+    import pytest
+    from _pytest.config import default_plugins
+
+    for name in default_plugins:  # loaded now, so that they are watched before a conftest imports the submission
+        importlib.import_module(f"_pytest.{name}")
+    plugin = _plugin(request, channel, pytest)
+    # The duration of a run must not depend on where its temporary files are kept.
+    arguments = ["-q", "-p", "no:cacheprovider", "-c", request["workdir"] + "/pytest.ini", "--capture=sys"]
+    arguments += ["--rootdir", request["workdir"], "--tb=short", "--color=no", *request["files"]]
+    status = int(pytest.main(arguments, plugins=[plugin]))
+    plugin.finish(status)
+    os._exit(status)  # no handler of the submission runs after the last line
+
+
+def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
+    nonce = request["nonce"]
+    wanted = None if request["ids"] is None else frozenset(request["ids"])
+    limit = request["test_timeout"]
+    roots = tuple(request["trace"])
+    write, perf, dumps, setitimer = os.write, time.perf_counter, json.dumps, signal.setitimer
+    watched = _watch()
+
+    def emit(record: dict[str, Any]) -> None:
+        data = f"\n{nonce} {dumps(record)}\n".encode()
+        while data:
+            data = data[write(channel, data) :]
+
+    class TimeLimit(BaseException):
+        """Not an Exception, so that code under test does not catch it by accident."""
+
+    def on_alarm(signum: int, frame: Any) -> None:
+        setitimer(signal.ITIMER_REAL, 0.1)  # again, should this one be swallowed
+        raise TimeLimit(f"test ran longer than {limit} s")
+
+    class Reporter:
+        def __init__(self) -> None:
+            self.status: dict[str, str] = {}
+            self.text: dict[str, str] = {}
+            self.collected = 0
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, session: Any, config: Any, items: list[Any]) -> None:
+            self.collected = len(items)
+            if wanted is not None:
+                config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in wanted])
+                items[:] = [i for i in items if i.nodeid in wanted]
+            if request["reverse"]:
+                items.reverse()
+
+        def pytest_collectreport(self, report: Any) -> None:
+            if report.failed:
+                emit({"collect": report.nodeid, "text": str(report.longrepr)[-600:]})
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> Any:
+            start = perf()
+            seen: set[Any] = set()
+            if roots:
+                sys.settrace(_tracer(seen))
+            signal.signal(signal.SIGALRM, on_alarm)
+            setitimer(signal.ITIMER_REAL, limit)
+            try:
+                result = yield
+            except TimeLimit:
+                self.status[item.nodeid] = "failed"
+                result = True
+            finally:
+                setitimer(signal.ITIMER_REAL, 0)
+                if roots:
+                    sys.settrace(None)
+            status = self.status.get(item.nodeid, "missing")
+            if (changed := _changed(watched)) is not None:
+                status = "error"
+                self.text[item.nodeid] = f"the test framework was changed: {changed}"
+            record = {"test": item.nodeid, "status": status, "seconds": round(perf() - start, 6)}
+            if text := self.text.get(item.nodeid):
+                record["text"] = text
+            if roots:
+                record["covered"] = [
+                    [c.co_filename, c.co_qualname, c.co_firstlineno] for c in seen if c.co_filename.startswith(roots)
+                ]
+            emit(record)
+            return result
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            before = self.status.get(report.nodeid)
+            status = report.outcome
+            if status == "failed" and report.when != "call":
+                status = "error"
+            elif status == "passed" and report.when != "call":
+                return
+            if before in ("failed", "error"):
+                return
+            self.status[report.nodeid] = status
+            if status in ("failed", "error"):
+                crash = getattr(report.longrepr, "reprcrash", None)
+                self.text[report.nodeid] = str(crash.message if crash else report.longrepr)[:2000]
+
+        def finish(self, status: int) -> None:
+            emit({"end": status, "collected": self.collected})
+
+    return Reporter()
+
+
+def _tracer(seen: set[Any]) -> Any:
+    """A global trace function that notes which code objects were entered and traces no lines."""
+    add = seen.add
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        add(frame.f_code)
+
+    return trace
+
+
+_WATCHED = ("_pytest.", "pluggy", "unittest.case", "builtins", "signal", "json")
+
+
+def _watch() -> list[tuple[dict[str, Any] | Any, str, Any, Any]]:
+    """(namespace, name, value, code) of the functions and classes that decide what a test result is."""
+    found: list[tuple[Any, str, Any, Any]] = []
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(_WATCHED):
+            continue
+        for key, value in vars(module).items():
+            if isinstance(value, FunctionType):
+                found.append((module, key, value, value.__code__))
+            elif isinstance(value, type):
+                found.append((module, key, value, None))
+                if value.__module__ == name and name != "builtins":
+                    found += [
+                        (value, k, v, v.__code__) for k, v in vars(value).items() if isinstance(v, FunctionType)
+                    ]
+            elif name == "builtins" and callable(value):
+                found.append((module, key, value, None))
+    return found
+
+
+def _changed(watched: list[tuple[Any, str, Any, Any]]) -> str | None:
+    for namespace, key, value, code in watched:
+        if namespace.__dict__.get(key) is not value or (code is not None and value.__code__ is not code):
+            return f"{namespace.__name__}.{key}"
+    return None
+
+
+if __name__ == "__main__":
+    main()

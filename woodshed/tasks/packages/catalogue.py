@@ -1,0 +1,102 @@
+"""The catalogue of vetted packages (``catalogue.toml``), typed and checked."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .index import PackageError
+
+DEFAULT_CATALOGUE = Path(__file__).with_name("catalogue.toml")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A pinned pure-Python wheel that tests need."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """A pinned source distribution.
+
+    ``sources``: files or folders of the code under test, relative to the root of the distribution. ``tests``: files
+    or folders of its tests. ``path``: import roots (entries of PYTHONPATH). ``needs``: groups of wheels besides
+    ``pytest``. ``exclude``: globs of test files that cannot run in a box (network, plugins). ``ini``: lines of the
+    pytest configuration that the suite relies on.
+    """
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    licence: str
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+    path: tuple[str, ...] = (".",)
+    needs: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    ini: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    packages: dict[str, Package]
+    wheels: dict[str, tuple[Wheel, ...]] = field(default_factory=dict)
+
+    def select(self, names: tuple[str, ...]) -> list[Package]:
+        """Packages by name, all where ``names`` is empty. Raises PackageError for a name it does not have."""
+        unknown = [n for n in names if n not in self.packages]
+        if unknown:
+            raise PackageError(f"package {unknown[0]!r} is not in the catalogue; it has {', '.join(self.packages)}")
+        return [self.packages[n] for n in names] if names else list(self.packages.values())
+
+    def wheels_of(self, package: Package) -> list[tuple[str, tuple[Wheel, ...]]]:
+        """Groups of wheels below a package's workspace, ``pytest`` first."""
+        return [(group, self.wheels[group]) for group in ("pytest", *package.needs)]
+
+
+def load_catalogue(path: Path | None = None) -> Catalogue:
+    """Read a catalogue; PackageError names the file and the field that is wrong."""
+    path = path or DEFAULT_CATALOGUE
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise PackageError(f"{path}: {error}") from None
+    wheels = {
+        group: tuple(_typed(Wheel, entry, f"{path}: [wheels] {group}") for entry in entries)
+        for group, entries in table.get("wheels", {}).items()
+    }
+    packages: dict[str, Package] = {}
+    for number, entry in enumerate(table.get("package", [])):
+        package = _typed(Package, entry, f"{path}: [[package]] {entry.get('name', number)}")
+        missing = [g for g in ("pytest", *package.needs) if g not in wheels]
+        if missing:
+            raise PackageError(f"{path}: [[package]] {package.name}: needs {missing[0]!r}, which [wheels] lacks")
+        packages[package.name] = package
+    return Catalogue(packages, wheels)
+
+
+def _typed(kind: type[Any], entry: dict[str, Any], where: str) -> Any:
+    known = {f.name: f for f in fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key not in known:
+            raise PackageError(f"{where}: unknown field {key!r}; known: {', '.join(known)}")
+        listed = str(known[key].type).startswith("tuple")
+        if listed != isinstance(value, list):
+            raise PackageError(f"{where}: {key} must be a {'list of strings' if listed else 'string'}")
+        values[key] = tuple(value) if listed else value
+    try:
+        made = kind(**values)
+    except TypeError as error:
+        raise PackageError(f"{where}: {str(error).split('__init__() ')[-1]}") from None
+    if len(made.sha256) != 64:
+        raise PackageError(f"{where}: sha256 must be 64 hexadecimal digits")
+    return made

@@ -1,0 +1,108 @@
+"""Source distributions and wheels pinned by sha256, fetched once into a cache and read without executing anything."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from .index import Index, PackageError
+
+
+def cache_directory() -> Path:
+    """``$WOODSHED_CACHE``, else ``$XDG_CACHE_HOME/woodshed``, else ``~/.cache/woodshed``."""
+    if value := os.environ.get("WOODSHED_CACHE"):
+        return Path(value)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "woodshed"
+
+
+def fetch(
+    project: str, version: str, filename: str, sha256: str, *, cache: Path | None = None, index: Index | None = None
+) -> Path:
+    """Path of the verified file in the cache; downloads it if it is not there. A cached file needs no network.
+
+    Raises PackageError: unknown project or version, unreachable index, or bytes that do not match ``sha256``.
+    """
+    folder = (cache or cache_directory()) / "packages" / sha256[:16]
+    target = folder / filename
+    if target.is_file():
+        if hashlib.sha256(target.read_bytes()).hexdigest() == sha256:
+            return target
+        target.unlink()  # torn or altered: fetch it again
+    index = index or Index()
+    files = index.files(project)
+    chosen = next((f for f in files if f.filename == filename), None)
+    if chosen is None:
+        known = ", ".join(sorted({f.filename for f in files if f.filename.endswith((".tar.gz", ".whl"))})[-6:])
+        raise PackageError(f"{project} {version}: the index has no file {filename}; it has {known or 'none'}")
+    data = index.download(chosen)
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != sha256:
+        raise PackageError(
+            f"{project} {version}: {filename} has sha256 {actual}, the catalogue pins {sha256}; "
+            "the index serves other bytes than were vetted, so the package is not used"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".part-")
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(data)
+    os.replace(temporary, target)
+    return target
+
+
+def read_sdist(path: Path, *, max_bytes: int = 256 << 20) -> dict[str, bytes]:
+    """Regular files of a ``.tar.gz`` source distribution by path below its top folder.
+
+    Links and devices are left out, as is every member that tarfile's ``data`` filter (PEP 706) refuses. Nothing is
+    written to disk. Raises PackageError for an archive that is damaged or unpacks to more than ``max_bytes``.
+    """
+    files: dict[str, bytes] = {}
+    total = 0
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                if not member.isreg():
+                    continue
+                try:
+                    safe = tarfile.data_filter(member, "/nonexistent")
+                except tarfile.FilterError:
+                    continue
+                total += member.size
+                if total > max_bytes:
+                    raise PackageError(f"{path.name}: unpacks to more than {max_bytes} bytes")
+                stream = archive.extractfile(member)
+                _, _, name = (safe or member).name.partition("/")
+                if stream is not None and name:
+                    files[name] = stream.read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise PackageError(f"{path.name}: not a readable source distribution ({error})") from None
+    if not files:
+        raise PackageError(f"{path.name}: the source distribution holds no files")
+    return files
+
+
+def unpack_wheel(path: Path, target: Path, *, max_bytes: int = 256 << 20) -> None:
+    """Unpack a pure-Python wheel (PEP 427) into ``target`` as ``pip install --target`` would; runs none of its code.
+
+    Raises PackageError for a wheel with compiled code or ``.data`` folders, or with unsafe paths.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+            members = [m for m in archive.infolist() if not m.is_dir()]
+            if sum(m.file_size for m in members) > max_bytes:
+                raise PackageError(f"{path.name}: unpacks to more than {max_bytes} bytes")
+            for member in members:
+                parts = Path(member.filename).parts
+                if Path(member.filename).is_absolute() or ".." in parts:
+                    raise PackageError(f"{path.name}: unsafe path {member.filename!r}")
+                if member.filename.endswith((".so", ".pyd", ".dylib")) or parts[0].endswith(".data"):
+                    raise PackageError(f"{path.name}: not a pure-Python wheel ({member.filename})")
+                file = target.joinpath(*parts)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(archive.read(member))
+    except (zipfile.BadZipFile, OSError) as error:
+        raise PackageError(f"{path.name}: not a readable wheel ({error})") from None

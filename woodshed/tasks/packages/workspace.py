@@ -1,0 +1,84 @@
+"""The workspace of a package: what an agent may see of it, scrubbed by an allow-list of file types.
+
+Only code under test, its tests and their plain-text data are taken. Metadata, documentation, change logs, bytecode,
+caches, build products and version control of a source distribution can hold the answer, and none is copied.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+
+from .catalogue import Package
+from .index import PackageError
+
+ALLOWED_SUFFIXES = frozenset(
+    ".py .pyi .typed .txt .json .toml .sql .csv .tsv .yaml .yml .ini .cfg .xml .html .rst .md".split()
+)
+_FORBIDDEN_PARTS = ("__pycache__", "build", "dist", ".git", ".tox", ".nox", "docs", "node_modules")
+_CONFIGURATION = frozenset("pytest.ini .pytest.ini tox.ini setup.cfg setup.py pyproject.toml sitecustomize.py".split())
+MAX_FILE_BYTES = 512 << 10
+
+
+def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Source and test files of a source distribution that go into the workspace, plus our ``pytest.ini``.
+
+    Raises PackageError where a source or test root that the catalogue names holds nothing.
+    """
+    roots = (*package.sources, *package.tests)
+    kept = {
+        name: data
+        for name, data in sorted(files.items())
+        if any(_below(name, root) for root in roots)
+        and _allowed(name, data)
+        and not any(fnmatch(name, pattern) for pattern in package.exclude)
+    }
+    for root in roots:
+        if not any(_below(name, root) for name in kept):
+            raise PackageError(f"{package.name} {package.version}: the source distribution has nothing under {root!r}")
+    kept["pytest.ini"] = pytest_ini(package)
+    return kept
+
+
+def is_test(package: Package, name: str) -> bool:
+    """Whether a workspace file belongs to the tests (and is the grader's, not the agent's)."""
+    return name == "pytest.ini" or any(_below(name, root) for root in package.tests)
+
+
+def is_source(package: Package, name: str) -> bool:
+    """Whether a workspace file is Python code under test."""
+    return name.endswith(".py") and not is_test(package, name) and any(_below(name, r) for r in package.sources)
+
+
+def pytest_ini(package: Package) -> bytes:
+    """The only pytest configuration in force: nothing of the distribution's own is kept."""
+    lines = ["[pytest]", "addopts = -p no:cacheprovider", *package.ini]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def submission_globs(package: Package) -> tuple[str, ...]:
+    """Globs of the files that cross into grading: the code under test."""
+    return tuple(root if root.endswith(".py") else f"{root}/**/*.py" for root in package.sources)
+
+
+def protected_globs(package: Package) -> tuple[str, ...]:
+    """Globs of the files whose changes never count."""
+    tests = [root if PurePosixPath(root).suffix else f"{root}/**" for root in package.tests]
+    return (*tests, "pytest.ini", "**/conftest.py", "**/sitecustomize.py", "**/usercustomize.py")
+
+
+def _below(name: str, root: str) -> bool:
+    return name == root or name.startswith(root.rstrip("/") + "/")
+
+
+def _allowed(name: str, data: bytes) -> bool:
+    path = PurePosixPath(name)
+    if path.suffix not in ALLOWED_SUFFIXES or path.name in _CONFIGURATION or len(data) > MAX_FILE_BYTES:
+        return False
+    if any(part in _FORBIDDEN_PARTS or part.endswith(".egg-info") for part in path.parts[:-1]):
+        return False
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
