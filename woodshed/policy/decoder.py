@@ -1,0 +1,132 @@
+"""The decoder: one code path for the trainer and the engine, which differ only in the ``attend`` they pass."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.layers import Attend, Layer, causal_attend, rope_table
+
+__all__ = ["Attend", "Decoder", "causal_attend"]
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer (Llama, Qwen2, Qwen3, Qwen3-MoE).
+
+    ``seed`` draws the weights for training from scratch; ``seed=None`` leaves them unset, for loading. ``recompute``
+    (default False) recomputes each layer in the backward pass instead of keeping its activations. ``replay_ratio`` is
+    the plausibility threshold of router replay, see ``moe.choose_experts``.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        seed: int | None = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute = False
+        self.replay_ratio = 0.0
+        with torch.device("meta"):
+            self.embed = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
+            self.norm = nn.Parameter(torch.empty(config.d_model))
+            self.head = None
+            if not config.tie_embeddings:
+                self.head = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+        self.to(dtype).to_empty(device=device)
+        self._table: Tensor | None = None
+        if seed is not None:
+            self.init_weights(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Norms 1, biases 0, embedding std 0.02, matrices std 1/sqrt(fan in); matrices that write to the residual
+        stream are divided by sqrt(2 layers) (GPT-2, Radford et al. 2019, section 2.3)."""
+        residual_scale = (2 * self.config.num_layers) ** -0.5
+        for name, parameter in self.named_parameters():
+            leaf = name.rsplit(".", 1)[-1]
+            if leaf.endswith("norm"):
+                parameter.fill_(1.0)
+            elif leaf.endswith("bias"):
+                parameter.zero_()
+            else:
+                std = 0.02 if leaf in ("embed", "head", "router") else parameter.shape[-1] ** -0.5
+                if leaf in ("out", "down"):
+                    std *= residual_scale
+                # Drawn on the CPU in fp32, so that a seed means the same weights on every device and dtype.
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """Output matrix ``[V, D]``; the embedding itself when tied."""
+        return self.embed if self.head is None else self.head
+
+    @property
+    def num_parameters(self) -> int:
+        """Distinct parameters; a tied head counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        *,
+        routes: Tensor | None = None,
+        route_sink: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden states ``[..., D]`` after the final norm.
+
+        tokens, positions: int64 ``[...]`` of the same shape; a position must be below ``config.max_positions``.
+        routes: integer ``[..., L, K]``, experts to replay (-1: own choice for that slot; ignored in dense layers).
+        route_sink: gets one int16 ``[..., K]`` per layer appended, -1 in dense layers; ``torch.stack(sink, -2)`` is
+        the ``routes`` of the same tokens. Raises IndexError for a token or position out of range.
+        """
+        x = F.embedding(tokens, self.embed)
+        # [..., 1, 2 Dh]: one lookup per call, shared by all layers and broadcast over the heads.
+        cos, signed_sin = F.embedding(positions, self._rope(x.dtype)).unsqueeze(-2).chunk(2, -1)
+        remember = self.recompute and torch.is_grad_enabled()
+        for i, layer in enumerate(self.layers):
+            replay = None if routes is None else routes[..., i, :]
+            if remember:
+                x, chosen = checkpoint(
+                    layer, x, cos, signed_sin, attend, replay, self.replay_ratio, use_reentrant=False
+                )
+            else:
+                x, chosen = layer(x, cos, signed_sin, attend, replay, self.replay_ratio)
+            if route_sink is not None:
+                if chosen is None:
+                    chosen = tokens.new_full((*tokens.shape, self.config.num_experts_per_tok), -1)
+                route_sink.append(chosen.to(torch.int16))
+        return F.rms_norm(x, x.shape[-1:], self.norm, self.config.norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 ``[..., V]`` of hidden ``[..., D]``, accumulated in float32 whatever the weights' dtype."""
+        weight = self.head_weight
+        if weight.dtype == torch.float32:
+            return F.linear(hidden, weight)
+        if hidden.is_cuda and not torch.is_grad_enabled():
+            flat = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.t(), out_dtype=torch.float32)
+            return flat.view(*hidden.shape[:-1], -1)
+        return F.linear(hidden.float(), weight.float())
+
+    def _rope(self, dtype: torch.dtype) -> Tensor:
+        table = self._table
+        if table is None or table.device != self.device or table.dtype != dtype:
+            table = self._table = rope_table(self.config, self.device, dtype)
+        return table

@@ -1,0 +1,113 @@
+"""Rotary embeddings, causal attention for padded batches, and one decoder layer.
+
+Axis names: B batch, T time, N tokens (any leading shape), D model, H query heads, K key/value heads, E head width.
+At small widths the cost of a step is the number of operations, so q, k and v share one matrix and gate and up share
+another, both heads are normalised and rotated together, and nothing is reshaped twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.moe import Experts
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``attend(layer, q [..., H, Dh], k [..., Hkv, Dh], v [..., Hkv, Dh]) -> [..., H, Dh]``."""
+
+
+def inverse_frequencies(config: DecoderConfig) -> Tensor:
+    """float64 ``[Dh / 2]``: theta^(-2i/Dh) (RoFormer, Su et al. 2021), scaled as the config says (Llama 3.1's rule)."""
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    frequency = config.rope_theta**-exponent
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequency
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    wavelength = 2 * math.pi / frequency
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = ((scaling.original_max_positions / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+def rope_table(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """``[max_positions, 2 Dh]``: cos of both halves, then sin with the first half negated (see ``rotate``)."""
+    positions = torch.arange(config.max_positions, dtype=torch.float64)
+    angle = positions[:, None] * inverse_frequencies(config)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos, -sin, sin), dim=-1).to(device=device, dtype=dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """RoPE in Hugging Face's half-split layout. x ``[..., H, Dh]``; cos, signed_sin ``[..., 1, Dh]``.
+
+    ``rotate_half(x) * sin`` equals ``roll(x, Dh / 2) * [-sin, sin]``, which saves a negation and a concatenation.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+
+def causal_attend() -> Attend:
+    """Attention for ``[B, T]`` batches padded on the right, each row one sequence from position 0."""
+
+    def attend(layer: int, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
+        out_BHTE = F.scaled_dot_product_attention(
+            q_BTHE.transpose(1, 2),
+            k_BTKE.transpose(1, 2),
+            v_BTKE.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=q_BTHE.shape[2] != k_BTKE.shape[2],
+        )
+        return out_BHTE.transpose(1, 2)
+
+    return attend
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and feed-forward (SwiGLU or mixture of experts) with residual connections."""
+
+    def __init__(self, config: DecoderConfig, index: int) -> None:
+        super().__init__()
+        c = config
+        self.index, self.eps = index, c.norm_eps
+        self.heads, self.kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
+        qkv_dim = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        self.attn_norm = nn.Parameter(torch.empty(c.d_model))
+        self.qkv = nn.Parameter(torch.empty(qkv_dim, c.d_model))
+        self.qkv_bias = nn.Parameter(torch.empty(qkv_dim)) if c.qkv_bias else None
+        self.q_norm = nn.Parameter(torch.empty(c.head_dim)) if c.qk_norm else None
+        self.k_norm = nn.Parameter(torch.empty(c.head_dim)) if c.qk_norm else None
+        self.out = nn.Parameter(torch.empty(c.d_model, c.num_heads * c.head_dim))
+        self.out_bias = nn.Parameter(torch.empty(c.d_model)) if c.out_bias else None
+        self.mlp_norm = nn.Parameter(torch.empty(c.d_model))
+        self.experts: Experts | None = None
+        if c.is_moe(index):
+            self.experts = Experts(c)
+        else:
+            self.gate_up = nn.Parameter(torch.empty(2 * c.d_ff, c.d_model))
+            self.down = nn.Parameter(torch.empty(c.d_model, c.d_ff))
+
+    def forward(
+        self, x: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, replay: Tensor | None, replay_ratio: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """x ``[..., D]`` -> (x ``[..., D]``, chosen experts int64 ``[..., K]`` or None)."""
+        width = x.shape[-1:]
+        qkv = F.linear(F.rms_norm(x, width, self.attn_norm, self.eps), self.qkv, self.qkv_bias)
+        qkv = qkv.unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
+        if self.q_norm is not None and self.k_norm is not None:
+            scale = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
+            qk = F.rms_norm(qk, (self.head_dim,), None, self.eps) * scale
+        q, k = rotate(qk, cos, signed_sin).split((self.heads, self.kv_heads), -2)
+        x = x + F.linear(attend(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
+        y = F.rms_norm(x, width, self.mlp_norm, self.eps)
+        if self.experts is not None:
+            mixed, chosen = self.experts(y, replay, replay_ratio)
+            return x + mixed, chosen
+        gate, up = F.linear(y, self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down), None
