@@ -1,7 +1,7 @@
 """What was dispatched, what is ready, what was trained: the controller's memory, exact across kill -9.
 
-A prompt is dispatched once, ever. A batch is a list of groups decided in one transaction before its file is written; the
-file can be made again from the stored trajectories, so no batch is lost or counted twice.
+A prompt is dispatched once, ever. A batch is a list of groups decided in one transaction before its file is written;
+the file can be made again from the stored trajectories, so no batch is lost or counted twice.
 """
 
 from __future__ import annotations

@@ -1,0 +1,114 @@
+"""The ``woodshed`` command: arguments and error screens; no logic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Woodshed trains coding agents in the very harness they ship in.\n\nStart with: woodshed run recipes/laptop.toml",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunOption = Annotated[Path, typer.Option("--run", help="Run directory, for example runs/laptop")]
+
+
+def _fail(error: Exception) -> typer.Exit:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]woodshed:[/] {error}", markup=True)
+    return typer.Exit(2)
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (recipes/*.toml), or a run directory to continue")],
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME of the recipe")] = None,
+    set: Annotated[list[str] | None, typer.Option("--set", help="Override a field: --set rl.group_size=16")] = None,
+    fresh: Annotated[bool, typer.Option(help="Throw away an earlier run in that directory")] = False,
+) -> None:
+    """Run a recipe from start to report, or continue it where it was.
+
+    Interrupt with Ctrl-C and give the same command again: finished stages are kept, RL goes on at its last step.
+    """
+    from .learn.run import RunError, run_recipe
+
+    try:
+        run_recipe(recipe, out=out, overrides=set or [], fresh=fresh, console=Console())
+    except RunError as error:
+        raise _fail(error) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; the same command continues the run")
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def agent(
+    run: RunOption,
+    task: Annotated[Path | None, typer.Option(help="Harbor task directory; default: a held-out task of the run")] = None,
+    stage: Annotated[str, typer.Option(help="Which policy of the run: sft or final")] = "final",
+    endpoint: Annotated[str | None, typer.Option(help="Any OpenAI-compatible base URL instead of the run's policy")] = None,
+    model: Annotated[str, typer.Option(help="Model name for --endpoint")] = "default",
+    step: Annotated[bool, typer.Option(help="Wait for Enter before every call; type text to take over")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature")] = 1.0,
+) -> None:
+    """Watch or drive a policy on a task, through the harness it was trained in."""
+    from .learn.agent import AgentError, drive
+
+    try:
+        drive(run, task=task, stage=stage, endpoint=endpoint, model=model, step=step, temperature=temperature)
+    except AgentError as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def serve(
+    policy: Annotated[Path, typer.Argument(help="Hugging Face directory of the policy")],
+    host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one")] = 8000,
+) -> None:
+    """Serve a policy as an OpenAI-compatible API (chat completions, streaming, tools)."""
+    from .gateway.serve import main
+
+    raise typer.Exit(main(["--policy", str(policy), "--host", host, "--port", str(port)]))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Run directory")]) -> None:
+    """Write report.html of a run again and print its table."""
+    from .learn.run import RunError, write_report
+
+    try:
+        write_report(run, Console())
+    except RunError as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def recipe(
+    path: Annotated[Path, typer.Argument(help="Recipe file")],
+    set: Annotated[list[str] | None, typer.Option("--set", help="Override a field")] = None,
+) -> None:
+    """Check a recipe and print it with every field resolved."""
+    from .recipe.load import RecipeError, dump_recipe, load_recipe
+
+    try:
+        sys.stdout.write(dump_recipe(load_recipe(path, set or [])))
+    except RecipeError as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def probe() -> None:
+    """Say what this machine can do: sandbox backends and why not, limits in force, GPU."""
+    from .learn.probe import print_probe
+
+    raise typer.Exit(print_probe(Console()))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,110 @@
+"""Scripted demonstrations: imperfect on purpose, so that a policy learns to recover, and RL has something to improve.
+
+A script is a generator: it yields tool calls and is sent their results. It runs through the real harness and sandbox;
+nothing is invented. The rates are those of ``DemonstrationSettings``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..record.task import Task
+from ..tasks.mutate import mutations, pick
+from .fixes import Fix, fix_of
+from .settings import DemonstrationSettings
+
+
+@dataclass(frozen=True)
+class Action:
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+Script = Generator[Action, str, None]
+
+_TEST, _FINISH, _UNDO = Action("run_tests"), Action("finish"), Action("undo")
+
+
+def passed(result: str) -> bool:
+    """Whether a ``run_tests`` result says that everything passed (our runner's or pytest's words)."""
+    return result.startswith("PASS") or (" passed" in result and " failed" not in result and " error" not in result)
+
+
+def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings) -> Script:
+    """For studies and the tools ``read_file, edit_line, undo, run_tests, finish``."""
+    fix = fix_of(task)
+    files = sorted(p for p in task.workspace_files() if p in set(task.info.submission))
+    others = [f for f in files if f != fix.path]
+    wrong = mutations(fix.before)
+    yield _TEST
+    if rng.random() < settings.invalid_call:
+        yield _invalid(rng, files, fix)
+    if others and rng.random() < settings.wrong_file:
+        yield Action("read_file", {"path": rng.choice(others)})
+    yield Action("read_file", {"path": fix.path})
+    for attempt in range(settings.max_edits):
+        if rng.random() < settings.invalid_call:
+            yield _invalid(rng, files, fix)
+        if rng.random() < settings.right_edit or not wrong:
+            line, text = fix.line, fix.new_line
+        else:
+            mutation = pick(rng, wrong)
+            line, text = mutation.line, mutation.after
+        result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text})
+        if result.startswith("error"):
+            continue
+        if rng.random() < settings.untested_finish:
+            break
+        result = yield _TEST
+        if passed(result) or rng.random() < settings.give_up:
+            break
+        if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
+            yield _UNDO
+    yield _FINISH
+
+
+def replace_script(task: Task, rng: random.Random, settings: DemonstrationSettings) -> Script:
+    """For real packages and the tools ``read_file, edit_file, grep, run_tests, finish``."""
+    fix = fix_of(task)
+    yield _TEST
+    if rng.random() < settings.invalid_call:
+        yield Action("read_file", {"path": fix.path + ".py"})
+    name = fix.function or fix.old.strip().split("\n")[0][:40]
+    if rng.random() < 0.7:
+        yield Action("grep", {"pattern": f"def {fix.function}" if fix.function else name, "path": "."})
+    start = max(1, fix.line - rng.randint(6, 14))
+    yield Action("read_file", {"path": fix.path, "offset": start, "limit": rng.randint(24, 40)})
+    wrong = [m for m in mutations(fix.before, keep_format=True) if abs(m.line - fix.line) < 12]
+    for attempt in range(settings.max_edits):
+        if rng.random() < settings.right_edit or not wrong:
+            old, new = fix.old, fix.new
+        else:
+            mutation = pick(rng, wrong)
+            old, new = mutation.before, mutation.after
+        result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new})
+        if result.startswith("error"):
+            result = yield Action("edit_file", {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique})
+            if result.startswith("error"):
+                break
+            old, new = fix.old_unique, fix.new_unique
+        if rng.random() < settings.untested_finish:
+            break
+        result = yield _TEST
+        if passed(result) or rng.random() < settings.give_up:
+            break
+        if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
+            yield Action("edit_file", {"path": fix.path, "old_string": new, "new_string": old})
+    yield _FINISH
+
+
+def _invalid(rng: random.Random, files: list[str], fix: Fix) -> Action:
+    """A call that the harness answers with an error."""
+    choice = rng.randrange(3)
+    if choice == 0:
+        return _UNDO
+    if choice == 1:
+        return Action("edit_line", {"path": fix.path, "line": 40 + rng.randrange(9), "text": fix.new_line})
+    return Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old_line})

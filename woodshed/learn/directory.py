@@ -1,0 +1,113 @@
+"""The run directory: where everything of a run lies. Names only; no logic beyond atomic small files."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    root: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.root / "recipe.toml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "state.sqlite"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.root / "trajectories"
+
+    @property
+    def weights(self) -> Path:
+        return self.root / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def batches(self) -> Path:
+        return self.root / "batches"
+
+    @property
+    def demonstrations(self) -> Path:
+        return self.root / "demonstrations"
+
+    @property
+    def corpus(self) -> Path:
+        return self.root / "corpus"
+
+    @property
+    def metrics(self) -> Path:
+        """The learning curve; one JSON object per optimizer step of any stage."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def tasks(self, split: str) -> Path:
+        return self.root / "tasks" / split
+
+    def policy(self, stage: str) -> Path:
+        """Hugging Face directory of the policy after ``stage`` (``pretrain``, ``sft``, ``final``)."""
+        return self.root / "policy" / stage
+
+    def log(self, program: str) -> Path:
+        return self.root / "logs" / f"{program}.log"
+
+    def stage_metrics(self, name: str) -> Path:
+        return self.root / "metrics" / f"{name}.jsonl"
+
+    def stage_result(self, stage: str) -> dict[str, Any] | None:
+        """What a finished stage left behind, or None."""
+        try:
+            return dict(json.loads((self.root / "stages" / f"{stage}.json").read_text()))
+        except FileNotFoundError:
+            return None
+
+    def finish_stage(self, stage: str, result: dict[str, Any]) -> None:
+        write_json(self.root / "stages" / f"{stage}.json", result)
+
+    def read_progress(self, stage: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.root / "progress" / f"{stage}.json").read_text()))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+    def write_progress(self, stage: str, done: float, total: float, note: str = "") -> None:
+        write_json(self.root / "progress" / f"{stage}.json", {"done": done, "total": total, "note": note})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Whole lines only: a line that a kill cut short is ignored."""
+    rows = []
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    for line in text.splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows

@@ -1,0 +1,79 @@
+"""What the reference solution of a task changes, as an edit that a tool call can make."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from dataclasses import dataclass
+
+from ..record.task import Task, TaskError
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One changed region of one file.
+
+    ``before`` is the whole file as the agent finds it; lines ``line`` (1-based) onwards read ``old`` and shall read
+    ``new``. ``old_unique``/``new_unique`` are the same change with as many lines around it as make ``old_unique`` occur
+    once. ``function`` is the innermost function around it, or empty.
+    """
+
+    path: str
+    before: str
+    line: int
+    old: str
+    new: str
+    old_unique: str
+    new_unique: str
+    function: str
+
+    @property
+    def old_line(self) -> str:
+        return self.old.split("\n")[0]
+
+    @property
+    def new_line(self) -> str:
+        return self.new.split("\n")[0]
+
+
+def fix_of(task: Task) -> Fix:
+    """The fix of a task whose solution changes one region of one file. TaskError otherwise."""
+    workspace, solution = task.workspace_files(), task.solution_files()
+    changed = [p for p in sorted(solution) if solution[p] != workspace.get(p)]
+    if len(changed) != 1 or changed[0] not in workspace:
+        raise TaskError(f"{task.path}: the solution changes {changed or 'nothing'}; expected one existing file")
+    path = changed[0]
+    before = workspace[path].decode()
+    old, new = before.split("\n"), solution[path].decode().split("\n")
+    blocks = [b for b in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if b[0] != "equal"]
+    first, last = blocks[0], blocks[-1]
+    i1, i2, j1, j2 = first[1], last[2], first[3], last[4]
+    if i1 == i2:  # a pure insertion needs a line to hold on to
+        i1, j1 = max(0, i1 - 1), max(0, j1 - 1)
+    low, high = 0, 0
+    while before.count("\n".join(old[i1 - low : i2 + high])) != 1 and (i1 - low > 0 or i2 + high < len(old)):
+        low, high = min(low + 1, i1), min(high + 1, len(old) - i2)
+    return Fix(
+        path,
+        before,
+        i1 + 1,
+        "\n".join(old[i1:i2]),
+        "\n".join(new[j1:j2]),
+        "\n".join(old[i1 - low : i2 + high]),
+        "\n".join(new[j1 - low : j2 + high]),
+        _function_at(before, i1 + 1),
+    )
+
+
+def _function_at(source: str, line: int) -> str:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return ""
+    names = [
+        (node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max(names)[1] if names else ""

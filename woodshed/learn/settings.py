@@ -1,0 +1,94 @@
+"""Settings of the supervised stages."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from ..record.settings import Settings
+
+
+class CorpusSettings(Settings):
+    """Text for the tokenizer and for pretraining, made from generated functions and the standard library."""
+
+    functions: int = Field(default=3000, ge=8)
+    """Generated functions of the training split."""
+    tokens: int = Field(default=900_000, ge=1000)
+    """Pretraining tokens."""
+    vocab_size: int = Field(default=1280, ge=300)
+    """Entries of the byte-level BPE tokenizer that the corpus stage trains."""
+    library_share: float = Field(default=0.15, ge=0, le=1)
+    """Share of pretraining tokens from short functions of Python's own library."""
+    protocol_share: float = Field(default=0.6, ge=0, le=1)
+    """Share of generated examples that stand inside a conversation with tools (not executed)."""
+    context_weight: float = Field(default=0.2, ge=0, le=1)
+    """Loss weight of tokens that are context; actions weigh 1."""
+
+
+class PretrainSettings(Settings):
+    """Pretraining of a policy from scratch."""
+
+    batch_tokens: int = Field(default=1024, ge=16)
+    """Tokens per optimizer step. Small batches matter for tiny policies."""
+    matrix_lr: float = Field(default=0.02, gt=0)
+    """Peak learning rate of Muon (matrices)."""
+    other_lr: float = Field(default=3e-3, gt=0)
+    """Peak learning rate of AdamW (embeddings, norms)."""
+    final_lr: float = Field(default=0.3, ge=0, le=1)
+    """Learning rate at the end as a share of the peak."""
+
+
+class DemonstrationSettings(Settings):
+    """Scripted, imperfect demonstrations, executed in sandboxes through the harness."""
+
+    episodes: int = Field(default=5000, ge=0)
+    """Demonstrations."""
+    right_edit: float = Field(default=0.4, ge=0, le=1)
+    """Chance that an attempt is the right edit; otherwise a random mutation."""
+    untested_finish: float = Field(default=0.35, ge=0, le=1)
+    """Chance to finish after an edit without running the tests."""
+    give_up: float = Field(default=0.4, ge=0, le=1)
+    """Chance to finish after tests failed."""
+    invalid_call: float = Field(default=0.12, ge=0, le=1)
+    """Chance of a call that the harness rejects."""
+    wrong_file: float = Field(default=0.1, ge=0, le=1)
+    """Chance to look at a file that is not the broken one."""
+    undo: float = Field(default=0.75, ge=0, le=1)
+    """Chance to undo an edit whose tests failed before trying again."""
+    max_edits: int = Field(default=4, ge=1)
+    """Most attempts of one demonstration."""
+    concurrency: int = Field(default=16, ge=1)
+    """Episodes at once."""
+
+
+class SFTSettings(Settings):
+    """Supervised fine-tuning on the demonstrations; loss on the policy's own tokens only."""
+
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the demonstrations."""
+    batch_tokens: int = Field(default=1024, ge=16)
+    """Tokens per optimizer step."""
+    matrix_lr: float = Field(default=0.014, ge=0)
+    """Peak learning rate of Muon (matrices); 0 trains everything with AdamW."""
+    other_lr: float = Field(default=2.1e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    max_tokens: int = Field(default=1024, ge=16)
+    """Longer demonstrations are cut at this length."""
+
+
+class LearnSettings(Settings):
+    """The supervised stages before RL."""
+
+    corpus: CorpusSettings = CorpusSettings()
+    """Tokenizer and pretraining text (policies from scratch only)."""
+    pretrain: PretrainSettings = PretrainSettings()
+    """Pretraining (policies from scratch only)."""
+    demonstrations: DemonstrationSettings = DemonstrationSettings()
+    """What SFT learns from."""
+    sft: SFTSettings = SFTSettings()
+    """Supervised fine-tuning."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> LearnSettings:
+        if self.corpus.vocab_size > 65_000:
+            raise ValueError("corpus.vocab_size above 65000 makes no sense for a tokenizer trained on this corpus")
+        return self

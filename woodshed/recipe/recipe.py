@@ -1,0 +1,82 @@
+"""The recipe of a run: every folder's settings under one roof, and the rules that span them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ..engine.settings import EngineSettings
+from ..evaluate.settings import EvaluateSettings
+from ..gateway.settings import GatewaySettings
+from ..harness.settings import HarnessSettings
+from ..learn.settings import LearnSettings
+from ..policy.settings import PolicySettings
+from ..record.settings import Settings
+from ..rl.settings import RLSettings
+from ..sandbox.settings import SandboxSettings
+from ..tasks.packages.settings import PackageTaskSettings
+from ..tasks.settings import StudySettings
+from ..train.settings import TrainSettings
+from ..weights.settings import WeightSettings
+
+
+class TaskMix(Settings):
+    """What the agent works on."""
+
+    main: Literal["studies", "packages"] = "studies"
+    """What SFT, RL and the headline evaluation use."""
+    studies: StudySettings = StudySettings()
+    """Generated small repositories."""
+    packages: PackageTaskSettings | None = None
+    """Real packages; with ``main = "studies"`` they are evaluated before and after as transfer."""
+
+
+class Recipe(Settings):
+    """Everything that decides a run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    """Name of the run; its directory is ``runs/NAME`` unless told otherwise."""
+    description: str = ""
+    """One sentence for people."""
+    seed: int = 0
+    """Decides tasks, initial weights, demonstrations, data order."""
+    policy: PolicySettings = PolicySettings()
+    """The network to start from."""
+    tasks: TaskMix = TaskMix()
+    """What it learns on."""
+    learn: LearnSettings = LearnSettings()
+    """Corpus, pretraining, demonstrations, SFT."""
+    harness: HarnessSettings = HarnessSettings()
+    """The agent program: tools, limits, prompts."""
+    rl: RLSettings = RLSettings()
+    """Asynchronous RL."""
+    train: TrainSettings = TrainSettings()
+    """Optimizer and loss of the RL trainer."""
+    weights: WeightSettings = WeightSettings()
+    """How weights travel."""
+    engine: EngineSettings = EngineSettings()
+    """How tokens are sampled."""
+    gateway: GatewaySettings = GatewaySettings()
+    """The server in front of the engine."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """Where untrusted code runs."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """Before and after."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Recipe:
+        if self.tasks.main == "packages" and self.tasks.packages is None:
+            raise ValueError('tasks.main is "packages" but there is no [tasks.packages] table; add one')
+        compact = self.policy.chat_format == "compact"
+        if compact and self.harness.output.separator:
+            raise ValueError(
+                "policy.chat_format \"compact\" needs harness.output.separator = \"\": its edits copy the line number's token"
+            )
+        needed = self.rl.steps * self.rl.groups_per_step
+        if self.tasks.main == "studies" and self.tasks.studies.train < needed:
+            raise ValueError(
+                f"rl.steps x rl.groups_per_step needs {needed} training tasks (a prompt is never trained twice) and "
+                f"tasks.studies.train is {self.tasks.studies.train}"
+            )
+        return self
