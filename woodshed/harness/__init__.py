@@ -1,0 +1,1 @@
+"""The coding agent: loop, tools, prompt, self-summary. Talks to a Chat Completions endpoint and a Sandbox."""

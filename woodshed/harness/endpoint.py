@@ -1,0 +1,183 @@
+"""The policy behind an OpenAI-compatible Chat Completions server.
+
+One ``HttpEndpoint`` is one API key is one trajectory. All of them share one pooled client. A run makes tens of
+thousands of calls, so what repeats is serialised once: tools per registry, each message per conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from .errors import ContextFull, EndpointLost
+from .settings import RetrySettings
+from .streaming import collect
+
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+KEPT = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "thinking")
+OVERFLOW = ("context_length_exceeded", "maximum context length")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One assistant message. Token counts are the server's ``usage``, 0 where it gives none.
+
+    ``message`` goes back to the server unchanged. ``parse_error`` is set where the server says that the policy tried
+    a call it could not read (``message.parse_error``).
+    """
+
+    message: dict[str, Any]
+    finish_reason: str = "stop"
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    thinking_tokens: int = 0
+    parse_error: str = ""
+
+
+class ChatEndpoint(Protocol):
+    async def complete(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+    ) -> Reply:
+        """Raises ContextFull where the context cannot hold it, EndpointLost where no reply can be had."""
+        ...
+
+
+def pooled_client(timeout: float = 600.0) -> httpx.AsyncClient:
+    """A client for any number of concurrent episodes. Ignores proxy settings of the environment."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
+    return httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(timeout, connect=10.0), trust_env=False)
+
+
+class HttpEndpoint:
+    """``base_url`` is the server's root or its ``/v1``. ``sampling`` adds fields to every request (temperature, ...).
+
+    With ``on_text`` replies are streamed and every piece of text is passed to it. Without ``client`` the endpoint owns
+    one; call ``close``.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str,
+        model: str,
+        client: httpx.AsyncClient | None = None,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        retry: RetrySettings | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        root = base_url.rstrip("/").removesuffix("/v1")
+        self.url = httpx.URL(f"{root}/v1/chat/completions")
+        self.retry = retry or RetrySettings()
+        self.on_text = on_text
+        self._owned = client is None
+        self.client = client or pooled_client(self.retry.request_timeout)
+        self._headers = [
+            (b"host", self.url.netloc),
+            (b"authorization", f"Bearer {key}".encode()),
+            (b"content-type", b"application/json"),
+            (b"accept-encoding", b"identity"),
+        ]
+        head = {"model": model, **(sampling or {})}
+        if on_text is not None:
+            head |= {"stream": True, "stream_options": {"include_usage": True}}
+        self._head = _json(head)[:-1]
+        self._sent: list[tuple[dict[str, Any], bytes]] = []
+
+    async def complete(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+    ) -> Reply:
+        body = self._body(messages, tools, max_tokens)
+        delay = self.retry.first_delay
+        problem = ""
+        for attempt in range(self.retry.attempts):
+            if attempt:
+                await asyncio.sleep(delay)
+                delay *= 2
+            try:
+                status, answer = await self._post(body)
+            except (httpx.TransportError, httpx.InvalidURL) as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if status == 200:
+                try:
+                    return parse_reply(answer)
+                except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                    problem = f"not a chat completion ({type(error).__name__}: {error}): {answer[:200]!r}"
+                    continue
+            text = answer.decode("utf-8", "replace")
+            if status in (400, 413) and any(word in text for word in OVERFLOW):
+                raise ContextFull(text[:300])
+            problem = f"status {status}: {text[:300]}"
+            if status not in RETRIED:
+                break
+        raise EndpointLost(f"{self.url}: {problem}")
+
+    async def close(self) -> None:
+        if self._owned:
+            await self.client.aclose()
+
+    async def _post(self, body: bytes) -> tuple[int, bytes]:
+        headers = [*self._headers, (b"content-length", str(len(body)).encode())]
+        timeout = self.client.timeout.as_dict()
+        request = httpx.Request("POST", self.url, headers=headers, content=body, extensions={"timeout": timeout})
+        response = await self.client.send(request, stream=True)
+        try:
+            if self.on_text is not None and response.status_code == 200:
+                return 200, _json(await collect(response.aiter_lines(), self.on_text))
+            return response.status_code, await response.aread()
+        finally:
+            await response.aclose()
+
+    def _body(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], max_tokens: int) -> bytes:
+        known = self._sent
+        same = 0
+        while same < len(known) and same < len(messages) and known[same][0] is messages[same]:
+            same += 1
+        del known[same:]
+        known.extend((message, _json(message)) for message in messages[same:])
+        parts = [self._head, b',"max_tokens":%d,"messages":[' % max_tokens, b",".join([b for _, b in known]), b"]"]
+        if tools:
+            parts += [b',"tools":', _tools_json(tools)]
+        return b"".join([*parts, b"}"])
+
+
+def parse_reply(answer: bytes) -> Reply:
+    """A chat completion as a Reply. Raises ValueError, KeyError, TypeError, IndexError, AttributeError otherwise."""
+    data = json.loads(answer)
+    choice = data["choices"][0]
+    received = choice["message"]
+    message = {key: received[key] for key in KEPT if received.get(key) is not None or key in ("role", "content")}
+    message["role"] = "assistant"
+    usage = data.get("usage") or {}
+    details = usage.get("completion_tokens_details") or {}
+    return Reply(
+        message,
+        choice.get("finish_reason") or "stop",
+        int(usage.get("prompt_tokens") or 0),
+        int(usage.get("completion_tokens") or 0),
+        int(details.get("reasoning_tokens") or 0),
+        str(received.get("parse_error") or ""),
+    )
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+_tools: dict[int, tuple[Sequence[dict[str, Any]], bytes]] = {}
+
+
+def _tools_json(tools: Sequence[dict[str, Any]]) -> bytes:
+    """Serialised once per list object; the entry keeps the list alive, so its id stays its own."""
+    found = _tools.get(id(tools))
+    if found is None:
+        if len(_tools) >= 64:
+            _tools.clear()
+        found = _tools[id(tools)] = (tools, _json(list(tools)))
+    return found[1]

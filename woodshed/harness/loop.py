@@ -1,0 +1,191 @@
+"""The agent: ask the policy, run what it calls, tell it what happened, until it is done or a limit is reached.
+
+The same loop serves training, evaluation and a person's terminal. What holds always: every call gets exactly one
+result; nothing that the policy or its code does is an exception here; only ``EndpointLost`` and ``SandboxError`` get out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from functools import lru_cache
+
+from woodshed.record.trajectory import ExitStatus, ToolEvent
+from woodshed.sandbox.protocol import Sandbox
+
+from .budget import Budget
+from .calls import Runner, calls_of
+from .clip import clean
+from .endpoint import ChatEndpoint, Reply
+from .episode import Episode, Message, Moment, Observer, Reaction
+from .errors import FORMAT_ERRORS, ContextFull, ToolError
+from .prompt import opening
+from .registry import ToolRegistry
+from .session import Session
+from .settings import HarnessSettings
+from .summary import REQUEST, continued, summary_text
+
+
+@lru_cache(maxsize=32)
+def registry_for(settings: HarnessSettings) -> ToolRegistry:
+    """The registry of these settings, built once."""
+    return ToolRegistry(settings.tools, settings)
+
+
+async def run_episode(
+    task_prompt: str,
+    box: Sandbox,
+    endpoint: ChatEndpoint,
+    settings: HarnessSettings,
+    *,
+    test_command: str = "",
+    on_event: Observer | None = None,
+) -> Episode:
+    """Run the agent on a box until it ends. Raises EndpointLost and SandboxError, both infrastructure."""
+    agent = _Agent(task_prompt, box, endpoint, settings, test_command, on_event)
+    try:
+        status, reason = await agent.run()
+    except ContextFull as error:
+        status, reason = "limit", f"context full: {error}"
+    await agent.notify(Moment("end", agent.effort.turns, status=status))
+    messages = [*agent.past, *agent.messages]
+    return Episode(status, messages, agent.events, agent.effort, agent.summaries, reason)
+
+
+class _Agent:
+    """The state of one episode and its steps, in the order in which they happen."""
+
+    def __init__(
+        self, task_prompt: str, box: Sandbox, endpoint: ChatEndpoint, settings: HarnessSettings, test_command: str,
+        on_event: Observer | None,
+    ) -> None:  # fmt: skip
+        self.task_prompt = task_prompt
+        self.endpoint = endpoint
+        self.settings = settings
+        self.on_event = on_event
+        self.registry = registry_for(settings)
+        self.session = Session(box, settings, test_command)
+        self.effort = self.session.effort
+        self.budget = Budget(settings.limits, self.effort)
+        self.session.deadline = self.budget.deadline
+        self.runner = Runner(self.registry, self.session, self.notify if on_event else None)
+        self.messages: list[Message] = list(opening(task_prompt, settings))
+        self.past: list[Message] = []
+        self.events: list[ToolEvent] = []
+        self.summaries = 0
+
+    async def run(self) -> tuple[ExitStatus, str]:
+        """Returns the exit status and, where it is not the agent's choice, the reason."""
+        bad_turns = 0
+        while True:
+            over = self.budget.reached()
+            if over is not None:
+                return over
+            if self._wants_summary():
+                if not await self._summarize():
+                    return "timeout", "wall limit during a summary"
+                continue
+            reply = await self._ask(self.settings.limits.turn_tokens)
+            if reply is None:
+                return "timeout", "wall limit during a reply"
+            self.effort.turns += 1
+            good = await self._act(reply)
+            if self.session.finished:
+                follow_up = await self.notify(Moment("final", self.effort.turns, reply.message))
+                if not isinstance(follow_up, str):
+                    return "submitted", ""
+                self.session.finished = False
+                self.messages.append({"role": "user", "content": clean(follow_up)})
+            bad_turns = 0 if good else bad_turns + 1
+            if bad_turns >= self.settings.limits.bad_turns:
+                return "repeated_format_error", f"{bad_turns} turns in a row without a well-formed call"
+
+    async def _ask(self, wanted: int, *, summary: bool = False) -> Reply | None:
+        """The policy's next message, appended and counted; None where the wall limit came first."""
+        try:
+            async with asyncio.timeout(max(0.0, self.budget.time_left())) as timer:
+                max_tokens = self.budget.reply_tokens(wanted)
+                reply = await self.endpoint.complete(self.messages, self.registry.schemas(), max_tokens=max_tokens)
+        except TimeoutError:
+            if timer.expired():
+                return None
+            raise
+        self.messages.append(reply.message)
+        has_calls = bool(reply.message.get("tool_calls"))
+        self.budget.count(reply, has_calls=has_calls, final=not has_calls and not summary)
+        await self.notify(Moment("summary" if summary else "reply", self.effort.turns, reply.message))
+        return reply
+
+    async def _act(self, reply: Reply) -> bool:
+        """Do what a reply asks for. False where it broke the format in all it did."""
+        turn = self.effort.turns
+        calls = calls_of(reply.message, turn)
+        if not calls:
+            problem = self._no_call(reply)
+            if problem is None:
+                self.session.finished = True
+                return True
+            await self._tell(problem, reply)
+            return False
+        events = await self.runner.run(calls, turn)
+        for call, event in zip(calls, events, strict=True):
+            self.messages.append({"role": "tool", "tool_call_id": call.id, "content": event.result})
+        invalid = sum(event.error in FORMAT_ERRORS for event in events)
+        self.events += events
+        self.effort.tool_calls += len(events)
+        self.effort.invalid_calls += invalid
+        return invalid < len(events)
+
+    def _no_call(self, reply: Reply) -> ToolError | None:
+        """Why a reply without a call is an error; None where it is the final message."""
+        if reply.finish_reason == "length":
+            return ToolError("cut_off", "your reply reached the token limit before a complete call; be shorter")
+        if reply.parse_error:
+            return ToolError("malformed_call", reply.parse_error)
+        content = reply.message.get("content")
+        if not self.settings.plain_message_ends or not (isinstance(content, str) and content.strip()):
+            return ToolError("no_call", "every reply must call a tool")
+        self.session.final_message = content
+        return None
+
+    async def _tell(self, problem: ToolError, reply: Reply) -> None:
+        """Answer a reply that has no call to answer."""
+        result = self.registry.error(problem)
+        content = reply.message.get("content")
+        raw = content if isinstance(content, str) else None
+        self.events.append(ToolEvent(self.effort.turns, "", None, result.text, result.error, raw))
+        self.effort.invalid_calls += 1
+        self.messages.append({"role": "user", "content": result.text})
+        await self.notify(Moment("notice", self.effort.turns, self.messages[-1]))
+
+    def _wants_summary(self) -> bool:
+        summary = self.settings.summary
+        return 0 < summary.trigger_tokens <= self.budget.context and self.summaries < summary.max_count
+
+    async def _summarize(self) -> bool:
+        """Replace the context by the policy's own summary of it. False where the wall limit came first."""
+        self.messages.append({"role": "user", "content": REQUEST})
+        reply = await self._ask(self.settings.summary.max_tokens, summary=True)
+        if reply is None:
+            return False
+        content = reply.message.get("content")
+        text = clean(summary_text(content if isinstance(content, str) else None))
+        for call in calls_of(reply.message, self.effort.turns):
+            result = self.registry.error(ToolError("not_executed", "a summary was asked for"))
+            self.messages.append({"role": "tool", "tool_call_id": call.id, "content": result.text})
+            self.events.append(ToolEvent(self.effort.turns, call.name, None, result.text, result.error, call.arguments))
+            self.effort.tool_calls += 1
+        if not text:
+            self.effort.invalid_calls += 1
+            text = "(none was written)"
+        self.summaries += 1
+        self.past += self.messages
+        self.messages = list(continued(self.task_prompt, text, self.summaries, self.session.todos, self.settings))
+        self.budget.new_context()
+        return True
+
+    async def notify(self, moment: Moment) -> Reaction:
+        if self.on_event is None:
+            return None
+        reaction = self.on_event(moment)
+        return await reaction if inspect.isawaitable(reaction) else reaction

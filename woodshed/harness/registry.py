@@ -1,0 +1,125 @@
+"""Which tools a policy has, and the hash that says whether two trajectories saw the same agent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from woodshed.sandbox.protocol import SandboxError
+
+from .clip import clean
+from .errors import ToolError, error_text
+from .session import Session
+from .settings import HarnessSettings
+from .tools.base import Arguments, Tool, ToolResult
+from .tools.edit_file import EditFile
+from .tools.edit_line import EditLine
+from .tools.finish import Finish
+from .tools.read_file import ReadFile
+from .tools.read_lints import ReadLints
+from .tools.run_command import RunCommand
+from .tools.run_tests import RunTests
+from .tools.search import Glob, Grep, ListDir
+from .tools.todo_write import TodoWrite
+from .tools.undo import Undo
+from .tools.write_file import DeleteFile, WriteFile
+
+TOOLS: dict[str, type[Tool]] = {
+    tool.name: tool
+    for tool in (
+        ReadFile, EditFile, EditLine, Undo, WriteFile, DeleteFile, Grep, Glob, ListDir, RunCommand, RunTests,
+        ReadLints, TodoWrite, Finish,
+    )
+}  # fmt: skip
+
+OS_ERRORS: tuple[tuple[type[OSError], str], ...] = (
+    (FileNotFoundError, "not_found"),
+    (IsADirectoryError, "is_directory"),
+    (NotADirectoryError, "not_a_directory"),
+    (FileExistsError, "exists"),
+    (PermissionError, "permission_denied"),
+)
+
+log = logging.getLogger(__name__)
+
+
+class ToolRegistry:
+    """The tools of one policy. Holds no state of an episode, so one registry serves any number of them."""
+
+    def __init__(self, names: Iterable[str], settings: HarnessSettings) -> None:
+        self.settings = settings
+        self.tools: dict[str, Tool] = {}
+        for name in names:
+            if name not in TOOLS:
+                raise ValueError(f"unknown tool {name!r}; known: {sorted(TOOLS)}")
+            self.tools[name] = TOOLS[name](settings)
+        self._schemas = [tool.schema() for tool in self.tools.values()]
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """OpenAI function schemas, in the order of the names. The same list object every time."""
+        return self._schemas
+
+    @property
+    def hash(self) -> str:
+        return _digest(self._schemas)
+
+    def read_only(self, name: str) -> bool:
+        return name in self.tools and self.tools[name].read_only
+
+    def parse(self, name: str, arguments: str) -> tuple[Tool, Arguments]:
+        """Find the tool and check its arguments. Raises ToolError ``unknown_tool`` or ``invalid_arguments``."""
+        tool = self.tools.get(name)
+        if tool is None:
+            raise ToolError("unknown_tool", f"{clean(name)[:80]!r}; tools: {', '.join(self.tools)}")
+        try:
+            return tool, tool.Args.model_validate_json(arguments or "{}")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ToolError("invalid_arguments", f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+    async def run(self, tool: Tool, args: Arguments, session: Session) -> ToolResult:
+        """Run one call. Whatever the policy or its code does is a result; only SandboxError gets out."""
+        try:
+            result = await tool.run(args, session)
+        except ToolError as error:
+            return self.error(error)
+        except SandboxError:
+            raise
+        except OSError as error:
+            kind = next((kind for cause, kind in OS_ERRORS if isinstance(error, cause)), "io_error")
+            path = getattr(args, "path", "")
+            return self.error(ToolError(kind, f"{path}" if kind != "io_error" else f"{path}: {error.strerror}"))
+        except Exception:
+            log.exception("tool %s failed on %r", tool.name, args)
+            return self.error(ToolError("internal_error", f"{tool.name} failed; try another way"))
+        return ToolResult(clean(result.text), result.error)
+
+    def error(self, error: ToolError) -> ToolResult:
+        """The result that answers a failed call."""
+        text = error_text(error.kind, clean(error.detail), self.settings.output.error_detail)
+        return ToolResult(text, error.kind)
+
+
+def harness_hash(settings: HarnessSettings) -> str:
+    """Hash over everything of the harness that a policy can notice: tools, schemas, prompts, limits, summaries."""
+    from .prompt import system_prompt
+    from .summary import REQUEST
+
+    registry = ToolRegistry(settings.tools, settings)
+    parts = [registry.schemas(), system_prompt(settings), REQUEST, settings.model_dump(mode="json"), _FORMAT]
+    return _digest(parts)
+
+
+_FORMAT = 1
+"""Raised by hand when a tool answers differently although its schema is the same."""
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,80 @@
+"""What one episode changes: the state that tools share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from woodshed.record.trajectory import Effort
+from woodshed.sandbox.protocol import Sandbox
+
+from .errors import ToolError
+from .paths import confine
+from .settings import HarnessSettings
+
+MAX_FILE = 1 << 20
+MAX_UNDO = 100
+
+
+@dataclass
+class Edit:
+    """A change that can be taken back. ``before`` is None where the file did not exist."""
+
+    path: str
+    before: bytes | None
+
+
+@dataclass
+class Todo:
+    id: str
+    content: str
+    status: str
+
+
+@dataclass
+class Session:
+    """Passed to every tool. ``deadline`` is on ``time.monotonic``; tools never wait past it."""
+
+    box: Sandbox
+    settings: HarnessSettings
+    test_command: str = ""
+    deadline: float = float("inf")
+    effort: Effort = field(default_factory=Effort)
+    edits: list[Edit] = field(default_factory=list)
+    todos: list[Todo] = field(default_factory=list)
+    cwd: str = ""
+    finished: bool = False
+    final_message: str = ""
+
+    def time_left(self, wanted: float) -> float:
+        """Seconds a command may take: what was wanted, or what is left of the episode (at least 0.1)."""
+        return max(0.1, min(wanted, self.deadline - time.monotonic()))
+
+    def path(self, path: str) -> str:
+        return confine(path, self.settings.workdir)
+
+    async def read(self, path: str) -> bytes:
+        """The file's content. Raises ToolError ``too_large`` beyond 1 MiB, and OSError."""
+        data = await self.box.read(path, max_bytes=MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise ToolError("too_large", f"{path} is larger than {MAX_FILE} bytes; use run_command")
+        return data
+
+    async def read_text(self, path: str) -> str:
+        """The file as text that can be written back unchanged. Raises ToolError ``not_text``."""
+        try:
+            return (await self.read(path)).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ToolError("not_text", f"{path} is not UTF-8 text") from None
+
+    async def change(self, path: str, before: bytes | None, after: bytes | None) -> None:
+        """Write (or with None delete) a file, remembering how to undo it."""
+        if after is None:
+            await self.box.delete(path)
+        elif len(after) > MAX_FILE:
+            raise ToolError("too_large", f"a file may have {MAX_FILE} bytes")
+        else:
+            await self.box.put({path: after})
+        self.edits.append(Edit(path, before))
+        del self.edits[:-MAX_UNDO]
+        self.effort.edits += 1

@@ -1,0 +1,1 @@
+"""The tools, one small family per file."""

@@ -1,0 +1,76 @@
+"""What a tool is, and how it becomes an OpenAI function schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from woodshed.harness.settings import HarnessSettings
+
+if TYPE_CHECKING:
+    from woodshed.harness.session import Session
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """``text`` is what the policy reads; ``error`` is None or a type of ``woodshed.harness.errors``."""
+
+    text: str
+    error: str | None = None
+
+
+class Arguments(BaseModel):
+    """Base of argument models: unknown arguments are errors; a number written as a string is accepted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class NoArguments(Arguments):
+    pass
+
+
+class Tool:
+    """One tool under one HarnessSettings. Stateless: what an episode changes is in the Session.
+
+    ``verb`` and ``template`` are the rendering in the ``compact`` chat format. Tools with ``read_only`` change nothing
+    in the box and may run at the same time as each other.
+    """
+
+    name: ClassVar[str]
+    verb: ClassVar[str | None] = None
+    template: ClassVar[str] = ""
+    read_only: ClassVar[bool] = False
+    Args: ClassVar[type[Arguments]] = NoArguments
+
+    def __init__(self, settings: HarnessSettings) -> None:
+        self.settings = settings
+
+    def description(self) -> str:
+        raise NotImplementedError
+
+    async def run(self, args: Any, session: Session) -> ToolResult:
+        """Do it. Raises ToolError, OSError (both answered to the policy) and SandboxError (infrastructure)."""
+        raise NotImplementedError
+
+    def schema(self) -> dict[str, Any]:
+        """The tool as an OpenAI function schema, plus ``x-compact`` where the settings and the tool have it."""
+        parameters = _without_titles(self.Args.model_json_schema())
+        parameters.pop("description", None)
+        parameters.setdefault("properties", {})
+        function = {"name": self.name, "description": self.description(), "parameters": parameters}
+        schema: dict[str, Any] = {"type": "function", "function": function}
+        if self.settings.compact_schemas and self.verb is not None:
+            schema["x-compact"] = {"verb": self.verb, "template": self.template}
+        return schema
+
+
+def _without_titles(node: Any, is_properties: bool = False) -> Any:
+    """Drop the ``title`` that pydantic adds to every schema, but not a property of that name."""
+    if isinstance(node, dict):
+        items = node.items() if is_properties else ((k, v) for k, v in node.items() if k != "title")
+        return {k: _without_titles(v, k == "properties" and not is_properties) for k, v in items}
+    if isinstance(node, list):
+        return [_without_titles(item) for item in node]
+    return node

@@ -1,0 +1,55 @@
+"""Run the task's own tests, as the task names them."""
+
+from __future__ import annotations
+
+import shlex
+
+from woodshed.harness.boxed import program
+from woodshed.harness.clip import decode
+from woodshed.harness.errors import ToolError
+from woodshed.harness.session import Session
+
+from .base import NoArguments, Tool, ToolResult
+from .run_command import FLOOD, ran
+
+
+class RunTests(Tool):
+    """``python FILE.py`` runs in the box's warm interpreter, which saves its start-up; anything else is a command."""
+
+    name = "run_tests"
+    verb = "test"
+    Args = NoArguments
+
+    def description(self) -> str:
+        cap = self.settings.output.test_chars
+        return f"Run the project's tests and read what they print, at most {cap} characters."
+
+    async def run(self, args: NoArguments, session: Session) -> ToolResult:
+        if not session.test_command:
+            raise ToolError("no_tests", "this task names no test command; use run_command")
+        session.effort.test_runs += 1
+        timeout = session.time_left(self.settings.command.test_timeout)
+        script = python_script(session.test_command)
+        if script is not None:
+            source = program("script", {"path": script})
+            done = await session.box.exec_python(source, timeout=timeout, max_output=FLOOD)
+        else:
+            done = await session.box.exec(session.test_command, timeout=timeout, max_output=FLOOD)
+        text = decode(done.stdout).strip("\n")
+        if not text.strip() or (script is None and done.stderr):
+            text = "\n".join(part for part in (text, decode(done.stderr).strip("\n")) if part)
+        if text.strip() and not (done.timed_out or done.out_of_memory or done.truncated):
+            # What tests print already says how they went: no exit code is added.
+            done.returncode = 0
+        return ran(text, done, timeout, self.settings.output.test_chars)
+
+
+def python_script(command: str) -> str | None:
+    """``FILE.py`` where the command is ``python FILE.py`` (or python3) and nothing else."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    if len(words) == 2 and words[0] in ("python", "python3") and words[1].endswith(".py"):
+        return words[1]
+    return None
