@@ -1,0 +1,192 @@
+"""The key/value cache: one row per session, kept between the turns of a trajectory.
+
+Keys and values lie in ``[layer, row, kv head, length, head dim]``. A run of rows is then one strided batch for a matrix
+product, without any copy, which on a CPU is worth more than the memory that finer-grained pages would save.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class RowCache:
+    """Rows of keys and values with the tokens they belong to.
+
+    ``tokens`` int32 ``[R, T]`` holds each row's sequence, of which the first ``lengths[row]`` tokens are computed.
+    ``oldest[row]`` is the oldest policy version among them. ``routes`` int16 ``[R, T, L, K]`` (-1 where unknown) exists
+    for mixtures of experts only. Used by the engine's thread only.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        budget: int,
+        max_rows: int,
+        step: int,
+        experts_per_token: int = 0,
+    ) -> None:
+        self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
+        self.dtype, self.device, self.step = dtype, device, step
+        self.budget, self.max_rows, self.experts = budget, max_rows, experts_per_token
+        self.token_bytes = layers * kv_heads * 2 * head_dim * dtype.itemsize
+        self.rows = self.length = 0
+        self.tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self.lengths: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.oldest: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.busy: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.routes: NDArray[np.int16] | None = None
+        self.owner: list[str | None] = []
+        self.sessions: dict[str, int] = {}
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.evictions = 0
+        self.moved: dict[int, int] = {}
+        self._used: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._clock = 0
+
+    def rows_within(self, length: int) -> int:
+        """How many rows of ``length`` tokens the budget holds."""
+        rounded = -(-length // self.step) * self.step
+        return min(self.max_rows, self.budget // (rounded * self.token_bytes))
+
+    def acquire(self, session: str | None, length: int) -> int | None:
+        """A row for a sequence of at most ``length`` tokens, marked busy; None if only busy rows are left.
+
+        A session gets its own row back with what it holds, unless that row is busy (a second request of the same
+        session at the same time): then an anonymous one.
+        """
+        own = self.sessions.get(session) if session is not None else None
+        if own is not None and self.busy[own]:
+            session = own = None
+        if length > self.length and not self._grow_length(length, own):
+            return None
+        own = self.sessions.get(session) if session is not None else None  # rows may have moved
+        row = own if own is not None else self._free_row()
+        if row is None:
+            return None
+        self.busy[row] = True
+        if own is None:
+            self.lengths[row] = 0
+            self.owner[row] = session
+            if session is not None:
+                self.sessions[session] = row
+        return row
+
+    def release(self, row: int) -> None:
+        """The row's request is over; a session's row stays until it is evicted."""
+        self.busy[row] = False
+        self._clock += 1
+        self._used[row] = self._clock
+        if self.owner[row] is None:
+            self.lengths[row] = 0
+
+    def drop(self, row: int) -> None:
+        """Forget what a row holds and whose it was."""
+        session = self.owner[row]
+        if session is not None:
+            del self.sessions[session]
+        self.owner[row] = None
+        self.lengths[row] = 0
+
+    def scrub(self, row: int) -> None:
+        """Zero a row, so that what is not finite in it cannot reach a later request through masked positions."""
+        for buffer in (*self.keys, *self.values):
+            buffer[row].zero_()
+
+    def truncate(self, row: int, length: int) -> None:
+        self.lengths[row] = min(int(self.lengths[row]), length)
+
+    def common_prefixes(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Length of the common prefix of ``tokens`` and every row's sequence, computed or not: int64 ``[R]``."""
+        n = min(len(tokens), self.length)
+        differs = self.tokens[:, :n] != tokens[:n]
+        first = differs.argmax(axis=1) if n else np.zeros(self.rows, np.int64)
+        return np.where(differs.any(axis=1), first, n)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` computed tokens of one row to another."""
+        for buffer in (*self.keys, *self.values):
+            buffer[target, :, :length].copy_(buffer[source, :, :length])
+        if self.routes is not None:
+            self.routes[target, :length] = self.routes[source, :length]
+        self.lengths[target] = length
+        self.oldest[target] = self.oldest[source]
+
+    def cached_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def _free_row(self) -> int | None:
+        free = [row for row in range(self.rows) if not self.busy[row] and self.owner[row] is None]
+        if free:
+            return free[0]
+        wanted = min(max(8, 2 * self.rows), self.rows_within(self.length))
+        if wanted > self.rows:
+            first = self.rows
+            self._reallocate(wanted, self.length, list(range(self.rows)))
+            return first
+        idle = np.flatnonzero(~self.busy)
+        if not len(idle):
+            return None
+        row = int(idle[self._used[idle].argmin()])
+        self.drop(row)
+        self.evictions += 1
+        return row
+
+    def _grow_length(self, length: int, keep_row: int | None) -> bool:
+        """Make rows at least ``length`` long, evicting idle ones where the budget asks for it."""
+        length = -(-length // self.step) * self.step
+        allowed = self.rows_within(length)
+        used = [row for row in range(self.rows) if self.busy[row] or self.owner[row] is not None]
+        must = [row for row in used if self.busy[row] or row == keep_row]
+        if len(must) + (keep_row is None) > allowed:
+            return False
+        room = allowed - (keep_row is None)
+        idle = sorted((row for row in used if row not in must), key=lambda row: -self._used[row])
+        kept = sorted(must + idle[: max(0, room - len(must))])
+        for row in set(used) - set(kept):
+            self.drop(row)
+            self.evictions += 1
+        if self.rows <= allowed:
+            self._reallocate(max(self.rows, 1), length, list(range(self.rows)))
+        else:
+            self._reallocate(allowed, length, kept)
+        return True
+
+    def _reallocate(self, rows: int, length: int, kept: list[int]) -> None:
+        """New buffers that hold old row ``kept[i]`` as row i. Sets ``moved`` (old row -> new row)."""
+        old_length = self.length
+        index = torch.tensor(kept, dtype=torch.int64, device=self.device)
+        for name in ("keys", "values"):
+            old: list[Tensor] = getattr(self, name)
+            new = []
+            for layer in range(self.layers):  # layer by layer, so that old and new never exist twice in full
+                # zeros: masked positions are multiplied by probability 0 and must therefore be finite
+                buffer = torch.zeros((rows, self.kv_heads, length, self.head_dim), dtype=self.dtype, device=self.device)
+                if kept and old_length:
+                    buffer[: len(kept), :, :old_length] = old[layer].index_select(0, index)
+                    old[layer] = buffer
+                new.append(buffer)
+            setattr(self, name, new)
+        tokens = np.zeros((rows, length), np.int32)
+        tokens[: len(kept), :old_length] = self.tokens[kept]
+        if self.experts:
+            routes = np.full((rows, length, self.layers, self.experts), -1, np.int16)
+            if self.routes is not None:
+                routes[: len(kept), :old_length] = self.routes[kept]
+            self.routes = routes
+        for name in ("lengths", "oldest", "busy", "_used"):
+            values = np.zeros(rows, getattr(self, name).dtype)
+            values[: len(kept)] = getattr(self, name)[kept]
+            setattr(self, name, values)
+        self.owner = [self.owner[row] for row in kept] + [None] * (rows - len(kept))
+        self.sessions = {name: row for row, name in enumerate(self.owner) if name is not None}
+        self.tokens, self.rows, self.length = tokens, rows, length
+        self.moved = {old_row: row for row, old_row in enumerate(kept)}

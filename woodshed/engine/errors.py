@@ -1,0 +1,27 @@
+"""What the engine raises. Imports no torch."""
+
+from __future__ import annotations
+
+
+class EngineError(RuntimeError):
+    """The engine could not answer a request; the cause is chained."""
+
+
+class EngineClosed(EngineError):
+    """The engine was closed before it answered."""
+
+
+class EngineBusy(EngineError):
+    """Too many requests wait (``EngineSettings.max_waiting``); try again later."""
+
+
+class ContextLengthExceeded(ValueError):
+    """The prompt leaves no room for a single sampled token."""
+
+    def __init__(self, tokens: int, context: int) -> None:
+        super().__init__(
+            f"the request has {tokens} tokens and the context holds {context}, of which at least one must be sampled; "
+            "shorten the prompt or raise engine.context"
+        )
+        self.tokens = tokens
+        self.context = context

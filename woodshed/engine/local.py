@@ -1,0 +1,335 @@
+"""The built-in engine: continuous batching over a cache that outlives requests, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from woodshed.engine.cache import RowCache
+from woodshed.engine.checks import check_sampling, checked_prompt
+from woodshed.engine.delivery import Outbox
+from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
+from woodshed.engine.forward import Forward
+from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
+from woodshed.engine.request import Request
+from woodshed.engine.scheduler import Scheduler
+from woodshed.engine.settings import EngineSettings
+from woodshed.engine.swap import KvPolicy, Swap, check_state, expected_shapes, load_state
+from woodshed.policy.decoder import Decoder
+
+
+class LocalEngine:
+    """Samples from a decoder in this process; implements ``woodshed.engine.protocol.Engine``.
+
+    The engine owns ``decoder`` from here on: it moves it to ``device`` and changes its weights in place. ``version`` is
+    the PolicyVersion of the weights it starts with. Callers may live in any event loop of any thread.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        settings: EngineSettings | None = None,
+        device: str | torch.device = "cpu",
+        version: int = 0,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        config = decoder.config
+        if self.settings.context is not None and self.settings.context > config.max_positions:
+            raise ValueError(f"engine.context is {self.settings.context}; the policy's limit is {config.max_positions}")
+        self.context = self.settings.context or config.max_positions
+        self.vocabulary = config.vocab_size
+        self.device = torch.device(device)
+        decoder.requires_grad_(False)
+        decoder.to(self.device)
+        if self.settings.dtype != "auto":
+            decoder.to(getattr(torch, self.settings.dtype))
+        self.decoder = decoder
+        self._shapes = expected_shapes(decoder)
+        self._version = version
+        self._random = random.Random(self.settings.seed)
+        self._waiting: deque[Request] = deque()
+        self._reset_cache()
+        self._outbox = Outbox()
+        self._wake = threading.Condition()
+        self._inbox: deque[Request] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._swaps: deque[Swap] = deque()
+        self._closed = False
+        self._started = time.perf_counter()
+        self._counts = {"generated_tokens": 0, "prefilled_tokens": 0, "reused_tokens": 0, "iterations": 0, "swaps": 0}
+        self._busy_seconds = self._swap_seconds = 0.0
+        self._thread = threading.Thread(target=self._main, name="woodshed-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        session: str | None = None,
+        on_token: OnToken | None = None,
+    ) -> Completion:
+        """Sample a completion of ``tokens``. Cancelling the awaiting task stops the request.
+
+        Raises ContextLengthExceeded or ValueError before anything runs, EngineBusy when too many requests wait,
+        EngineClosed when the engine is closed, and EngineError (with the cause chained) when the computation failed.
+        """
+        prompt = checked_prompt(tokens, self.vocabulary, self.context)
+        check_sampling(sampling, self.vocabulary)
+        limit = min(sampling.max_tokens, self.context - len(prompt))
+        if self._cache.rows_within(len(prompt) + limit) < 1:
+            raise ValueError(
+                f"a sequence of {len(prompt) + limit} tokens does not fit engine.cache_bytes {self.settings.cache_bytes}"
+                f" at {self._cache.token_bytes} bytes a token; raise it or lower max_tokens"
+            )
+        loop = asyncio.get_running_loop()
+        request = Request(
+            prompt=prompt,
+            sampling=sampling,
+            limit=limit,
+            session=session,
+            on_token=on_token,
+            loop=loop,
+            future=loop.create_future(),
+            rng=self._random if sampling.seed is None else random.Random(sampling.seed),
+            stop_ids=frozenset(sampling.stop_ids),
+        )
+        with self._wake:
+            if self._closed:
+                raise EngineClosed("the engine is closed")
+            if len(self._inbox) + len(self._scheduler.waiting) >= self.settings.max_waiting:
+                raise EngineBusy(f"{self.settings.max_waiting} requests wait already (engine.max_waiting)")
+            self._inbox.append(request)
+            self._wake.notify()
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            request.cancelled = True
+            raise
+
+    async def update_weights(self, version: int, state: Mapping[str, Tensor], *, kv: KvPolicy = "keep") -> float:
+        """Swap the weights between two iterations; returns the seconds for which sampling stood still.
+
+        ``state`` has Hugging Face names and the shapes of the policy; it is copied. ``kv`` says what becomes of keys
+        and values: ``keep`` goes on with those of the old weights; ``recompute`` computes them anew, also for running
+        requests; ``drain`` first lets running requests finish, so that no completion mixes versions, and then forgets
+        them. Raises ValueError before anything changes if ``state`` does not fit.
+        """
+        check_state(self._shapes, state)
+        loop = asyncio.get_running_loop()
+        swap = Swap(version, state, kv, loop, loop.create_future())
+        self._post(lambda: self._swaps.append(swap))
+        return await swap.future
+
+    def release(self, session: str) -> None:
+        """Forget a session; what it still runs ends with stop reason ``cancelled``."""
+        with self._wake:
+            if self._closed:
+                return
+        self._post(lambda: self._release(session))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start and what is in hand now. ``idle_share`` is the share of time without work."""
+        uptime = time.perf_counter() - self._started
+        return {
+            "version": self._version,
+            "running": len(self._scheduler.running),
+            "waiting": len(self._inbox) + len(self._scheduler.waiting),
+            "sessions": len(self._cache.sessions),
+            "cache_tokens": self._cache.cached_tokens(),
+            "cache_bytes": self._cache.rows * self._cache.length * self._cache.token_bytes,
+            "evictions": self._cache.evictions,
+            **self._counts,
+            "swap_seconds": self._swap_seconds,
+            "busy_seconds": self._busy_seconds,
+            "uptime_seconds": uptime,
+            "idle_share": max(0.0, 1.0 - self._busy_seconds / uptime) if uptime else 0.0,
+        }
+
+    async def close(self) -> None:
+        """Stop after the current iteration; requests that are not finished fail with EngineClosed."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closed:
+                raise EngineClosed("the engine is closed")
+            self._commands.append(command)
+            self._wake.notify()
+
+    # ---- the engine's thread ----
+
+    def _reset_cache(self) -> None:
+        config = self.decoder.config
+        self._cache = RowCache(
+            layers=config.num_layers,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.decoder.dtype,
+            device=self.device,
+            budget=self.settings.cache_bytes,
+            max_rows=max(self.settings.max_sessions, 1),
+            step=min(self.settings.length_step, self.context),
+            experts_per_token=config.num_experts_per_tok if config.num_experts else 0,
+        )
+        self._scheduler = Scheduler(self._cache, self.settings, self._waiting)
+        self._forward = Forward(self.decoder, self._cache)
+
+    def _main(self) -> None:
+        if self.device.type == "cpu" and self.settings.threads is not None:
+            torch.set_num_threads(self.settings.threads)
+        failure: BaseException = EngineClosed("the engine was closed before it answered")
+        try:
+            with torch.inference_mode():
+                while self._take():
+                    began = time.perf_counter()
+                    self._iterate()
+                    self._outbox.flush()
+                    self._busy_seconds += time.perf_counter() - began
+        except BaseException as error:  # nobody may be left hanging
+            failure = EngineClosed(f"the engine stopped: {error!r}")
+            failure.__cause__ = error
+            raise
+        finally:
+            self._refuse_all(failure)
+
+    def _take(self) -> bool:
+        """Wait for work and take it in; False when the engine is closed."""
+        scheduler = self._scheduler
+        with self._wake:
+            while not (
+                self._closed or self._inbox or self._commands or self._swaps or scheduler.running or scheduler.waiting
+            ):
+                self._wake.wait()
+            commands, self._commands = self._commands, deque()
+            scheduler.waiting.extend(self._inbox)
+            self._inbox.clear()
+            closed = self._closed
+        for command in commands:
+            command()
+        return not closed
+
+    def _iterate(self) -> None:
+        for request in [r for r in self._scheduler.running if r.cancelled]:
+            self._finish(request, "cancelled")
+        while self._swaps and not (self._swaps[0].kv == "drain" and self._scheduler.running):
+            self._swap(self._swaps.popleft())
+        try:
+            if not self._swaps:
+                self._scheduler.admit(self._version)
+        except Exception as error:
+            self._fail_running(error, self._scheduler.waiting.popleft())
+            return
+        if not self._scheduler.running:
+            return
+        try:
+            step = self._scheduler.plan(self._version)
+            sampled = self._forward.run(step)
+        except Exception as error:
+            self._fail_running(error)
+            return
+        self._counts["iterations"] += 1
+        self._counts["prefilled_tokens"] += sum(chunk.count for chunk in step.chunks)
+        for request, token, logprob in sampled:
+            self._accept(request, token, logprob)
+
+    def _accept(self, request: Request, token: int, logprob: float) -> None:
+        if math.isnan(logprob):
+            self._fail(request, EngineError(f"the policy (version {self._version}) yields logits that are not finite"))
+            return
+        self._cache.tokens[request.row, request.total] = token
+        try:
+            reason = request.accept(token, logprob, self._version)
+        except Exception as error:
+            failure = EngineError(f"on_token raised {error!r}")
+            failure.__cause__ = error
+            self._fail(request, failure)
+            return
+        self._counts["generated_tokens"] += 1
+        if reason is not None:
+            self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: StopReason) -> None:
+        prompt_routes = routes = None
+        if self._cache.routes is not None and request.row >= 0:
+            of_row = self._cache.routes[request.row]
+            prompt_routes = of_row[request.reused : len(request.prompt)].copy()
+            routes = of_row[len(request.prompt) : request.total].copy()
+            routes[max(0, int(self._cache.lengths[request.row]) - len(request.prompt)) :] = -1  # sampled, not yet fed
+        if request.row >= 0:
+            self._scheduler.retire(request)
+            self._counts["reused_tokens"] += request.cached
+        completion = Completion(
+            request.tokens, request.logprobs, request.versions, reason, routes, prompt_routes, request.cached
+        )
+        self._outbox.put(request.loop, request.future, completion)
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        if request.row >= 0:
+            self._scheduler.forget(request)
+        self._outbox.put(request.loop, request.future, error)
+
+    def _fail_running(self, cause: Exception, *more: Request) -> None:
+        """An iteration failed: nothing in the cache can be trusted, and everything that ran is answered."""
+        for request in (*self._scheduler.running, *more):
+            error = EngineError(f"the engine's iteration failed: {cause!r}")
+            error.__cause__ = cause
+            self._outbox.put(request.loop, request.future, error)
+        self._scheduler.running.clear()
+        self._reset_cache()
+
+    def _release(self, session: str) -> None:
+        for request in [r for r in self._scheduler.running if r.session == session]:
+            self._finish(request, "cancelled")
+        for request in [r for r in self._scheduler.waiting if r.session == session]:
+            self._scheduler.waiting.remove(request)
+            self._finish(request, "cancelled")
+        row = self._cache.sessions.get(session)
+        if row is not None:
+            self._cache.drop(row)
+
+    def _swap(self, swap: Swap) -> None:
+        began = time.perf_counter()
+        try:
+            load_state(self.decoder, swap.state)
+        except Exception as error:
+            failure = EngineError(f"loading version {swap.version} failed: {error!r}")
+            failure.__cause__ = error
+            self._outbox.put(swap.loop, swap.future, failure)
+            return
+        self._version = swap.version
+        if swap.kv != "keep":
+            self._scheduler.invalidate()
+        seconds = time.perf_counter() - began
+        self._counts["swaps"] += 1
+        self._swap_seconds += seconds
+        self._outbox.put(swap.loop, swap.future, seconds)
+
+    def _refuse_all(self, failure: BaseException) -> None:
+        with self._wake:
+            self._closed = True
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
+        for request in (*self._scheduler.running, *self._scheduler.waiting, *self._inbox):
+            self._outbox.put(request.loop, request.future, failure)
+        for swap in self._swaps:
+            self._outbox.put(swap.loop, swap.future, failure)
+        self._outbox.flush()

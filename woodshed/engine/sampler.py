@@ -1,0 +1,93 @@
+"""Draws one token per row of a batch of logits, with the log-probability of what was drawn.
+
+The draw inverts the cumulative distribution at one uniform number per row, so a row's token depends on its own
+generator and logits only, not on the rest of the batch, and no noise of vocabulary size is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from woodshed.engine.protocol import Sampling
+
+
+def truncate(logits_BV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Logits with everything outside top-k, top-p and min-p at -inf, applied in that order.
+
+    ``logits_BV`` float32 ``[B, V]`` after temperature; ``top_k`` int64 ``[B]`` (0 is off), ``top_p`` and ``min_p``
+    float32 ``[B]``. Top-p keeps the smallest set of tokens whose probability reaches p (Holtzman et al. 2020, section
+    3.1), min-p those with at least p times the largest probability (Nguyen et al. 2025, section 3); the most probable
+    token always stays.
+    """
+    sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
+    vocabulary = logits_BV.shape[-1]
+    rank_V = torch.arange(vocabulary, device=logits_BV.device)
+    limit_B = torch.where(top_k > 0, top_k, vocabulary)
+    sorted_BV = sorted_BV.masked_fill(rank_V >= limit_B[:, None], -torch.inf)
+    probs_BV = sorted_BV.softmax(-1)
+    before_BV = probs_BV.cumsum(-1) - probs_BV
+    drop_BV = ((before_BV >= top_p[:, None]) & (top_p[:, None] < 1)) | (probs_BV < min_p[:, None] * probs_BV[:, :1])
+    drop_BV[:, 0] = False
+    sorted_BV = sorted_BV.masked_fill(drop_BV, -torch.inf)
+    return torch.empty_like(logits_BV).scatter_(-1, order_BV, sorted_BV)
+
+
+def adjusted_logits(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Float32 logits ``[B, V]`` after bias, temperature and truncation (bias first). Temperature 0 leaves the scale."""
+    logits_BV = logits_BV.float()
+    device = logits_BV.device
+    biased = [(row, s.logit_bias) for row, s in enumerate(samplings) if s.logit_bias]
+    if biased:
+        logits_BV = logits_BV.clone()
+        for row, bias in biased:
+            ids = torch.tensor(list(bias.keys()), device=device)
+            logits_BV[row, ids] += torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+    if any(s.temperature not in (0.0, 1.0) for s in samplings):
+        temperature = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)
+        logits_BV = logits_BV / temperature[:, None]
+    rows = [row for row, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
+    if rows:
+        index = torch.tensor(rows, device=device)
+        chosen = [samplings[row] for row in rows]
+        cut = truncate(
+            logits_BV[index],
+            torch.tensor([s.top_k for s in chosen], device=device),
+            torch.tensor([s.top_p for s in chosen], device=device),
+            torch.tensor([s.min_p for s in chosen], device=device),
+        )
+        logits_BV = logits_BV.index_copy(0, index, cut)
+    return logits_BV
+
+
+def sample(
+    logits_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """One token id and its natural log-probability per row.
+
+    ``logits_BV`` ``[B, V]`` of any float type; ``uniforms`` in [0, 1), one per row. The log-probability is that of the
+    distribution drawn from; greedy decoding (temperature 0) draws from a point mass, so there it is 0. A row whose
+    logits are not finite yields log-probability nan.
+    """
+    logp_BV = adjusted_logits(logits_BV, samplings).log_softmax(-1)
+    greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
+    if len(greedy) == len(samplings):
+        best_B = logp_BV.argmax(-1)
+        top_B = logp_BV.gather(-1, best_B[:, None])[:, 0]
+        return best_B.tolist(), (top_B * 0.0).tolist()  # a nan stays one
+    cdf_BV = logp_BV.exp().cumsum(-1, dtype=torch.float64)
+    total_B1 = cdf_BV[:, -1:]
+    point_B1 = torch.as_tensor(np.asarray(uniforms), device=logits_BV.device)[:, None] * total_B1
+    # rounding must not push the point to the total: the first entry above it always has a positive probability
+    point_B1 = torch.minimum(point_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    ids_B1 = torch.searchsorted(cdf_BV, point_B1, right=True).clamp_(max=logp_BV.shape[-1] - 1)
+    chosen_B = logp_BV.gather(-1, ids_B1)[:, 0]
+    ids, logps = ids_B1[:, 0].tolist(), chosen_B.tolist()
+    if greedy:
+        best = logp_BV[greedy].max(-1)
+        for row, token, top in zip(greedy, best.indices.tolist(), best.values.tolist()):
+            ids[row], logps[row] = token, top * 0.0
+    return ids, logps

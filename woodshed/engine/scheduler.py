@@ -1,0 +1,142 @@
+"""Which requests run and what each iteration computes.
+
+A running request has pending tokens: those of its sequence that are not in the cache. One pending token is a decode
+step, more are a prompt (or a sequence to be recomputed after a weight swap), computed in chunks in order of arrival.
+When nothing is pending after an iteration, a token is sampled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from woodshed.engine.attention import Chunk
+from woodshed.engine.cache import RowCache
+from woodshed.engine.request import Request
+from woodshed.engine.settings import EngineSettings
+
+
+@dataclass
+class Step:
+    """One iteration: decoding requests in order of rows, then chunks with their requests."""
+
+    decoding: list[Request]
+    decode_rows: NDArray[np.int64]
+    chunks: list[Chunk]
+    chunked: list[Request]
+
+
+class Scheduler:
+    """Admission in order of arrival, prefix reuse, and the plan of each iteration. Engine's thread only."""
+
+    def __init__(self, cache: RowCache, settings: EngineSettings, waiting: deque[Request]) -> None:
+        self.cache, self.settings, self.waiting = cache, settings, waiting
+        self.running: list[Request] = []
+
+    def admit(self, version: int) -> None:
+        """Move waiting requests into the batch while there is room; the first that does not fit blocks the rest."""
+        while self.waiting and len(self.running) < self.settings.max_running:
+            request = self.waiting[0]
+            if request.cancelled:
+                self.waiting.popleft()
+                continue
+            rows_before = self.cache.rows, self.cache.length
+            row = self.cache.acquire(request.session, request.longest)
+            if (self.cache.rows, self.cache.length) != rows_before:
+                for other in self.running:
+                    other.row = self.cache.moved[other.row]
+            if row is None:
+                return
+            self.waiting.popleft()
+            request.row = row
+            self._reuse(request, version)
+            self.running.append(request)
+
+    def _reuse(self, request: Request, version: int) -> None:
+        """Keep of the row's tokens what the request shares with them."""
+        cache, row, prompt = self.cache, request.row, request.prompt
+        mode = self.settings.prefix_cache
+        stale = mode == "off" or (mode == "salt" and cache.oldest[row] != version)
+        held = 0 if stale else int(cache.lengths[row])
+        if held:
+            n = min(held, len(prompt))
+            differs = cache.tokens[row, :n] != prompt[:n]
+            held = int(differs.argmax()) if differs.any() else n
+        # the last prompt token is always computed: its logits are needed
+        held = min(held, len(prompt) - 1)
+        cache.lengths[row] = held
+        cache.tokens[row, : len(prompt)] = prompt
+        cache.tokens[row, len(prompt) :] = -1  # never part of a common prefix
+        request.reused = request.cached = held
+
+    def plan(self, version: int) -> Step:
+        """The next iteration. Every running request takes part or waits for its prefix or for room in the budget."""
+        decoding: list[Request] = []
+        chunks: list[Chunk] = []
+        chunked: list[Request] = []
+        budget = self.settings.prefill_tokens
+        prefilling: set[int] = set()
+        for request in self.running:
+            done = int(self.cache.lengths[request.row])
+            pending = request.total - done
+            if pending == 1 and done:
+                decoding.append(request)
+                request.started = True
+                continue
+            if budget <= 0:
+                continue
+            if not request.started:
+                if self._share(request, version, prefilling):
+                    continue
+                request.started = True
+                done = int(self.cache.lengths[request.row])
+                pending = request.total - done
+            if done == 0:
+                self.cache.oldest[request.row] = version
+            prefilling.add(request.row)
+            count = min(pending, budget)
+            budget -= count
+            chunks.append(Chunk(request.row, done, count))
+            chunked.append(request)
+        decoding.sort(key=lambda r: r.row)
+        return Step(decoding, np.array([r.row for r in decoding], np.int64), chunks, chunked)
+
+    def _share(self, request: Request, version: int, prefilling: set[int]) -> bool:
+        """Copy a longer common prefix from another row. True if it is better to wait, because a row of this very
+        iteration is computing that prefix."""
+        least = self.settings.share_prefix
+        cache, row = self.cache, request.row
+        if not least or self.settings.prefix_cache == "off":
+            return False
+        held = int(cache.lengths[row])
+        common = np.minimum(cache.common_prefixes(request.prompt), len(request.prompt) - 1)
+        usable = np.where(cache.oldest == version, common, 0)
+        usable[row] = 0
+        ready = np.minimum(usable, cache.lengths)
+        source = int(ready.argmax())
+        best = max(held, int(ready[source]))
+        if any(usable[other] >= best + least for other in prefilling):
+            return True
+        if ready[source] >= held + least:
+            cache.copy_prefix(source, row, int(ready[source]))
+            request.cached = int(ready[source])
+        return False
+
+    def retire(self, request: Request) -> None:
+        """The request is over; its session keeps what is computed."""
+        self.running.remove(request)
+        self.cache.release(request.row)
+
+    def forget(self, request: Request) -> None:
+        """The request failed: nothing of its row may be reused."""
+        self.running.remove(request)
+        self.cache.scrub(request.row)
+        self.cache.drop(request.row)
+        self.cache.release(request.row)
+
+    def invalidate(self) -> None:
+        """Keys and values of all rows are to be computed anew; running requests go on where they are."""
+        self.cache.lengths[:] = 0
