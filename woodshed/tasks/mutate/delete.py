@@ -1,0 +1,76 @@
+"""Deleting the body of a function (feature deletion): signature, decorators and docstring stay."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class FunctionSpan:
+    """``name`` is qualified (``Class.method``); ``line`` to ``end_line`` (1-based, inclusive) cover ``def`` and body;
+    ``body_line`` is the first line after the docstring, ``statements`` counts statements below it."""
+
+    name: str
+    line: int
+    body_line: int
+    end_line: int
+    statements: int
+
+
+def function_spans(source: str) -> list[FunctionSpan]:
+    """Functions and methods of a module (not those nested in functions), in order. Raises SyntaxError."""
+    spans = []
+    for name, node in _functions(ast.parse(source)):
+        body = _code(node)
+        if body:
+            count = sum(isinstance(n, ast.stmt) for statement in body for n in ast.walk(statement))
+            spans.append(FunctionSpan(name, node.lineno, body[0].lineno, node.end_lineno or node.lineno, count))
+    return spans
+
+
+def delete_body(source: str, function: str) -> str:
+    """``source`` with the body of ``function`` (``name`` or ``Class.name``) replaced by ``raise NotImplementedError``.
+
+    Everything outside that body keeps its formatting. Raises SyntaxError, KeyError where there is no such function,
+    ValueError where it has no body besides a docstring.
+    """
+    node = find_function(ast.parse(source), function)
+    body = _code(node)
+    if not body:
+        raise ValueError(f"{function}: nothing to delete but a docstring")
+    lines = source.split("\n")
+    first, last = body[0], node.end_lineno or node.lineno
+    start = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
+    head, own = lines[: start - 1], lines[start - 1].encode()[: first.col_offset].decode()
+    if own.strip():  # the body starts on the line of the signature or of the docstring
+        indent = " " * (node.col_offset + 4)
+        head.append(own.rstrip().removesuffix(";"))
+    else:
+        indent = own if start == first.lineno else " " * first.col_offset
+    return "\n".join([*head, f"{indent}raise NotImplementedError", *lines[last:]])
+
+
+def find_function(tree: ast.Module, name: str) -> Function:
+    """The last definition of ``name``, which is the one in force. Raises KeyError."""
+    found = [node for qualified, node in _functions(tree) if qualified == name]
+    if not found:
+        raise KeyError(f"no function {name!r} in the source")
+    return found[-1]
+
+
+def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.stmt):
+            yield from _functions(node, prefix)
+
+
+def _code(node: Function) -> list[ast.stmt]:
+    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body

@@ -1,0 +1,123 @@
+"""Every one-line mutation of a source, and how one is drawn.
+
+A mutation replaces the text of one expression (or augmented assignment) by the rendering of its changed tree. The
+rest of the line keeps its formatting, so real code stays as its authors wrote it; on normalised source (the output of
+``ast.unparse``) the result is normalised again.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .delete import find_function
+from .kinds import WEIGHTS, Change, changes
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``before`` and ``after`` are the whole line number ``line`` (1-based); ``source`` is the mutated source."""
+
+    kind: str
+    line: int
+    before: str
+    after: str
+    source: str
+
+
+def normalise(source: str) -> str:
+    """The source as ``ast.unparse`` writes it, with a final newline. Raises SyntaxError."""
+    return ast.unparse(ast.parse(source)) + "\n"
+
+
+def mutations(source: str, *, function: str | None = None, keep_format: bool = False) -> list[Mutation]:
+    """All mutations of ``source``, in source order.
+
+    ``function`` limits them to one function (``name`` or ``Class.name``); KeyError where there is none.
+    The source is normalised first unless ``keep_format`` is set. Each mutation changes exactly one line, parses, and
+    differs from every other one. Raises SyntaxError where the source does not parse.
+    """
+    text = source if keep_format else normalise(source)
+    tree = ast.parse(text)
+    if function is not None:
+        roots: list[ast.AST] = [find_function(tree, function)]
+    else:
+        roots = list(tree.body)
+    lines = text.split("\n")
+    seen: set[tuple[int, str]] = set()
+    found: list[Mutation] = []
+    for root in roots:
+        for kind, number, after in _edits(root, tree, lines):
+            before = lines[number - 1]
+            if after == before or (number, after) in seen:
+                continue
+            seen.add((number, after))
+            found.append(Mutation(kind, number, before, after, apply_line(text, number, after)))
+    return sorted(found, key=lambda m: m.line)
+
+
+def apply_line(source: str, line: int, text: str) -> str:
+    """``source`` with the 1-based ``line`` replaced by ``text``. Raises IndexError."""
+    lines = source.split("\n")
+    if not 1 <= line <= len(lines):
+        raise IndexError(f"no line {line}: the source has {len(lines)} lines")
+    lines[line - 1] = text
+    return "\n".join(lines)
+
+
+def pick(rng: random.Random, options: Sequence[Mutation]) -> Mutation:
+    """Draw the kind first, by ``WEIGHTS`` over the kinds present, then uniformly within it.
+
+    A uniform draw would give mostly wrong-variable bugs, which are the most numerous. Raises ValueError if empty.
+    """
+    if not options:
+        raise ValueError("no mutation to pick from")
+    kinds = sorted({m.kind for m in options})
+    kind = rng.choices(kinds, [WEIGHTS[k] for k in kinds])[0]
+    return rng.choice([m for m in options if m.kind == kind])
+
+
+def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tuple[str, int, str]]:
+    for change in changes(root, module):
+        target, rendered = _render(change)
+        number, start, end = target.lineno, target.col_offset, target.end_col_offset
+        if target.end_lineno != number or end is None or "\n" in rendered:
+            continue
+        raw = lines[number - 1].encode()
+        after = (raw[:start] + rendered.encode() + raw[end:]).decode()
+        yield change.kind, number, after
+
+
+def _render(change: Change) -> tuple[ast.expr | ast.stmt, str]:
+    """The node whose text is replaced, and its new text.
+
+    Inside operator expressions a change can alter which parentheses are needed, so the outermost enclosing operator
+    expression is rendered; everything else is delimited by its surroundings.
+    """
+    if not change.ancestors or not isinstance(change.ancestors[-1][0], _OPERATORS):
+        return change.node, ast.unparse(change.replacement)
+    parent, name, index = change.ancestors[-1]
+    top = parent
+    for ancestor, _, _ in reversed(change.ancestors):
+        if not isinstance(ancestor, _OPERATORS):
+            break
+        top = ancestor
+    _put(parent, name, index, change.replacement)
+    try:
+        rendered = ast.unparse(top)
+    finally:
+        _put(parent, name, index, change.node)
+    assert isinstance(top, ast.expr)
+    return top, rendered
+
+
+_OPERATORS = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare)
+
+
+def _put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
+    if index is None:
+        setattr(parent, name, node)
+    else:
+        getattr(parent, name)[index] = node
