@@ -26,9 +26,13 @@ from .pytest_screen import screen
 TESTS_PREFIX = "workspace/"
 """Where a task's ``tests/`` folder keeps the files that are laid over the workspace."""
 
-_STRAY = frozenset(
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_STRAY = _words(
     "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg setup.py pyproject.toml "
-    "sitecustomize.py usercustomize.py".split()
+    "sitecustomize.py usercustomize.py"
 )
 _MAX_OUTPUT = 16 << 20
 

@@ -11,18 +11,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-_MODULES = frozenset(
-    "pytest _pytest pluggy unittest gc ctypes _ctypes atexit signal faulthandler site sitecustomize mmap "
-    "_testcapi _testinternalcapi tracemalloc subprocess multiprocessing socket pty resource dis marshal".split()
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MODULES = _words(
+    "pytest _pytest pluggy unittest gc ctypes _ctypes atexit signal faulthandler site sitecustomize mmap _testcapi "
+    "_testinternalcapi tracemalloc subprocess multiprocessing socket pty resource dis marshal"
 )
-_ATTRIBUTES = frozenset(
+_ATTRIBUTES = _words(
     "_getframe _current_frames currentframe getouterframes f_back f_locals f_globals f_builtins tb_frame tb_next "
     "gi_frame cr_frame settrace setprofile meta_path path_hooks __subclasses__ __closure__ cell_contents __code__ "
-    "_exit _exithandlers abort fork execv execve dup2 stack".split()
+    "_exit _exithandlers abort fork execv execve dup2 stack"
 )
-_NAMES = frozenset("exec eval compile __import__ breakpoint exit quit SystemExit __builtins__".split())
-_METHODS = frozenset(
-    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __instancecheck__ __subclasscheck__ __getattribute__ __del__".split()
+_NAMES = _words("exec eval compile __import__ breakpoint exit quit SystemExit __builtins__")
+_METHODS = _words(
+    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __instancecheck__ __subclasscheck__ __getattribute__ __del__"
 )
 _STRINGS = ("PYTEST_", "/proc/", "_pytest", "conftest", "pytest_runtest")
 

@@ -12,11 +12,16 @@ from pathlib import PurePosixPath
 from .catalogue import Package
 from .index import PackageError
 
-ALLOWED_SUFFIXES = frozenset(
-    ".py .pyi .typed .txt .json .toml .sql .csv .tsv .yaml .yml .ini .cfg .xml .html .rst .md".split()
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ALLOWED_SUFFIXES = _words(
+    ".py .pyi .typed .txt .json .toml .sql .csv .tsv .yaml .yml .ini .cfg .xml .html .rst .md"
 )
 _FORBIDDEN_PARTS = ("__pycache__", "build", "dist", ".git", ".tox", ".nox", "docs", "node_modules")
-_CONFIGURATION = frozenset("pytest.ini .pytest.ini tox.ini setup.cfg setup.py pyproject.toml sitecustomize.py".split())
+_CONFIGURATION = _words("pytest.ini .pytest.ini tox.ini setup.cfg setup.py pyproject.toml sitecustomize.py")
 MAX_FILE_BYTES = 512 << 10
 
 

@@ -1,0 +1,128 @@
+"""Leak scan: does anything that an agent can read hold the answer?
+
+The reference solution is tokenised into n-grams that the changed file itself no longer has. They are searched in every
+readable byte of the assembled workspace: text in several encodings and escapings, archives (opened, nested too),
+compressed files, SQLite databases, bytecode (unmarshalled in a child process). Version control, caches and installed
+copies are leaks by their name alone. Follows the checklist of SWE-bench and SWE-smith post-mortems: an allow-list
+keeps leaks out, this scan proves it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePosixPath
+
+from woodshed.record.task import Task
+
+from .leak_readers import code_objects, fingerprints, texts_of
+
+N = 6
+"""Tokens of an n-gram; a shorter line (of at least ``SHORTEST``) is one n-gram of its own."""
+SHORTEST = 4
+THRESHOLD = 0.5
+"""Share of the solution's n-grams that makes a file a leak."""
+
+_TOKEN = re.compile(r"[^\W\d]\w*|\d+|[^\s\w]")
+_FORBIDDEN = re.compile(
+    r"(^|/)(\.git|\.hg|\.svn|__pycache__|\.mypy_cache|\.pytest_cache|\.ruff_cache|\.hypothesis|\.tox|\.nox|"
+    r"site-packages|node_modules|[^/]+\.(egg-info|dist-info))(/|$)|\.(pyc|pyo|orig|rej|bak|swp)$|~$"
+)
+
+
+@dataclass(frozen=True)
+class Leak:
+    """``kind``: ``path`` (forbidden by name), ``text`` or ``bytecode``; ``share`` of the n-grams found; one ``sample``."""
+
+    path: str
+    kind: str
+    share: float
+    sample: str
+
+
+def scan_task(task: Task) -> list[Leak]:
+    """Leaks in the workspace and the instruction of a task."""
+    files = {**task.workspace_files(), "(instruction)": task.instruction.encode()}
+    return scan(files, task.workspace_files(), task.solution_files())
+
+
+def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[Leak]:
+    """Leaks in ``files`` of what ``gold`` has and ``before`` (the files the agent starts from) has not.
+
+    Solution lines of fewer than ``SHORTEST`` tokens carry no information that a scan could recognise.
+    """
+    wanted = answer_ngrams(before, gold)
+    found: list[Leak] = []
+    for path, data in files.items():
+        if _FORBIDDEN.search(path):
+            found.append(Leak(path, "path", 1.0, PurePosixPath(path).name))
+        leak = _scan_text(path, data, wanted) or _scan_bytecode(path, data, before, gold)
+        if leak is not None:
+            found.append(leak)
+    return found
+
+
+def answer_ngrams(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> frozenset[tuple[str, ...]]:
+    """N-grams within the lines of the solution that the file as the agent gets it does not contain."""
+    wanted: set[tuple[str, ...]] = set()
+    for path, data in gold.items():
+        own = data.decode("utf-8", "replace")
+        start = before.get(path, b"").decode("utf-8", "replace")
+        for line in own.splitlines():
+            tokens = tokenise(line)
+            if len(tokens) >= SHORTEST:
+                wanted.update(_windows(tokens, min(N, len(tokens))))
+        for size in {len(w) for w in wanted}:
+            wanted -= {*_windows(tokenise(start), size)}
+    return frozenset(wanted)
+
+
+def tokenise(text: str) -> list[str]:
+    """Identifiers, numbers and single signs; quotes are one sign, whitespace is none."""
+    return _TOKEN.findall(text.replace('"', "'"))
+
+
+def _windows(tokens: list[str], size: int) -> Iterator[tuple[str, ...]]:
+    return zip(*(tokens[i:] for i in range(size)), strict=False)
+
+
+def _scan_text(path: str, data: bytes, wanted: frozenset[tuple[str, ...]]) -> Leak | None:
+    if not wanted:
+        return None
+    hits: set[tuple[str, ...]] = set()
+    for size in {len(w) for w in wanted}:
+        hits |= wanted & _ngrams(data, size)
+    share = len(hits) / len(wanted)
+    if share < THRESHOLD:
+        return None
+    return Leak(path, "text", share, " ".join(max(hits)))
+
+
+@lru_cache(maxsize=2048)  # the workspaces of one package differ in a single file
+def _ngrams(data: bytes, size: int) -> frozenset[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+    for text in texts_of(data):
+        found.update(_windows(tokenise(text), size))
+    return frozenset(found)
+
+
+def _scan_bytecode(path: str, data: bytes, before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> Leak | None:
+    held = code_objects(data)
+    if held is None:
+        return None
+    answer = set().union(*(_code_of(v) for v in gold.values())) if gold else set()
+    start = set().union(*(_code_of(before[p]) for p in gold if p in before)) if gold else set()
+    missing = {c for c in answer - start if not c[0].startswith("<module")}
+    hits = missing & set(held)
+    if not hits:
+        return None
+    return Leak(path, "bytecode", len(hits) / len(missing), sorted(hits)[0][0])
+
+
+def _code_of(source: bytes) -> set[tuple[str, str]]:
+    try:
+        return set(fingerprints(compile(source, "<gold>", "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return set()

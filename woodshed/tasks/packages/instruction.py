@@ -1,0 +1,62 @@
+"""The instruction of a package task: terse, as an issue is, from templates; it never names the changed place."""
+
+from __future__ import annotations
+
+import ast
+import random
+import textwrap
+from pathlib import PurePosixPath
+
+from woodshed.tasks.mutate import function_spans
+
+_BUG = (
+    "{module}: `{test}` fails.\n\n{observed}\n\nFind the cause in the library and fix it. The tests are right.\n",
+    "Regression in `{module}`.\n\n{observed}\n\n(seen with {file}::{test})\n\nPlease fix the library code.\n",
+    "{file}::{test} is red:\n\n{observed}\n\nThe expectation is right, so `{module}` is wrong. Fix it.\n",
+)
+_DELETED = (
+    "`{name}` in `{path}` is not implemented. Implement it:\n\n{signature}\n\nTests: {file}\n",
+    "Implement `{name}` (`{path}`). Signature and description:\n\n{signature}\n\n{file} must pass.\n",
+)
+
+
+def bug_report(rng: random.Random, module: str, test: str, text: str) -> str:
+    """What fails, with the observed and the expected value as the failing test's own assertion states them."""
+    file, _, name = test.partition("::")
+    observed = textwrap.indent(_clip(text), "    ")
+    return rng.choice(_BUG).format(module=module_name(module), file=file, test=name, observed=observed)
+
+
+def feature_request(rng: random.Random, path: str, name: str, source: str, test: str) -> str:
+    """Signature and docstring of the function to implement, as they stand in the module."""
+    signature = "```python\n" + signature_of(source, name) + "\n```"
+    file = test.partition("::")[0]
+    return rng.choice(_DELETED).format(name=name, path=path, signature=signature, file=f"`{file}`")
+
+
+def signature_of(source: str, name: str) -> str:
+    """Lines of a function from ``def`` (decorators too) up to its body, dedented. Raises KeyError."""
+    spans = [s for s in function_spans(source) if s.name == name]
+    if not spans:
+        raise KeyError(f"no function {name!r} in the source")
+    span = spans[-1]
+    node = next(
+        n for n in ast.walk(ast.parse(source))
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.lineno == span.line
+    )  # fmt: skip
+    first = min([span.line, *(d.lineno for d in node.decorator_list)])
+    lines = source.split("\n")[first - 1 : max(span.line, span.body_line - 1)]
+    return textwrap.dedent("\n".join(lines)).rstrip()
+
+
+def module_name(path: str) -> str:
+    """Import name of a module file: ``src/cachetools/func.py`` is ``cachetools.func``."""
+    parts = list(PurePosixPath(path).with_suffix("").parts)
+    if parts[0] in ("src", "lib"):
+        parts = parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _clip(text: str, lines: int = 8, width: int = 160) -> str:
+    kept = [line.rstrip()[:width] for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(kept[:lines])

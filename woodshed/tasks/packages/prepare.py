@@ -1,0 +1,167 @@
+"""What a package's own suite covers: which tests are stable, how long each takes, and which functions each one runs.
+
+Two runs in one box: in order with every function call traced, then in the opposite order without. A test counts only
+if it passed both times. Results are cached on disk by everything that decides them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from woodshed.grading.pytest_grader import PytestRun, run_pytest
+from woodshed.sandbox.protocol import Backend, BoxSpec, Limits, Sandbox
+from woodshed.tasks.mutate import function_spans
+
+from .catalogue import Catalogue, Package
+from .dependencies import python_path
+from .index import PackageError
+from .source import cache_directory
+from .workspace import is_source, is_test, workspace_of
+
+_VERSION = 3  # raise when what a suite map means changes
+WORKDIR = "/workspace"
+
+
+@dataclass(frozen=True)
+class CoveredFunction:
+    """A function that stable tests run. ``name`` is qualified (``Class.method``); lines are 1-based, inclusive."""
+
+    module: str
+    name: str
+    line: int
+    end_line: int
+    statements: int
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """``tests``: stable test id -> seconds. ``unstable``: id -> why it does not count."""
+
+    package: str
+    tests: dict[str, float]
+    functions: tuple[CoveredFunction, ...]
+    unstable: dict[str, str]
+    seconds: float
+
+    def select(self, function: CoveredFunction, max_seconds: float) -> list[str]:
+        """Covering tests, the fastest first, within ``max_seconds`` of measured time (at least one)."""
+        chosen: list[str] = []
+        total = 0.0
+        for test in sorted(function.tests, key=lambda t: (self.tests[t], t)):
+            total += self.tests[test]
+            if chosen and total > max_seconds:
+                break
+            chosen.append(test)
+        return chosen
+
+
+def package_spec(package: Package, layers: tuple[Path, ...], files: Mapping[str, bytes]) -> BoxSpec:
+    """A box with the dependencies below and ``files`` (relative to the workdir) in the workspace."""
+    return BoxSpec(
+        layers=layers,
+        files={f"{WORKDIR}/{name}": data for name, data in files.items()},
+        workdir=WORKDIR,
+        env={"PYTHONPATH": ":".join(python_path(package, WORKDIR)), "PYTHONDONTWRITEBYTECODE": "1"},
+        limits=Limits(cpu_seconds=900.0),
+    )
+
+
+def suite_files(package: Package, workspace: Mapping[str, bytes]) -> list[str]:
+    """Test roots to hand to pytest: the catalogue's, files that pytest would not collect by name included."""
+    roots = [root for root in package.tests if not root.endswith("conftest.py")]
+    return [root for root in roots if any(n == root or n.startswith(root + "/") for n in workspace)]
+
+
+async def run_suite(box: Sandbox, package: Package, workspace: Mapping[str, bytes], *, trace: bool) -> PytestRun:
+    """The whole suite in a box: traced and in order, or untraced and in the opposite order."""
+    roots = [f"{WORKDIR}/{root}" for root in package.sources] if trace else []
+    return await run_pytest(
+        box, suite_files(package, workspace), None, path=python_path(package, WORKDIR), workdir=WORKDIR,
+        timeout=300.0, test_timeout=20.0, reverse=not trace, trace=roots,
+    )  # fmt: skip
+
+
+async def prepare(
+    package: Package,
+    catalogue: Catalogue,
+    files: dict[str, bytes],
+    backend: Backend,
+    layers: tuple[Path, ...],
+    *,
+    cache: Path | None = None,
+) -> Suite:
+    """The suite of a package, from the cache or by running it in a box.
+
+    ``files`` are those of the source distribution, ``layers`` the host folders of its dependencies. Raises
+    PackageError where the suite does not run to its end or no test passes twice.
+    """
+    target = (cache or cache_directory()) / "suites" / f"{package.name}-{_key(package, catalogue)}.json"
+    if target.is_file():
+        return _load(target)
+    workspace = workspace_of(package, files)
+    box = await backend.create(package_spec(package, layers, workspace))
+    try:
+        first = await run_suite(box, package, workspace, trace=True)
+        second = await run_suite(box, package, workspace, trace=False)
+    finally:
+        await box.close()
+    for run in (first, second):
+        if not run.complete:
+            raise PackageError(f"{package.name} {package.version}: its suite did not run to the end: {run.detail}")
+    suite = _suite(package, workspace, first, second)
+    if not suite.tests:
+        why = first.detail or next(iter(suite.unstable.values()), "no test was collected")
+        raise PackageError(f"{package.name} {package.version}: no test passes in the box: {why}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(asdict(suite)), "utf-8")
+    temporary.replace(target)
+    return suite
+
+
+def _suite(package: Package, workspace: Mapping[str, bytes], first: PytestRun, second: PytestRun) -> Suite:
+    stable: dict[str, float] = {}
+    unstable: dict[str, str] = {}
+    for test, result in first.results.items():
+        again = second.results.get(test)
+        if result.status == "passed" and again is not None and again.status == "passed":
+            stable[test] = again.seconds
+        else:
+            unstable[test] = f"{result.status}, then {again.status if again else 'missing'}: {result.text[:120]}"
+    covering: dict[tuple[str, str], list[str]] = {}
+    for test in stable:
+        for file, name, _ in first.results[test].covered:
+            covering.setdefault((file.removeprefix(WORKDIR + "/"), name), []).append(test)
+    functions = []
+    for module in sorted(n for n in workspace if is_source(package, n) and not is_test(package, n)):
+        try:
+            spans = function_spans(workspace[module].decode())
+        except SyntaxError:
+            continue  # written for another Python
+        names = [span.name for span in spans]
+        for span in spans:
+            tests = covering.get((module, span.name))
+            if tests and names.count(span.name) == 1:  # a property's setter shares its name with the getter
+                functions.append(
+                    CoveredFunction(module, span.name, span.line, span.end_line, span.statements, tuple(tests))
+                )
+    return Suite(package.name, stable, tuple(functions), unstable, first.seconds + second.seconds)
+
+
+def _key(package: Package, catalogue: Catalogue) -> str:
+    wheels = [w.sha256 for _, group in catalogue.wheels_of(package) for w in group]
+    python = ".".join(map(str, sys.version_info[:3]))
+    return hashlib.sha256(repr((_VERSION, package, wheels, python)).encode()).hexdigest()[:16]
+
+
+def _load(path: Path) -> Suite:
+    table = json.loads(path.read_text("utf-8"))
+    functions = tuple(CoveredFunction(**{**f, "tests": tuple(f["tests"])}) for f in table.pop("functions"))
+    return Suite(functions=functions, **table)
