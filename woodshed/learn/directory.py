@@ -74,6 +74,16 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
+    def read_result_of(self, stage: str) -> dict[str, Any]:
+        """What the programs of a stage have to say about it, before it counts as finished."""
+        try:
+            return dict(json.loads((self.root / "results" / f"{stage}.json").read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def write_result_of(self, stage: str, result: dict[str, Any]) -> None:
+        write_json(self.root / "results" / f"{stage}.json", result)
+
     def finish_stage(self, stage: str, result: dict[str, Any]) -> None:
         write_json(self.root / "stages" / f"{stage}.json", result)
 

@@ -10,7 +10,8 @@ import httpx
 
 from ..gateway.client import GatewayAdmin
 from ..grading.verify import GradeCache, grade, submission_from
-from ..harness.endpoint import EndpointLost, HttpEndpoint
+from ..harness.endpoint import HttpEndpoint
+from ..harness.errors import EndpointLost
 from ..harness.loop import run_episode
 from ..harness.registry import harness_hash
 from ..harness.settings import HarnessSettings
@@ -85,9 +86,8 @@ async def _attempt(
     key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels)
     box = await arena.backend.create(box_spec(task, arena.layers))
     try:
-        endpoint = HttpEndpoint(
-            arena.base_url, key, arena.policy, client=arena.client, temperature=arena.temperature, seed=seed
-        )
+        sampling = {"temperature": arena.temperature, **({} if seed is None else {"seed": seed})}
+        endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling)
         episode = await run_episode(task.instruction, box, endpoint, arena.harness, test_command=task.info.test_command)
         submission = await submission_from(box, task)
     finally:

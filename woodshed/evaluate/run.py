@@ -1,0 +1,49 @@
+"""Running a policy on tasks: every (task, sample) once, stored by name, continued after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from ..record.store import TrajectoryStore
+from ..record.task import Task
+from ..rl.rollout import Arena, rollout
+
+
+async def evaluate(
+    arena: Arena,
+    tasks: Sequence[Task],
+    store: TrajectoryStore,
+    *,
+    name: str,
+    samples: int,
+    concurrency: int,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> dict[str, list[bool]]:
+    """Resolved or not, per task name and sample. Infrastructure errors count as not resolved and keep their status.
+
+    Trajectories are stored with ``source="eval"``, group ``NAME/TASK`` and label ``evaluation=NAME``.
+    """
+    group_of = {task.name: f"{name}/{task.name}" for task in tasks}
+    stored = {row["id"]: bool(row["resolved"]) for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}/%'")}
+    wanted = [(task, f"{group_of[task.name]}/{k:02d}") for task in tasks for k in range(samples)]
+    results = {id: stored[id] for _, id in wanted if id in stored}
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(task: Task, id: str) -> None:
+        async with slots:
+            trajectory = await rollout(
+                arena, task, id=id, group=group_of[task.name], source="eval", labels={"evaluation": name}
+            )
+        store.add(trajectory)
+        results[id] = bool(trajectory.outcome and trajectory.outcome.resolved)
+        if progress:
+            progress(len(results), len(wanted), sum(results.values()) / len(results))
+
+    await asyncio.gather(*(one(task, id) for task, id in wanted if id not in stored))
+    store.compact(1)
+    by_task: dict[str, list[bool]] = defaultdict(list)
+    for task, id in wanted:
+        by_task[task.name].append(results[id])
+    return dict(by_task)

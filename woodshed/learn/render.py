@@ -1,0 +1,46 @@
+"""A recorded conversation as tokens for supervised learning, rendered exactly as the gateway would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..policy.formats.base import ChatFormat, text_content
+from ..policy.tokenizer import Piece, Tokenizer
+
+
+def render_conversation(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], chat: ChatFormat, tokenizer: Tokenizer
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """(tokens ``[T]``, own ``[T]``): ``own`` marks what the policy itself would have sampled, stop tokens included."""
+    rest = list(messages)
+    system = text_content(rest.pop(0)) if rest and rest[0].get("role") == "system" else None
+    tokens = tokenizer.encode_pieces(chat.open(tools, system))
+    own = [False] * len(tokens)
+    previous: dict[str, Any] | None = None
+    for message in rest:
+        pieces = chat.message(message, tools, previous)
+        if message["role"] == "assistant":
+            opening = chat.generation(previous)
+            head = tokenizer.encode_pieces(opening)
+            body = tokenizer.encode_pieces(_after(pieces, opening))
+        else:
+            head, body = tokenizer.encode_pieces(pieces), []
+        tokens += head + body
+        own += [False] * len(head) + [True] * len(body)
+        previous = message
+    return np.asarray(tokens, np.int32), np.asarray(own, np.bool_)
+
+
+def _after(pieces: Sequence[Piece], opening: Sequence[Piece]) -> list[Piece]:
+    """What follows ``opening`` in ``pieces``; ValueError where they do not begin with it."""
+    rest = list(pieces)
+    for piece in opening:
+        if not rest or rest[0].special != piece.special or not rest[0].text.startswith(piece.text):
+            raise ValueError("the chat format's assistant message does not begin with its generation prompt")
+        left = rest[0].text[len(piece.text) :]
+        rest = ([Piece(left, rest[0].special)] if left else []) + rest[1:]
+    return rest

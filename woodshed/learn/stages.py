@@ -1,0 +1,116 @@
+"""Which stages a recipe has, what each needs, and which programs it consists of. The order of the file is the order."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cluster.supervisor import Program
+from ..recipe.recipe import Recipe
+from .directory import RunDirectory, write_json
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``programs()`` makes the processes; the stage is over when those in ``until`` have ended well.
+
+    ``heavy`` stages use both cores and run alone; others may run two at a time.
+    """
+
+    name: str
+    title: str
+    needs: tuple[str, ...]
+    programs: Callable[[], list[Program]]
+    until: tuple[str, ...]
+    heavy: bool = False
+
+
+def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
+    scratch = recipe.policy.source == "scratch"
+    stages = [_simple(run, "tasks", "make and check tasks", ())]
+    if recipe.tasks.packages:
+        stages.append(_simple(run, "packages", "turn real packages into tasks", ()))
+    main = "packages" if recipe.tasks.main == "packages" else "tasks"
+    if scratch:
+        stages.append(_simple(run, "corpus", "train tokenizer, write corpus", ("tasks",)))
+        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",)))
+    else:
+        stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
+    base = "pretrain" if scratch else "convert"
+    stages.append(_simple(run, "demos", "run demonstrations in sandboxes", (main,)))
+    stages.append(_simple(run, "sft", "fine-tune on demonstrations", (base, "demos"), heavy=True))
+    before = ("sft", main, *(("packages",) if recipe.tasks.packages else ()))
+    stages.append(_served(recipe, run, "before", "evaluate before RL", before, "sft"))
+    stages.append(_rl(recipe, run))
+    stages.append(_served(recipe, run, "after", "evaluate after RL", ("rl", "before"), "final"))
+    return stages
+
+
+def _simple(run: RunDirectory, name: str, title: str, needs: tuple[str, ...], heavy: bool = False) -> Stage:
+    return Stage(name, title, needs, lambda: [_stage_program(run, name)], (name,), heavy)
+
+
+def _served(recipe: Recipe, run: RunDirectory, name: str, title: str, needs: tuple[str, ...], policy: str) -> Stage:
+    def programs() -> list[Program]:
+        return [server_program(recipe, run, run.policy(policy), weights=False), _stage_program(run, name)]
+
+    return Stage(name, title, needs, programs, (name,), heavy=True)
+
+
+def _rl(recipe: Recipe, run: RunDirectory) -> Stage:
+    def programs() -> list[Program]:
+        server = server_program(recipe, run, run.policy("sft"), weights=True)
+        trainer = Program("trainer", ["-m", "woodshed.train.worker", str(trainer_config(recipe, run))], run.log("trainer"))
+        return [server, trainer, _stage_program(run, "rollouts")]
+
+    return Stage("rl", "asynchronous RL", ("before",), programs, ("rollouts", "trainer"), heavy=True)
+
+
+def _stage_program(run: RunDirectory, name: str) -> Program:
+    return Program(name, ["-m", "woodshed.learn", name, str(run.root)], run.log(name), env=_threads(1))
+
+
+def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: bool) -> Program:
+    """The policy server on a free port that restarts keep; where it listens is in ``server.json``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    admin = run.root / "server" / "admin.key"
+    admin.parent.mkdir(parents=True, exist_ok=True)
+    settings = run.root / "server" / "settings.json"
+    write_json(settings, {"engine": json.loads(recipe.engine.model_dump_json()), "gateway": json.loads(recipe.gateway.model_dump_json())})
+    ready = run.root / "server" / "ready.json"
+    ready.unlink(missing_ok=True)
+    write_json(run.root / "server" / "address.json", {"url": f"http://127.0.0.1:{port}", "admin_key_file": str(admin)})
+    argv = ["-m", "woodshed.gateway.serve", "--policy", str(policy), "--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--admin-key-file", str(admin), "--ready-file", str(ready), "--settings", str(settings)]
+    if weights:
+        argv += ["--weights", str(run.weights)]
+    return Program("server", argv, run.log("server"), env=_threads(1), max_restarts=20)
+
+
+def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
+    path = run.root / "server" / "trainer.json"
+    write_json(
+        path,
+        {
+            "policy": str(run.policy("sft")),
+            "batches": str(run.batches),
+            "checkpoints": str(run.checkpoints),
+            "weights": str(run.weights),
+            "metrics": str(run.stage_metrics("trainer")),
+            "steps": recipe.rl.steps,
+            "train": json.loads(recipe.train.model_dump_json()),
+            "weight_settings": json.loads(recipe.weights.model_dump_json()),
+            "seed": recipe.seed,
+        },
+    )
+    return path
+
+
+def _threads(number: int) -> dict[str, str]:
+    """One thread a process, and no spinning: two spinning torch processes on two cores slow each other to a crawl."""
+    return {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number), "OMP_WAIT_POLICY": "passive"}
