@@ -10,14 +10,14 @@ from woodshed.record.settings import Settings
 class WeightSettings(Settings):
     """How versions are written."""
 
-    anchor_every: int = Field(25, ge=1)
+    anchor_every: int = Field(default=25, ge=1)
     """A version whose number is a multiple of this also carries the full weights, so that a newcomer or a straggler
     need not replay the whole chain. Fireworks' published example uses 25."""
 
-    keep_anchors: int = Field(2, ge=0)
+    keep_anchors: int = Field(default=2, ge=0)
     """Versions older than this many anchors are deleted after each new anchor; 0 keeps everything."""
 
-    level: int = Field(1, ge=1, le=19)
+    level: int = Field(default=1, ge=1, le=19)
     """zstd level. Higher levels cost trainer time and gain little: what is left after the XOR is mostly noise."""
 
     fsync: bool = True

@@ -1,0 +1,181 @@
+"""The wire record of one training step: packed sequences with a weight stream per loss part.
+
+Nothing here knows an algorithm. A weight at position t applies to predicting token t from the tokens before it, so
+the weight at position 0 of a sequence is always 0. The loss of a part is
+``sum over t of weight[t] * part(t) / denominator``, the denominator a constant of the whole batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as safetensors_bytes
+
+PARTS = ("rl", "ce", "ref_kl", "hint_kl", "mtp")
+_FORMAT = "woodshed-batch-1"
+
+
+class BatchError(ValueError):
+    """A batch is not valid; the message names the file and the field."""
+
+
+@dataclass
+class Sequence:
+    """One sequence of a batch before packing; arrays are ``[T]`` (routes ``[T, L, K]``), see ``TrainBatch``."""
+
+    tokens: NDArray[np.int32]
+    weights: Mapping[str, NDArray[np.float32]]
+    behaviour_logprobs: NDArray[np.float32] | None = None
+    ref_logprobs: NDArray[np.float32] | None = None
+    versions: NDArray[np.int32] | None = None
+    routes: NDArray[np.int16] | None = None
+    trajectory: str = ""
+
+
+@dataclass
+class TrainBatch:
+    """N tokens of S sequences, one after the other.
+
+    ``tokens`` int32 ``[N]``; ``lengths`` int32 ``[S]``; ``weights`` float32 ``[N]`` per loss part (signed);
+    ``denominators`` one number above 0 per part; ``behaviour_logprobs`` float32 ``[N]`` (nan where not sampled);
+    ``ref_logprobs`` float32 ``[N]`` or None (nan where unknown); ``versions`` int32 ``[N]`` (-1 where not sampled);
+    ``routes`` int16 ``[N, L, K]`` or None; ``trajectories`` S ids. ``step`` counts from 1: training on the batch of
+    step n makes PolicyVersion n. S may be 0 (a step in which there was nothing to learn).
+    """
+
+    id: str
+    step: int
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    weights: dict[str, NDArray[np.float32]]
+    denominators: dict[str, float]
+    behaviour_logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    trajectories: list[str]
+    ref_logprobs: NDArray[np.float32] | None = None
+    routes: NDArray[np.int16] | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """int64 ``[S + 1]``: sequence i is tokens ``[offsets[i], offsets[i + 1])``."""
+        return np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
+
+    def check(self, where: str = "batch") -> None:
+        """Raise BatchError where the fields disagree with each other."""
+        n = len(self.tokens)
+        if len(self.lengths) and self.lengths.min() < 1:
+            raise BatchError(f"{where}: lengths holds a sequence without tokens")
+        if int(self.lengths.sum()) != n:
+            raise BatchError(f"{where}: lengths sum to {int(self.lengths.sum())}, tokens has {n}")
+        if len(self.trajectories) != len(self.lengths):
+            raise BatchError(f"{where}: {len(self.trajectories)} trajectory ids for {len(self.lengths)} sequences")
+        streams: dict[str, NDArray | None] = {f"weights[{k!r}]": v for k, v in self.weights.items()}
+        for name in ("behaviour_logprobs", "versions", "ref_logprobs", "routes"):
+            streams[name] = getattr(self, name)
+        for name, stream in streams.items():
+            if stream is not None and len(stream) != n:
+                raise BatchError(f"{where}: {name} has {len(stream)} entries, tokens has {n}")
+        if self.routes is not None and self.routes.ndim != 3:
+            raise BatchError(f"{where}: routes has shape {self.routes.shape}, expected [{n}, layers, k]")
+        for part, weight in self.weights.items():
+            self._check_part(part, weight, where)
+
+    def _check_part(self, part: str, weight: NDArray[np.float32], where: str) -> None:
+        if part not in PARTS:
+            raise BatchError(f"{where}: unknown loss part {part!r}; known: {', '.join(PARTS)}")
+        denominator = self.denominators.get(part)
+        if denominator is None or not np.isfinite(denominator) or denominator <= 0:
+            raise BatchError(f"{where}: denominators[{part!r}] is {denominator}; it must be a number above 0")
+        if not np.isfinite(weight).all():
+            raise BatchError(f"{where}: weights[{part!r}] holds a value that is not finite")
+        if np.any(weight[self.offsets[:-1]] != 0):
+            raise BatchError(f"{where}: weights[{part!r}] weighs the first token of a sequence, which nothing predicts")
+        used = weight != 0
+        if part in ("rl", "ref_kl") and np.isnan(self.behaviour_logprobs[used]).any():
+            raise BatchError(f"{where}: weights[{part!r}] weighs a token that was not sampled (no behaviour_logprobs)")
+        if part == "ref_kl" and used.any() and (self.ref_logprobs is None or np.isnan(self.ref_logprobs[used]).any()):
+            raise BatchError(f"{where}: weights['ref_kl'] needs ref_logprobs at every weighted token")
+
+    def save(self, path: Path | str, *, fsync: bool = False) -> None:
+        """Write one safetensors file; it appears whole or not at all."""
+        path = Path(path)
+        self.check(str(path))
+        arrays = {"tokens": self.tokens, "lengths": self.lengths, "behaviour_logprobs": self.behaviour_logprobs}
+        arrays |= {"versions": self.versions} | {f"weights.{k}": v for k, v in self.weights.items()}
+        arrays |= {k: v for k in ("ref_logprobs", "routes") if (v := getattr(self, k)) is not None}
+        meta = {"format": _FORMAT, "id": self.id, "step": self.step, "denominators": self.denominators,
+                "trajectories": self.trajectories, "info": self.info}  # fmt: skip
+        data = safetensors_bytes({k: np.ascontiguousarray(v) for k, v in arrays.items()}, {"batch": json.dumps(meta)})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with open(temporary, "wb") as file:
+            file.write(data)
+            if fsync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: Path | str) -> TrainBatch:
+        """Raises FileNotFoundError, or BatchError for a file that is no valid batch."""
+        path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(path)
+        try:
+            with safe_open(path, "np") as file:
+                meta = json.loads((file.metadata() or {})["batch"])
+                arrays = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+            if meta["format"] != _FORMAT:
+                raise BatchError(f"{path}: format {meta['format']!r}, this program reads {_FORMAT!r}")
+            batch = TrainBatch(
+                meta["id"], meta["step"], arrays["tokens"], arrays["lengths"],
+                {k.removeprefix("weights."): v for k, v in arrays.items() if k.startswith("weights.")},
+                meta["denominators"], arrays["behaviour_logprobs"], arrays["versions"], meta["trajectories"],
+                arrays.get("ref_logprobs"), arrays.get("routes"), meta["info"],
+            )  # fmt: skip
+        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            raise BatchError(f"{path}: not a batch file ({type(error).__name__}: {error})") from None
+        batch.check(str(path))
+        return batch
+
+
+def pack(
+    sequences: Iterable[Sequence], *, id: str, step: int, denominators: Mapping[str, float],
+    info: Mapping[str, Any] | None = None,
+) -> TrainBatch:  # fmt: skip
+    """Concatenate sequences; absent streams are filled with 0 (weights), nan (log-probs) or -1 (versions, routes)."""
+    rows = list(sequences)
+    total = sum(len(r.tokens) for r in rows)
+    route = next((r.routes for r in rows if r.routes is not None), None)
+    batch = TrainBatch(
+        id, step, np.zeros(total, np.int32), np.array([len(r.tokens) for r in rows], np.int32),
+        {part: np.zeros(total, np.float32) for part in denominators}, dict(denominators),
+        np.full(total, np.nan, np.float32), np.full(total, -1, np.int32), [r.trajectory for r in rows],
+        np.full(total, np.nan, np.float32) if any(r.ref_logprobs is not None for r in rows) else None,
+        None if route is None else np.full((total, *route.shape[1:]), -1, np.int16), dict(info or {}),
+    )  # fmt: skip
+    at = 0
+    for row in rows:
+        span = slice(at, at := at + len(row.tokens))
+        batch.tokens[span] = row.tokens
+        for part, weight in row.weights.items():
+            if part not in batch.weights:
+                raise BatchError(f"batch {id}: a sequence has weights[{part!r}] but denominators has no {part!r}")
+            batch.weights[part][span] = weight
+        for name in ("behaviour_logprobs", "ref_logprobs", "versions", "routes"):
+            if (value := getattr(row, name)) is not None:
+                getattr(batch, name)[span] = value
+    batch.check(f"batch {id}")
+    return batch

@@ -1,0 +1,83 @@
+"""From packed sequences to the padded tensors of one forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .batch import TrainBatch
+
+
+@dataclass
+class MicroBatch:
+    """B rows padded on the right to T, and the M positions that carry a weight.
+
+    ``tokens_BT`` int64; ``routes_BTLK`` int64 or None; ``at_M`` int64, index into the flattened ``[B * T]`` hidden
+    states of the position *before* each weighted token; ``target_M`` int64, that token; ``weights`` float32 ``[M]``
+    per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown). ``real_tokens`` counts what is not padding.
+    """
+
+    tokens_BT: Tensor
+    routes_BTLK: Tensor | None
+    at_M: Tensor
+    target_M: Tensor
+    weights: dict[str, Tensor]
+    behaviour_M: Tensor
+    ref_M: Tensor | None
+    real_tokens: int
+
+
+def weighted(batch: TrainBatch) -> NDArray[np.bool_]:
+    """bool ``[N]``: tokens that some loss part weighs."""
+    used = np.zeros(len(batch.tokens), np.bool_)
+    for weight in batch.weights.values():
+        used |= weight != 0
+    return used
+
+
+def input_lengths(batch: TrainBatch, used_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """int64 ``[S]``: tokens of each sequence that the loss depends on as input.
+
+    Attention is causal, so what comes after the last weighted token is cut, and that token itself is only a target.
+    """
+    starts = batch.offsets[:-1]
+    last = np.zeros(len(batch), np.int64)
+    index = np.flatnonzero(used_N)
+    owner = np.searchsorted(starts, index, side="right") - 1
+    np.maximum.at(last, owner, index - starts[owner])
+    return last
+
+
+def collate(
+    batch: TrainBatch, rows: NDArray[np.int64], lengths: NDArray[np.int64], used_N: NDArray[np.bool_],
+    device: torch.device,
+) -> MicroBatch:  # fmt: skip
+    """Pad ``rows`` of a batch; ``lengths`` and ``used_N`` come from ``input_lengths`` and ``weighted``."""
+    starts, width = batch.offsets[rows], int(lengths[rows].max())
+    time_T = np.arange(width)
+    inside_BT = time_T < lengths[rows][:, None]
+    source_BT = np.where(inside_BT, starts[:, None] + time_T, 0)
+    tokens_BT = np.where(inside_BT, batch.tokens[source_BT], 0).astype(np.int64)
+    # Position t of the row holds the hidden state that predicts token t + 1.
+    predicts_BT = inside_BT & used_N[np.minimum(source_BT + 1, len(used_N) - 1)]
+    at_M = np.flatnonzero(predicts_BT)
+    target_index_M = source_BT.reshape(-1)[at_M] + 1
+    routes = None
+    if batch.routes is not None:
+        routes = np.where(inside_BT[..., None, None], batch.routes[source_BT], -1).astype(np.int64)
+
+    def put(array: NDArray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return MicroBatch(
+        put(tokens_BT), None if routes is None else put(routes), put(at_M),
+        put(batch.tokens[target_index_M].astype(np.int64)),
+        {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
+        put(batch.behaviour_logprobs[target_index_M]),
+        None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
+        int(lengths[rows].sum()),
+    )  # fmt: skip

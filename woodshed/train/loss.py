@@ -1,0 +1,102 @@
+"""Forward and backward of one micro-batch without ever holding the logits of all its tokens.
+
+loss = sum over parts of (1 / denominator) * sum over t of weight[t] * part(t). Logits exist for weighted tokens only
+and for a chunk of them at a time; each chunk's gradient flows into the head and the hidden states at once, then its
+logits are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from woodshed.policy.decoder import Decoder, causal_attend
+
+from . import parts
+from .batch import BatchError
+from .collate import MicroBatch
+from .settings import TrainSettings
+
+SUPPORTED = ("rl", "ce", "ref_kl")
+
+
+@dataclass
+class Observed:
+    """What the tokens of a step looked like; lists of ``[M]`` tensors, one per chunk.
+
+    ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour where the ``rl`` part
+    weighs. ``importance``: likewise. ``entropy``: nats, of every weighted token.
+    """
+
+    loss: dict[str, float] = field(default_factory=dict)
+    dlogp: list[Tensor] = field(default_factory=list)
+    importance: list[Tensor] = field(default_factory=list)
+    entropy: list[Tensor] = field(default_factory=list)
+    trained_tokens: int = 0
+
+
+def backward(
+    decoder: Decoder, micro: MicroBatch, denominators: Mapping[str, float], settings: TrainSettings, seen: Observed
+) -> None:
+    """Add this micro-batch's gradient to ``.grad`` of the decoder's parameters and its figures to ``seen``.
+
+    Raises BatchError for a loss part this trainer does not compute.
+    """
+    for part in micro.weights:
+        if part not in SUPPORTED and bool(micro.weights[part].any()):
+            raise BatchError(f"weights[{part!r}]: this trainer computes {', '.join(SUPPORTED)}")
+    rows, width = micro.tokens_BT.shape
+    positions_BT = torch.arange(width, device=micro.tokens_BT.device).expand(rows, width)
+    hidden_BTD = decoder.forward(micro.tokens_BT, positions_BT, causal_attend(), routes=micro.routes_BTLK)
+    hidden_MD = hidden_BTD.reshape(rows * width, -1).index_select(0, micro.at_M)
+    grad_MD = torch.empty_like(hidden_MD)
+    chunk = max(1, settings.logits_elements // decoder.config.vocab_size)
+    for start in range(0, len(hidden_MD), chunk):
+        span = slice(start, start + chunk)
+        leaf_CD = hidden_MD[span].detach().requires_grad_()
+        with torch.enable_grad():
+            logits_CV = decoder.logits(leaf_CD)
+        grad_CV = _logits_grad(logits_CV.detach(), micro, span, denominators, settings, seen)
+        logits_CV.backward(grad_CV)
+        assert leaf_CD.grad is not None
+        grad_MD[span] = leaf_CD.grad
+    hidden_MD.backward(grad_MD)
+    seen.trained_tokens += len(hidden_MD)
+
+
+@torch.no_grad()
+def _logits_grad(
+    logits_CV: Tensor, micro: MicroBatch, span: slice, denominators: Mapping[str, float], settings: TrainSettings,
+    seen: Observed,
+) -> Tensor:  # fmt: skip
+    """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only)."""
+    target_C1 = micro.target_M[span, None]
+    behaviour_C = micro.behaviour_M[span]
+    lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
+    logp_C = (logits_CV.gather(1, target_C1) - lse_C1).squeeze(1)
+    prob_CV = (logits_CV - lse_C1).exp_()
+    if settings.entropy:
+        seen.entropy.append(lse_C1.squeeze(1) - torch.linalg.vecdot(prob_CV, logits_CV))
+    importance_C = parts.importance(logp_C, behaviour_C, settings.importance)
+    slope_C = torch.zeros_like(logp_C)
+    for part, weight_M in micro.weights.items():
+        weight_C = weight_M[span]
+        used_C = weight_C != 0
+        if not bool(used_C.any()):
+            continue
+        if part == "rl":
+            value, slope = parts.rl(logp_C, weight_C, importance_C)
+            seen.dlogp.append((logp_C - behaviour_C)[used_C])
+            seen.importance.append(importance_C[used_C])
+        elif part == "ce":
+            value, slope = parts.ce(logp_C, weight_C)
+        else:
+            assert micro.ref_M is not None
+            value, slope = parts.ref_kl(logp_C, weight_C, micro.ref_M[span].nan_to_num(), importance_C)
+        seen.loss[part] = seen.loss.get(part, 0.0) + float(value.sum(dtype=torch.float64)) / denominators[part]
+        slope_C += slope / denominators[part]
+    grad_CV = prob_CV.mul_(-slope_C[:, None])
+    return grad_CV.scatter_add_(1, target_C1, slope_C[:, None])

@@ -1,0 +1,124 @@
+"""Settings of the trainer. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from woodshed.record.settings import Settings
+
+
+class OptimizerSettings(Settings):
+    """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """``muon``: matrices inside the layers by Muon; embedding, head, norms, biases and routers by AdamW."""
+
+    lr: float = Field(default=3e-4, gt=0)
+    """Peak learning rate of AdamW. 3e-4 is for policies of a few million parameters; use about 1e-6 from 0.5B up."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's first and second moment."""
+
+    eps: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW; not applied to norms and biases."""
+
+    muon_lr: float = Field(default=0.02, gt=0)
+    """Peak learning rate of Muon."""
+
+    muon_momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Momentum of Muon."""
+
+    muon_nesterov: bool = True
+    """Look ahead along the momentum before orthogonalising."""
+
+    muon_weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of Muon."""
+
+    muon_steps: int = Field(default=5, ge=1, le=20)
+    """Newton-Schulz iterations."""
+
+    muon_scale: Literal["shape", "rms"] = "shape"
+    """Scale of an update for a matrix [out, in]: ``shape`` sqrt(max(1, out / in)) (Jordan); ``rms``
+    0.2 sqrt(max(out, in)), which matches AdamW's usual update size (Moonlight, arXiv:2502.16982)."""
+
+    muon_per_head: bool = False
+    """Orthogonalise attention matrices head by head (as Composer 2.5 does) instead of whole q, k, v and output
+    matrices."""
+
+
+class ScheduleSettings(Settings):
+    """The learning rate over optimizer steps, as a factor of the peak."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; linear and cosine reach ``floor`` at ``total_steps``."""
+
+    warmup_steps: int = Field(default=5, ge=0)
+    """The factor rises linearly over this many steps: step s (from 0) has (s + 1) / warmup_steps."""
+
+    total_steps: int = Field(default=0, ge=0)
+    """Steps of the whole stage, warm-up included; needed by linear and cosine."""
+
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Factor at and after ``total_steps``."""
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> ScheduleSettings:
+        if self.kind != "constant" and self.total_steps <= self.warmup_steps:
+            raise ValueError(f"schedule.kind {self.kind!r} needs schedule.total_steps above warmup_steps")
+        return self
+
+
+class ImportanceSettings(Settings):
+    """What to do about tokens sampled by an older policy; r = pi(token) / behaviour(token), per token."""
+
+    mode: Literal["mask", "truncate", "off"] = "mask"
+    """``mask``: weight r inside [low, high], 0 outside (IcePop). ``truncate``: weight min(r, cap).
+    ``off``: weight 1. The weight is never differentiated."""
+
+    low: float = Field(default=0.2, gt=0, le=1)
+    """Lower edge of the band."""
+
+    high: float = Field(default=5.0, ge=1)
+    """Upper edge of the band."""
+
+    cap: float = Field(default=2.0, ge=1)
+    """Largest weight of ``truncate``."""
+
+
+class TrainSettings(Settings):
+    """One training stage."""
+
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """The optimizer."""
+
+    schedule: ScheduleSettings = ScheduleSettings()
+    """The learning rate schedule."""
+
+    importance: ImportanceSettings = ImportanceSettings()
+    """Correction for off-policy tokens; touches the ``rl`` and ``ref_kl`` loss parts only."""
+
+    clip_norm: float = Field(default=1.0, ge=0)
+    """Gradients are scaled down to this global L2 norm; 0 turns clipping off."""
+
+    microbatch_tokens: int = Field(default=4096, ge=1)
+    """Padded tokens per forward pass. Changes speed and memory, not the gradient."""
+
+    logits_elements: int = Field(default=1 << 22, ge=1)
+    """Logits (tokens x vocabulary) that may exist at once."""
+
+    entropy: bool = True
+    """Measure the policy's entropy at trained tokens (one more pass over the logits)."""
+
+    recompute: bool = False
+    """Recompute activations in the backward pass: about a third more time, far less memory."""
+
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints kept."""
+
+    fsync: bool = True
+    """Flush checkpoints to the disk before they count: survives a power cut, not only a killed process."""

@@ -1,0 +1,99 @@
+"""One optimizer step from one batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from woodshed.policy.decoder import Decoder
+
+from .batch import TrainBatch
+from .collate import collate, input_lengths, weighted
+from .loss import Observed, backward
+from .metrics import summarise
+from .optim import Optimizer
+from .packing import micro_batches
+from .schedule import lr_factor
+from .settings import TrainSettings
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Holds a decoder (trained in place) and its optimizer; ``step_count`` is the number of batches consumed.
+
+    Equal policy, state and batches give bitwise equal results on one machine with one thread count.
+    """
+
+    def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
+        self.decoder, self.settings = decoder, settings
+        self.decoder.recompute = settings.recompute
+        self.optimizer = Optimizer(decoder, settings.optimizer)
+        self.step_count = 0
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """Train on ``batch`` and return its metrics (see ``metrics.summarise``), plus ``grad_norm`` (before
+        clipping), ``lr``, ``tokens`` (fed to the network, without padding), ``padding_share``, ``sequences``,
+        ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``, ``skipped``.
+
+        A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as ``skipped``;
+        the step is consumed all the same. Raises BatchError for a loss part this trainer does not compute.
+        """
+        started = time.perf_counter()
+        used_N = weighted(batch)
+        lengths = input_lengths(batch, used_N)
+        seen, tokens, padded = Observed(), 0, 0
+        for rows in micro_batches(lengths, self.settings.microbatch_tokens):
+            micro = collate(batch, rows, lengths, used_N, self.decoder.device)
+            backward(self.decoder, micro, batch.denominators, self.settings, seen)
+            tokens += micro.real_tokens
+            padded += micro.tokens_BT.numel()
+        metrics = summarise(seen)
+        metrics |= {"tokens": float(tokens), "padding_share": 1 - tokens / padded if padded else 0.0}
+        metrics |= {"sequences": float(len(batch)), **_staleness(batch)}
+        metrics |= self._update(skip=not tokens)
+        metrics["seconds"] = time.perf_counter() - started
+        return metrics
+
+    def _update(self, *, skip: bool) -> dict[str, float]:
+        factor = lr_factor(self.step_count, self.settings.schedule)
+        self.step_count += 1
+        out = {"lr": self.settings.optimizer.lr * factor, "skipped": float(skip), "grad_norm": 0.0}
+        if skip:
+            return out
+        gradients = [p.grad for p in self.decoder.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        out["grad_norm"] = float(norm)
+        if bool(norm.isfinite()):
+            if self.settings.clip_norm:
+                torch.nn.utils.clip_grads_with_norm_(self.decoder.parameters(), self.settings.clip_norm, norm)
+            self.optimizer.step(factor)
+        else:
+            out["skipped"] = 1.0
+            log.warning("step %d: the gradient norm is %s; weights left as they were", self.step_count, float(norm))
+        self.decoder.zero_grad(set_to_none=True)
+        return out
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(optimizer tensors, JSON-able rest). With the weights this is all that the next step depends on."""
+        rng = torch.get_rng_state().numpy().tobytes().hex()
+        return self.optimizer.state(), {"step": self.step_count, "torch_rng": rng}
+
+    def load_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Take over what ``state`` returned; the decoder's weights are loaded by the caller."""
+        self.optimizer.load_state(tensors)
+        self.step_count = int(rest["step"])
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(rest["torch_rng"]), dtype=torch.uint8))
+
+
+def _staleness(batch: TrainBatch) -> dict[str, float]:
+    """Weights before this step are version ``step - 1``; a token sampled by those has staleness 0."""
+    sampled = batch.versions[batch.versions >= 0]
+    if not len(sampled):
+        return {}
+    lag = batch.step - 1 - sampled
+    return {"staleness_mean": float(lag.mean()), "staleness_max": float(lag.max())}
