@@ -49,9 +49,13 @@ def run(
 @app.command()
 def agent(
     run: RunOption,
-    task: Annotated[Path | None, typer.Option(help="Harbor task directory; default: a held-out task of the run")] = None,
+    task: Annotated[
+        Path | None, typer.Option(help="Harbor task directory; default: a held-out task of the run")
+    ] = None,
     stage: Annotated[str, typer.Option(help="Which policy of the run: sft or final")] = "final",
-    endpoint: Annotated[str | None, typer.Option(help="Any OpenAI-compatible base URL instead of the run's policy")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Any OpenAI-compatible base URL instead of the run's policy")
+    ] = None,
     model: Annotated[str, typer.Option(help="Model name for --endpoint")] = "default",
     step: Annotated[bool, typer.Option(help="Wait for Enter before every call; type text to take over")] = False,
     temperature: Annotated[float, typer.Option(help="Sampling temperature")] = 1.0,

@@ -86,7 +86,9 @@ def replace_script(task: Task, rng: random.Random, settings: DemonstrationSettin
             old, new = mutation.before, mutation.after
         result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new})
         if result.startswith("error"):
-            result = yield Action("edit_file", {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique})
+            result = yield Action(
+                "edit_file", {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique}
+            )
             if result.startswith("error"):
                 break
             old, new = fix.old_unique, fix.new_unique

@@ -106,18 +106,3 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Whole lines only: a line that a kill cut short is ignored."""
-    rows = []
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    for line in text.splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows

@@ -84,7 +84,7 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB")
     source = recipe.policy.source
     if source not in ("scratch", "smollm2") and not (Path(source) / "config.json").exists():
-        raise RunError(f"policy.source: {source} has no config.json; give a Hugging Face directory, or \"scratch\"")
+        raise RunError(f'policy.source: {source} has no config.json; give a Hugging Face directory, or "scratch"')
     probe = open_backend(recipe.sandbox).probe()
     if not probe.ok:
         raise RunError("sandboxes do not work here: " + "\n".join(probe.reasons))

@@ -63,7 +63,9 @@ def _served(recipe: Recipe, run: RunDirectory, name: str, title: str, needs: tup
 def _rl(recipe: Recipe, run: RunDirectory) -> Stage:
     def programs() -> list[Program]:
         server = server_program(recipe, run, run.policy("sft"), weights=True)
-        trainer = Program("trainer", ["-m", "woodshed.train.worker", str(trainer_config(recipe, run))], run.log("trainer"))
+        trainer = Program(
+            "trainer", ["-m", "woodshed.train.worker", str(trainer_config(recipe, run))], run.log("trainer")
+        )
         return [server, trainer, _stage_program(run, "rollouts")]
 
     return Stage("rl", "asynchronous RL", ("before",), programs, ("rollouts", "trainer"), heavy=True)
@@ -81,7 +83,13 @@ def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: 
     admin = run.root / "server" / "admin.key"
     admin.parent.mkdir(parents=True, exist_ok=True)
     settings = run.root / "server" / "settings.json"
-    write_json(settings, {"engine": json.loads(recipe.engine.model_dump_json()), "gateway": json.loads(recipe.gateway.model_dump_json())})
+    write_json(
+        settings,
+        {
+            "engine": json.loads(recipe.engine.model_dump_json()),
+            "gateway": json.loads(recipe.gateway.model_dump_json()),
+        },
+    )
     ready = run.root / "server" / "ready.json"
     ready.unlink(missing_ok=True)
     write_json(run.root / "server" / "address.json", {"url": f"http://127.0.0.1:{port}", "admin_key_file": str(admin)})

@@ -71,7 +71,7 @@ class Recipe(Settings):
         compact = self.policy.chat_format == "compact"
         if compact and self.harness.output.separator:
             raise ValueError(
-                "policy.chat_format \"compact\" needs harness.output.separator = \"\": its edits copy the line number's token"
+                'policy.chat_format "compact" needs harness.output.separator = "": its edits copy the line number\'s token'
             )
         needed = self.rl.steps * self.rl.groups_per_step
         if self.tasks.main == "studies" and self.tasks.studies.train < needed:

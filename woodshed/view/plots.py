@@ -1,0 +1,65 @@
+"""Plots as inline SVG, so that the report is one file that opens without a server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    x: str,
+    y: str,
+    smooth: int = 1,
+    size: tuple[float, float] = (5.2, 2.8),
+) -> str:
+    """Curves by name, each (x values, y values), with a running mean over ``smooth`` points drawn bold."""
+    figure, axis = _figure(size)
+    for name, (xs, ys) in series.items():
+        values = np.asarray(ys, float)
+        (line,) = axis.plot(
+            xs, values, alpha=0.3 if smooth > 1 else 1.0, linewidth=1, label=None if smooth > 1 else name
+        )
+        if smooth > 1 and len(values):
+            width = min(smooth, len(values))
+            padded = np.concatenate([[np.nan] * (width - 1), np.convolve(values, np.ones(width) / width, "valid")])
+            axis.plot(xs, padded, color=line.get_color(), linewidth=2, label=name)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    if len(series) > 1:
+        axis.legend(frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def bars(groups: Mapping[str, Mapping[str, float]], *, y: str, size: tuple[float, float] = (5.2, 2.8)) -> str:
+    """Grouped bars: {series: {label: value}}."""
+    figure, axis = _figure(size)
+    labels = sorted({label for values in groups.values() for label in values})
+    width = 0.8 / max(1, len(groups))
+    for i, (name, values) in enumerate(groups.items()):
+        positions = np.arange(len(labels)) + (i - (len(groups) - 1) / 2) * width
+        axis.bar(positions, [values.get(label, 0.0) for label in labels], width, label=name)
+    axis.set_xticks(np.arange(len(labels)), labels, rotation=25, ha="right", fontsize=8)
+    axis.set_ylabel(y)
+    axis.legend(frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axis = figure.add_subplot()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    return figure, axis
+
+
+def _svg(figure: Any) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True)
+    return out.getvalue()[out.getvalue().index("<svg") :]

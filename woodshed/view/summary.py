@@ -1,0 +1,91 @@
+"""The numbers of a run, computed from its records only: what the table, the report and the benchmarks print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
+from ..record.store import TrajectoryStore
+
+EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
+
+
+@dataclass
+class Evaluation:
+    """One evaluation: estimates over tasks, and what the agent did."""
+
+    name: str
+    tasks: list[str]
+    pass1_by_task: list[float]
+    best_by_task: list[float]
+    samples: int
+    statuses: dict[str, int]
+    effort: dict[str, float]
+    kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def pass1(self) -> Estimate:
+        return bootstrap(self.pass1_by_task)
+
+    @property
+    def best(self) -> Estimate:
+        return bootstrap(self.best_by_task)
+
+
+def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None = None) -> Evaluation | None:
+    """The stored evaluation ``name``, or None if there is none. ``kinds`` maps task names to their kind of change."""
+    rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}/%'")
+    if not rows:
+        return None
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_task.setdefault(row["task"], []).append(row)
+    tasks = sorted(by_task)
+    samples = min(len(by_task[t]) for t in tasks)
+    solved = {t: sum(bool(r["resolved"]) for r in by_task[t]) for t in tasks}
+    by_kind: dict[str, list[float]] = {}
+    for task in tasks:
+        by_kind.setdefault((kinds or {}).get(task, ""), []).append(solved[task] / len(by_task[task]))
+    return Evaluation(
+        name=name,
+        tasks=tasks,
+        pass1_by_task=[solved[t] / len(by_task[t]) for t in tasks],
+        best_by_task=[pass_at_k(len(by_task[t]), solved[t], samples) for t in tasks],
+        samples=samples,
+        statuses=dict(Counter(r["status"] for r in rows)),
+        effort={key: float(np.mean([r["effort"][key] for r in rows])) for key in EFFORT},
+        kinds={k: (len(v), float(np.mean(v))) for k, v in sorted(by_kind.items()) if k},
+    )
+
+
+def gains(before: Evaluation, after: Evaluation) -> tuple[Estimate, Estimate]:
+    """Paired gain over the tasks of both: pass@1 and best-of-k."""
+    b = dict(zip(before.tasks, zip(before.pass1_by_task, before.best_by_task), strict=True))
+    a = dict(zip(after.tasks, zip(after.pass1_by_task, after.best_by_task), strict=True))
+    tasks = sorted(set(a) & set(b))
+    return (
+        paired_gain([b[t][0] for t in tasks], [a[t][0] for t in tasks]),
+        paired_gain([b[t][1] for t in tasks], [a[t][1] for t in tasks]),
+    )
+
+
+def telling_pairs(
+    store: TrajectoryStore, before: Evaluation, after: Evaluation, count: int = 3
+) -> list[tuple[Any, Any]]:
+    """Tasks that failed before and passed after, with one trajectory of each, for people to read."""
+    b = dict(zip(before.tasks, before.pass1_by_task, strict=True))
+    a = dict(zip(after.tasks, after.pass1_by_task, strict=True))
+    ranked = sorted(set(a) & set(b), key=lambda t: (b[t] - a[t], t))
+    pairs = []
+    for task in ranked[:count]:
+        first = [t for t in store.group(f"{before.name}/{task}") if not (t.outcome and t.outcome.resolved)]
+        second = [t for t in store.group(f"{after.name}/{task}") if t.outcome and t.outcome.resolved]
+        left = first or store.group(f"{before.name}/{task}")
+        right = second or store.group(f"{after.name}/{task}")
+        if left and right:
+            pairs.append((left[0], right[0]))
+    return pairs
