@@ -1,0 +1,128 @@
+"""From graded groups to the batch of one training step.
+
+Every sampled token of every segment of a trajectory carries the trajectory's advantage, the summaries it wrote
+included; prompts, tool results and summaries it only read carry none. The denominator is a constant, so a long
+rollout weighs neither less nor more per token than a short one. Rollouts lost to infrastructure are masked and the
+baseline is taken over the rest; nothing else is ever left out of a baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from woodshed.record.segment import Segment
+from woodshed.record.trajectory import Trajectory
+from woodshed.rl.credit import Credit
+from woodshed.rl.credit.kl import k1_advantages
+from woodshed.train.batch import Sequence as TrainSequence
+from woodshed.train.batch import TrainBatch, pack
+
+RefLogprobs = Callable[[Segment], NDArray[np.float32]]
+"""Log-probabilities float32 ``[T]`` of a segment's sampled tokens under the reference policy (others ignored)."""
+
+
+@dataclass
+class BatchStats:
+    """Where every rollout of a batch went. ``rollouts == trained + zero_advantage + infra_errors + unpaired``.
+
+    ``unpaired``: rollouts whose group had fewer than two left to compare. ``zero_groups``: groups in which every
+    advantage is 0. ``empty_segments``: segments without a sampled token.
+    """
+
+    groups: int = 0
+    rollouts: int = 0
+    trained: int = 0
+    zero_advantage: int = 0
+    infra_errors: int = 0
+    unpaired: int = 0
+    zero_groups: int = 0
+    segments: int = 0
+    empty_segments: int = 0
+    sampled_tokens: int = 0
+    reward_mean: float = 0.0
+    reward_best_mean: float = 0.0
+
+
+def build_batch(
+    groups: Sequence[Sequence[Trajectory]],
+    credit: Credit,
+    *,
+    step: int,
+    batch_id: str,
+    generation_budget: int,
+    rollouts: int | None = None,
+    kl_beta: float = 0.0,
+    ref_logprobs: RefLogprobs | None = None,
+) -> tuple[TrainBatch, BatchStats]:
+    """(batch, stats). The loss is ``-(1 / (rollouts * generation_budget)) * sum A_t * logp_t`` (Dr. GRPO).
+
+    ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
+    batch, a constant too (default: as many as given). ``kl_beta`` above 0 needs ``ref_logprobs``; then a rollout of
+    zero advantage is trained for its KL term. Raises ValueError for a group that mixes tasks.
+    """
+    if generation_budget < 1 or (rollouts is not None and rollouts < 1):
+        raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
+    if kl_beta and ref_logprobs is None:
+        raise ValueError("build_batch: kl_beta needs ref_logprobs")
+    stats, rows, best = BatchStats(groups=len(groups)), [], []
+    rewards: list[float] = []
+    for group in groups:
+        if len({t.task for t in group}) > 1:
+            raise ValueError(f"build_batch: group {group[0].group} mixes tasks {sorted({t.task for t in group})}")
+        stats.rollouts += len(group)
+        valid = [t for t in group if t.status != "infra_error"]
+        stats.infra_errors += len(group) - len(valid)
+        rewards += [t.reward for t in valid]
+        best += [max(t.reward for t in valid)] if valid else []
+        if len(valid) < 2:
+            stats.unpaired += len(valid)
+            continue
+        advantages_G = credit.advantages(np.array([t.reward for t in valid], np.float64))
+        stats.zero_groups += not advantages_G.any()
+        for trajectory, advantage in zip(valid, advantages_G):
+            if advantage == 0 and not kl_beta:
+                stats.zero_advantage += 1
+                continue
+            stats.trained += 1
+            rows += _sequences(trajectory, float(advantage), kl_beta, ref_logprobs, stats)
+    stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
+    stats.reward_best_mean = float(np.mean(best)) if best else 0.0
+    count = rollouts if rollouts is not None else max(1, stats.rollouts)
+    denominators = {"rl": float(count * generation_budget)}
+    batch = pack(rows, id=batch_id, step=step, denominators=denominators, info={"stats": asdict(stats)})
+    return batch, stats
+
+
+def _sequences(
+    trajectory: Trajectory, advantage: float, kl_beta: float, ref_logprobs: RefLogprobs | None, stats: BatchStats
+) -> list[TrainSequence]:
+    rows = []
+    for segment in trajectory.segments:
+        stats.segments += 1
+        sampled = segment.sampled.copy()
+        sampled[:1] = False  # Nothing predicts the first token of a context.
+        if not sampled.any():
+            stats.empty_segments += 1
+            continue
+        stats.sampled_tokens += int(sampled.sum())
+        advantages_T = np.full(len(segment), advantage, np.float32)
+        ref_T = None
+        if kl_beta and ref_logprobs is not None:
+            ref_T = ref_logprobs(segment)
+            advantages_T = k1_advantages(advantage, segment.logprobs, ref_T, kl_beta)
+        rows.append(
+            TrainSequence(
+                segment.tokens,
+                {"rl": np.where(sampled, advantages_T, 0).astype(np.float32)},
+                behaviour_logprobs=np.where(segment.sampled, segment.logprobs, np.nan).astype(np.float32),
+                ref_logprobs=None if ref_T is None else np.where(segment.sampled, ref_T, np.nan).astype(np.float32),
+                versions=segment.versions,
+                routes=segment.routes,
+                trajectory=trajectory.id,
+            )
+        )
+    return rows
