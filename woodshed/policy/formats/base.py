@@ -1,0 +1,136 @@
+"""What a chat format is: conversation -> pieces of text, and sampled text -> message."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from woodshed.policy.tokenizer import Piece
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+
+class FormatError(ValueError):
+    """A message or a tool schema cannot be rendered; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call as the policy made it. ``arguments_json`` is the text of a JSON object, possibly lacking fields."""
+
+    id: str
+    name: str
+    arguments_json: str
+
+
+@dataclass(frozen=True)
+class ParsedMessage:
+    """What a completion says. ``error`` tells why a call could not be read; the rest holds what could."""
+
+    content: str
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    thinking: str | None = None
+    error: str | None = None
+
+
+class ChatFormat(Protocol):
+    """Renders OpenAI chat messages and reads completions back. Stateless.
+
+    The tokens of a conversation are ``open(tools, system)``, then ``message`` of each further message, then, where the
+    policy is to speak, ``generation()``: so a longer conversation's pieces start with the shorter one's. What
+    ``generation()`` and a completion add up to is what ``message`` gives for the assistant's message, which ends with
+    its stop token.
+    """
+
+    name: str
+    special_tokens: tuple[str, ...]
+    """Control tokens that a vocabulary trained for this format must have."""
+    stop_tokens: tuple[str, ...]
+    """What ends a completion. The first is the one that an assistant's message ends with."""
+
+    def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
+        """What comes first. ``system`` is the text of a leading system message, which is then not rendered again."""
+        ...
+
+    def message(self, message: Message, tools: Sequence[Tool]) -> list[Piece]:
+        """One message by itself. Raises FormatError on what has no form."""
+        ...
+
+    def messages(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[list[Piece]]:
+        """Pieces per message for consecutive messages; results of parallel calls may share a turn here."""
+        ...
+
+    def generation(self) -> list[Piece]:
+        """What makes it the policy's turn."""
+        ...
+
+    def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
+        """Read a completion, with or without its stop token. Never raises on what a policy can write."""
+        ...
+
+    def chat_template(self) -> str | None:
+        """A Jinja chat template for other programs, or None where the format has no such form."""
+        ...
+
+
+def conversation(
+    chat: ChatFormat, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generate: bool = True
+) -> list[Piece]:
+    """All pieces of a conversation; a leading system message goes to ``open``."""
+    system = None
+    if messages and messages[0].get("role") == "system":
+        system, messages = text_content(messages[0]), messages[1:]
+    pieces = chat.open(tools, system)
+    for part in chat.messages(messages, tools):
+        pieces += part
+    return pieces + chat.generation() if generate else pieces
+
+
+def text_content(message: Message) -> str:
+    """The text of a message whose content is a string, null, or a list of text parts."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        texts = []
+        for part in content:
+            if isinstance(part, str):
+                texts.append(part)
+            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                texts.append(part["text"])
+            else:
+                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                raise FormatError(f"message content part of type {kind!r} is not text; only text is supported")
+        return "".join(texts)
+    raise FormatError(f"message content must be text, got {type(content).__name__}")
+
+
+def function_of(tool: Tool) -> Mapping[str, Any]:
+    """The function of an OpenAI tool schema, given as ``{"type": "function", "function": ...}`` or bare."""
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise FormatError(f"tool schema without a function name: {tool!r}")
+    return function
+
+
+def calls_of(message: Message) -> list[tuple[str, str]]:
+    """(name, arguments as JSON text) of an assistant message's ``tool_calls``."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise FormatError(f"assistant message has a tool call without function.name: {call!r}")
+        arguments = function.get("arguments", "{}")
+        calls.append((function["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)))
+    return calls
+
+
+def new_call_id() -> str:
+    """An id that no other call of the conversation has."""
+    return "call_" + os.urandom(9).hex()

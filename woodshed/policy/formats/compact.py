@@ -1,0 +1,103 @@
+"""``compact``: the format for policies of a few million parameters and less.
+
+::
+
+    <bos>fix: ridge satin tulip
+    <call>test<end><obs>FAIL ridge ...<call>edit ridge.py
+    2    return x<end><obs>ok
+
+System messages and tool schemas are not rendered: such a policy learns its tools from demonstrations. One call a turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from woodshed.policy.formats.base import (
+    FormatError,
+    Message,
+    ParsedMessage,
+    Tool,
+    ToolCall,
+    calls_of,
+    new_call_id,
+    text_content,
+)
+from woodshed.policy.formats.verbs import RAW, Verb, verbs_of
+from woodshed.policy.tokenizer import Piece
+
+BOS, CALL, OBS, END = "<bos>", "<call>", "<obs>", "<end>"
+
+
+class CompactFormat:
+    """See the module's docstring and ``ChatFormat``."""
+
+    name = "compact"
+    special_tokens: tuple[str, ...] = (BOS, CALL, OBS, END)
+    stop_tokens: tuple[str, ...] = (END,)
+
+    def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
+        return []
+
+    def message(self, message: Message, tools: Sequence[Tool]) -> list[Piece]:
+        role = message.get("role")
+        if role == "assistant":
+            return [Piece(CALL, True), Piece(self._assistant(message, tools)), Piece(END, True)]
+        if role == "tool":
+            return [Piece(OBS, True), Piece(text_content(message))]
+        if role == "user":
+            return [Piece(BOS, True), Piece(text_content(message))]
+        if role in ("system", "developer"):
+            return []
+        raise FormatError(f"message role {role!r} is unknown; known: system, user, assistant, tool")
+
+    def messages(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[list[Piece]]:
+        return [self.message(m, tools) for m in messages]
+
+    def generation(self) -> list[Piece]:
+        return [Piece(CALL, True)]
+
+    def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
+        """The first word is the verb. An unknown verb, and text that does not fit the verb's template, still make a
+        call, with the rest of the text under ``_text``: the harness answers it with an error."""
+        text = text.removesuffix(END)
+        word = text.split(maxsplit=1)[0] if text[:1].strip() else ""
+        if not tools or not word:
+            return ParsedMessage(text, error=None if not tools else "no call: the text does not start with a verb")
+        verb = verbs_of(tools).by_verb.get(word)
+        rest = text[len(word) :]
+        if verb is None:
+            return _call(text, word, {RAW: rest}, f"unknown verb {word!r}")
+        arguments = verb.read(rest)
+        if arguments is None:
+            return _call(text, verb.name, {RAW: rest}, f"{word}: expected {verb.usage!r}")
+        return _call(text, verb.name, arguments, None)
+
+    def chat_template(self) -> str | None:
+        return None
+
+    def _assistant(self, message: Message, tools: Sequence[Tool]) -> str:
+        calls = calls_of(message)
+        if not calls:
+            return text_content(message)
+        if len(calls) > 1:
+            raise FormatError(f"the compact format has one call per turn, this message has {len(calls)}")
+        name, raw = calls[0]
+        verb = verbs_of(tools).by_name.get(name)
+        try:
+            arguments = json.loads(raw) if raw else {}
+        except ValueError:
+            arguments = None
+        word = name if verb is None else verb.word
+        if not isinstance(arguments, dict):
+            return f"{word} {raw}"
+        if isinstance(arguments.get(RAW), str) and len(arguments) == 1:
+            return word + arguments[RAW]
+        return (verb or Verb(name, name, None, {}, ())).write(arguments)
+
+
+def _call(text: str, name: str, arguments: Mapping[str, Any], error: str | None) -> ParsedMessage:
+    call = ToolCall(new_call_id(), name, json.dumps(arguments, ensure_ascii=False))
+    return ParsedMessage("", [call], None, error)

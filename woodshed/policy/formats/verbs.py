@@ -1,0 +1,157 @@
+"""Verbs of the ``compact`` format: a tool's arguments written by a template, and read back by its inverse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from woodshed.policy.formats.base import FormatError, Tool, function_of
+
+RAW = "_text"
+"""Argument that holds what could not be read, exactly as written."""
+
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """How one tool is written. ``template`` None: no ``x-compact``, the arguments are written as JSON."""
+
+    word: str
+    name: str
+    template: str | None
+    types: Mapping[str, str]
+    required: tuple[str, ...]
+
+    @property
+    def usage(self) -> str:
+        """What to write, for error messages."""
+        form = "{json arguments}" if self.template is None and self.types else self.template
+        return f"{self.word} {form}" if form else self.word
+
+    @cached_property
+    def _fields(self) -> tuple[str, ...]:
+        return tuple(_FIELD.findall(self.template or ""))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """A text field ends before the first character of the literal that follows it; the last one takes the rest."""
+        parts = _FIELD.split(self.template or "")
+        pattern = re.escape(parts[0])
+        for name, literal in zip(parts[1::2], parts[2::2], strict=True):
+            kind = self.types.get(name, "string")
+            if kind == "integer":
+                value = r"-?\d{1,18}"
+            elif kind == "number":
+                value = r"-?\d[\d.eE+-]*"
+            elif kind == "boolean":
+                value = "true|false"
+            else:
+                value = f"[^{re.escape(literal[0])}]*" if literal else ".*"
+            pattern += f"(?P<{name}>{value})" + re.escape(literal)
+        return re.compile(pattern, re.DOTALL | re.ASCII)
+
+    def write(self, arguments: Mapping[str, Any]) -> str:
+        """Verb and arguments. Arguments that the template cannot say so that ``read`` gives them back go as JSON."""
+        if not arguments:
+            return self.word
+        if self.template is not None and set(arguments) == set(self._fields):
+            values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
+            rest = " " + _FIELD.sub(lambda m: values[m[1]], self.template)
+            if self.read(rest) == arguments:
+                return self.word + rest
+        return f"{self.word} {json.dumps(arguments, ensure_ascii=False)}"
+
+    def read(self, rest: str) -> dict[str, Any] | None:
+        """Arguments in what follows the verb, or None when it does not fit."""
+        if not rest:
+            return None if set(self._fields) & set(self.required) else {}
+        if rest.startswith(" {") and (arguments := self._read_json(rest)) is not None:
+            return arguments
+        if not self.template or not rest.startswith(" "):
+            return None
+        found = self._pattern.fullmatch(rest, 1)
+        if found is None:
+            return None
+        try:
+            return {k: _convert(v, self.types.get(k, "string")) for k, v in found.groupdict().items()}
+        except ValueError:
+            return None
+
+    def _read_json(self, rest: str) -> dict[str, Any] | None:
+        try:
+            arguments = json.loads(rest)
+        except (ValueError, RecursionError):
+            return None
+        known = self.types if self.template is not None else arguments
+        return arguments if isinstance(arguments, dict) and all(k in known for k in arguments) else None
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """The verbs of a tool list by what the policy writes and by the tool's name."""
+
+    by_verb: Mapping[str, Verb]
+    by_name: Mapping[str, Verb]
+
+
+_recent: list[tuple[Sequence[Tool], Verbs]] = []
+
+
+def verbs_of(tools: Sequence[Tool]) -> Verbs:
+    """The verbs of ``tools``; the last few lists are remembered by identity, since a run uses one for all its turns.
+
+    Raises FormatError when two tools have one verb, or a template names a field that the schema lacks.
+    """
+    for known, verbs in _recent:
+        if known is tools and len(verbs.by_name) == len(tools):
+            return verbs
+    made = [_verb(tool) for tool in tools]
+    by_verb: dict[str, Verb] = {}
+    for verb in made:
+        if verb.word in by_verb:
+            raise FormatError(f"tools {by_verb[verb.word].name!r} and {verb.name!r} both have the verb {verb.word!r}")
+        by_verb[verb.word] = verb
+    verbs = Verbs(by_verb, {v.name: v for v in made})
+    _recent.insert(0, (tools, verbs))
+    del _recent[8:]
+    return verbs
+
+
+def _verb(tool: Tool) -> Verb:
+    function = function_of(tool)
+    name = function["name"]
+    parameters = function.get("parameters") or {}
+    types = {k: _type_of(v) for k, v in (parameters.get("properties") or {}).items()}
+    compact = tool.get("x-compact") or function.get("x-compact") or parameters.get("x-compact")
+    required = tuple(parameters.get("required") or ())
+    if compact is None:
+        return Verb(name, name, None if types else "", types, required)
+    word, template = compact.get("verb") or name, compact.get("template") or ""
+    unknown = [f for f in _FIELD.findall(template) if f not in types]
+    if unknown or not isinstance(word, str) or not word or re.search(r"\s", word):
+        problem = f"template names unknown fields {unknown}" if unknown else f"verb {word!r} must be one word"
+        raise FormatError(f"tool {name!r}: x-compact {problem}")
+    return Verb(word, name, template, types, required)
+
+
+def _type_of(schema: Any) -> str:
+    """JSON type of a property, looking through ``anyOf`` with null (how optional fields are written)."""
+    if not isinstance(schema, Mapping):
+        return "string"
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return kind
+    options = kind if isinstance(kind, list) else [_type_of(s) for s in schema.get("anyOf") or ()]
+    kinds = [o for o in options if o != "null"]
+    return kinds[0] if len(kinds) == 1 else "string"
+
+
+def _convert(text: str, kind: str) -> Any:
+    if kind in ("integer", "number", "boolean", "array", "object"):
+        return int(text) if kind == "integer" else json.loads(text)
+    return text

@@ -1,0 +1,174 @@
+"""Policies on disk in Hugging Face layout: transformers opens what is saved here, and the other way round."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from woodshed.policy.config import ConfigError, DecoderConfig
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.formats import get_format
+from woodshed.policy.formats.base import ChatFormat
+from woodshed.policy.state import hf_state, load_hf_state
+from woodshed.policy.tokenizer import Tokenizer, TokenizerError
+
+__all__ = ["Policy", "hf_state", "load_hf_state", "load_policy", "save_policy"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Policy:
+    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    format: ChatFormat
+    config: DecoderConfig
+    version: int = 0
+
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids of the format's stop tokens that the vocabulary has. Raises TokenizerError when it has none."""
+        return stop_ids(self.format, self.tokenizer)
+
+
+def stop_ids(chat: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of the format's stop tokens that the vocabulary has; the first ends an assistant message."""
+    tokenizer.special_id(chat.stop_tokens[0])
+    return tuple(tokenizer.special_ids[t] for t in chat.stop_tokens if t in tokenizer.special_ids)
+
+
+def load_policy(
+    directory: Path | str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> Policy:
+    """Open a Hugging Face causal LM directory. Runs no code from it.
+
+    ``dtype`` None means float32 on a CPU and the file's own dtype elsewhere. A directory without ``woodshed.json`` gets
+    the ``hermes`` chat format when its vocabulary has that format's control tokens. Raises ConfigError, TokenizerError
+    or FileNotFoundError, naming the file and what to do.
+    """
+    directory = Path(directory)
+    raw = _read_json(directory / "config.json")
+    try:
+        config = DecoderConfig.from_hf(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{directory}: {error}") from None
+    if dtype is None:
+        stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+        dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES.get(stored, torch.float32)
+    tokenizer_path = directory / "tokenizer.json"
+    if not tokenizer_path.is_file():
+        raise FileNotFoundError(f"{tokenizer_path} is missing; save the tokenizer in its fast form (tokenizer.json)")
+    tokenizer = Tokenizer.load(tokenizer_path, size=config.vocab_size)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise TokenizerError(
+            f"{tokenizer_path}: {tokenizer.vocab_size} entries, but config.json has vocab_size {config.vocab_size}"
+        )
+    own = directory / "woodshed.json"
+    extra = _read_json(own) if own.is_file() else {}
+    chat = get_format(str(extra.get("format", "hermes")))
+    try:
+        stop_ids(chat, tokenizer)
+    except TokenizerError as error:
+        raise TokenizerError(f"{directory}: chat format {chat.name!r} does not fit the tokenizer: {error}") from None
+    decoder = Decoder(config, seed=None, device=device, dtype=dtype)
+    load_hf_state(decoder, _read_weights(directory), name=str(directory))
+    return Policy(decoder, tokenizer, chat, config, int(extra.get("version", 0)))
+
+
+def save_policy(policy: Policy, directory: Path | str) -> Path:
+    """Write the directory completely or not at all: it is built beside its place and renamed into it.
+
+    An existing directory is replaced. Weights keep the decoder's dtype.
+    """
+    directory = Path(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    building = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
+    building.mkdir()
+    try:
+        _write(policy, building)
+        replaced = None
+        if directory.exists():
+            replaced = building.with_suffix(".old")
+            directory.rename(replaced)
+        building.rename(directory)
+        if replaced is not None:
+            shutil.rmtree(replaced)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return directory
+
+
+def _write(policy: Policy, directory: Path) -> None:
+    chat, tokenizer = policy.format, policy.tokenizer
+    ends = stop_ids(chat, tokenizer)
+    dtype_name = str(policy.decoder.dtype).removeprefix("torch.")
+    special = {"eos_token": chat.stop_tokens[0]}
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": ends[0]}
+    if "<bos>" in tokenizer.special_ids:
+        special["bos_token"], ids["bos_token_id"] = "<bos>", tokenizer.special_ids["<bos>"]
+    _write_json(directory / "config.json", {**policy.config.to_hf(), **ids, "torch_dtype": dtype_name})
+    generation = {**ids, "eos_token_id": list(ends), "do_sample": True, "temperature": 1.0}
+    _write_json(directory / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
+    tokenizer.save(directory / "tokenizer.json")
+    tokenizer_config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": policy.config.max_positions,
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
+    template = chat.chat_template()
+    if template is not None:
+        tokenizer_config["chat_template"] = template
+        (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    _write_json(directory / "tokenizer_config.json", tokenizer_config)
+    _write_json(directory / "woodshed.json", {"format": chat.name, "version": policy.version})
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in hf_state(policy.decoder).items()}
+    save_file(state, str(directory / "model.safetensors"), metadata={"format": "pt"})
+
+
+def _read_weights(directory: Path) -> dict[str, Tensor]:
+    """All tensors of ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` names."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map: Mapping[str, str] = _read_json(index).get("weight_map", {})
+        files = sorted({directory / Path(name).name for name in weight_map.values()})
+    else:
+        files = [directory / "model.safetensors"]
+    state: dict[str, Tensor] = {}
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing; only safetensors weights are read")
+        try:
+            state.update(load_file(str(file)))
+        except safetensors.SafetensorError as error:
+            raise ConfigError(f"{file}: not a complete safetensors file ({error})") from None
+    return state
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing; this is not a Hugging Face model directory") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a JSON object")
+    return data
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

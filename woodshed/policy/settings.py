@@ -1,0 +1,71 @@
+"""Settings of the policy."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from woodshed.record.settings import Settings
+
+
+class PolicySettings(Settings):
+    """Where the policy comes from, and its sizes when it starts from scratch."""
+
+    source: str = "scratch"
+    """``scratch``, ``smollm2`` (the weights in a Python package), or a Hugging Face causal LM directory."""
+
+    format: Literal["auto", "compact", "hermes"] = "auto"
+    """Chat format. ``auto``: ``compact`` from scratch, otherwise what the directory says."""
+
+    family: Literal["qwen3", "qwen3_moe", "llama"] = "qwen3"
+    """Network family of a policy from scratch."""
+
+    vocab_size: int = Field(1280, ge=264)
+    """Entries of the byte-level BPE that is trained for a policy from scratch, bytes and control tokens included."""
+
+    d_model: int = Field(128, ge=8)
+    """Width of the residual stream."""
+
+    num_layers: int = Field(4, ge=1)
+    """Number of layers."""
+
+    num_heads: int = Field(4, ge=1)
+    """Query heads; the head width is ``d_model / num_heads``."""
+
+    num_kv_heads: int = Field(4, ge=1)
+    """Key/value heads. Small policies copy badly when heads share keys, so this equals ``num_heads``."""
+
+    d_ff: int = Field(352, ge=8)
+    """Hidden width of the feed-forward part (SwiGLU has three matrices of it)."""
+
+    max_positions: int = Field(2048, ge=64)
+    """Longest context."""
+
+    rope_theta: float = Field(10_000.0, gt=1)
+    """Base of the rotary frequencies."""
+
+    num_experts: int = Field(8, ge=2)
+    """Experts per layer; only for ``qwen3_moe``."""
+
+    num_experts_per_tok: int = Field(2, ge=1)
+    """Experts that each token uses; only for ``qwen3_moe``."""
+
+    moe_d_ff: int = Field(176, ge=8)
+    """Hidden width of one expert; only for ``qwen3_moe``."""
+
+    seed: int = 0
+    """Seed of the initial weights of a policy from scratch."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights in memory. ``auto``: float32 on a CPU, the file's own type on a GPU."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.d_model % self.num_heads or (self.d_model // self.num_heads) % 2:
+            raise ValueError(f"d_model {self.d_model} must be num_heads {self.num_heads} times an even head width")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}")
+        return self
