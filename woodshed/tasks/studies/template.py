@@ -1,0 +1,93 @@
+"""What a template of study functions is, and how one choice of its slots becomes source.
+
+A template is the body of a function with slots; a slot lists options, each a tuple of a word (part of the semantic key
+and of the function's name) and code. Templates of one ``family`` with equal words mean the same and share the key: they
+are two ways to write it.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+Option = tuple[str, ...]
+Slots = Mapping[str, Sequence[Option]]
+
+
+@dataclass(frozen=True)
+class Template:
+    """``body`` is unindented code with ``{slot[1]}`` places and canonical variable names; ``name`` likewise with
+    ``{slot[0]}``. ``args`` maps parameters to kinds of input (``inputs.KINDS``); a body that uses ``k`` gets it as a
+    further parameter."""
+
+    family: str
+    name: str
+    args: Mapping[str, str]
+    body: str
+    slots: Slots = field(default_factory=dict)
+
+    def choices(self) -> list[dict[str, Option]]:
+        names = list(self.slots)
+        return [dict(zip(names, options)) for options in product(*(self.slots[n] for n in names))]
+
+    def key(self, choice: Mapping[str, Option]) -> str:
+        """The semantic key: ``family:word:word``."""
+        return ":".join([self.family, *(choice[slot][0] for slot in sorted(choice))])
+
+    def render(self, choice: Mapping[str, Option], rng: random.Random) -> tuple[str, str, tuple[str, ...]]:
+        """(function name, normalised source, kinds of its arguments), with variable names drawn from ``rng``."""
+        name = re.sub(r"_+", "_", self.name.format_map(choice)).strip("_")
+        body = self.body.strip("\n").format_map(choice)
+        args = dict(self.args)
+        if re.search(r"\bk\b", body):
+            args.setdefault("k", "small")
+        source = f"def {name}({', '.join(args)}):\n" + "\n".join("    " + line for line in body.split("\n"))
+        tree = ast.parse(source)
+        _rename(tree, rng)
+        return name, ast.unparse(tree) + "\n", tuple(args.values())
+
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "xs": ("xs", "values", "items", "nums", "data", "numbers"),
+    "ys": ("ys", "others", "right", "more"),
+    "x": ("x", "v", "value", "item", "num"),
+    "a": ("a", "first", "left", "p"),
+    "b": ("b", "second", "other", "q"),
+    "acc": ("total", "result", "acc", "answer"),
+    "out": ("out", "res", "found", "kept"),
+    "best": ("best", "top", "pick"),
+    "cur": ("cur", "run", "now"),
+    "i": ("i", "pos", "idx"),
+    "j": ("j", "other_i", "end"),
+    "k": ("k", "limit", "step"),
+    "n": ("n", "number", "m"),
+    "d": ("d", "digit", "r"),
+    "text": ("text", "s", "line"),
+    "ch": ("c", "ch", "letter"),
+    "words": ("words", "names", "tokens"),
+    "w": ("w", "word", "name"),
+    "table": ("table", "counts", "groups"),
+    "key": ("key", "slot"),
+    "grid": ("grid", "rows", "matrix"),
+    "row": ("row", "cells"),
+    "seen": ("seen", "known"),
+}
+
+
+def _rename(tree: ast.Module, rng: random.Random) -> None:
+    chosen: dict[str, str] = {}
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.arg)]
+    for node in nodes:
+        old = node.id if isinstance(node, ast.Name) else node.arg
+        if old in _NAMES and old not in chosen:
+            free = [n for n in _NAMES[old] if n not in chosen.values()]
+            chosen[old] = rng.choice(free)
+        new = chosen.get(old, old)
+        if isinstance(node, ast.Name):
+            node.id = new
+        else:
+            node.arg = new

@@ -1,0 +1,86 @@
+"""Studies as Harbor task directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from woodshed.record.task import Task, TaskError, TaskInfo, save_task
+
+from .function import VISIBLE
+from .spec import StudySpec
+from .visible import RUN_TESTS
+
+_RUN_TESTS = RUN_TESTS.encode()
+_TEST_SH = (
+    b"#!/bin/sh\n# For other Harbor tools; Woodshed's own grader calls the functions out of process instead.\n"
+    b'cd "${WORKDIR:-/workspace}" || exit 1\n'
+    b'cp "$(dirname "$0")/cases.visible.json" cases.json && cp "$(dirname "$0")/run_tests.py" .\n'
+    b"mkdir -p /logs/verifier\n"
+    b"if python run_tests.py; then echo 1; else echo 0; fi | tail -n 1 > /logs/verifier/reward.txt\n"
+)
+
+
+def write_study(spec: StudySpec, path: Path) -> Task:
+    """Write the task directory of a study and load it. The cases that only grading may know stay in ``tests/``."""
+    sources = {f"{module}.py": f.source for module, f in zip(spec.modules, spec.functions)}
+    broken = f"{spec.modules[spec.broken]}.py"
+    everything = list(zip(spec.modules, spec.functions))
+    visible = _json([[m, f.name, [[c.args, c.want] for c in f.cases[:VISIBLE]]] for m, f in everything])
+    graded = {m: {"function": f.name, "cases": [[c.args, c.want] for c in f.cases]} for m, f in everything}
+    info = TaskInfo(
+        family="study",
+        split=spec.split,
+        key=spec.functions[spec.broken].key,
+        grader="cases",
+        kind=spec.mutation.kind,
+        submission=tuple(sources),
+        fail_to_pass=tuple(f"{spec.modules[spec.broken]}::{number}" for number in spec.failing),
+        pass_to_pass=tuple(_passing(spec)),
+        test_command="python run_tests.py",
+        timeout_sec=5.0,
+    )
+    return save_task(
+        path,
+        name=spec.name,
+        instruction=f"fix: {' '.join(spec.modules)}",
+        info=info,
+        workspace={
+            **{name: source.encode() for name, source in sources.items()},
+            broken: spec.mutation.source.encode(),
+            "run_tests.py": _RUN_TESTS,
+            "cases.json": visible,
+        },
+        tests={"test.sh": _TEST_SH, "cases.json": _json(graded), "cases.visible.json": visible,
+               "run_tests.py": _RUN_TESTS},
+        solution={broken: sources[broken].encode()},
+    )  # fmt: skip
+
+
+def solution_edit(task: Task) -> tuple[str, int, str]:
+    """(path, 1-based line, text of the line) of the reference fix. Raises TaskError unless it is one changed line."""
+    before, after = task.workspace_files(), task.solution_files()
+    edits = []
+    for path, fixed in after.items():
+        old, new = before.get(path, b"").decode().split("\n"), fixed.decode().split("\n")
+        if len(old) != len(new):
+            raise TaskError(f"{task.path}: the solution of {path} changes the number of lines")
+        edits += [(path, number, b) for number, (a, b) in enumerate(zip(old, new), 1) if a != b]
+    if len(edits) != 1:
+        raise TaskError(f"{task.path}: the solution changes {len(edits)} lines, expected one")
+    return edits[0]
+
+
+def _passing(spec: StudySpec) -> list[str]:
+    ids = []
+    for number, (module, function) in enumerate(zip(spec.modules, spec.functions)):
+        failing = spec.failing if number == spec.broken else ()
+        ids += [f"{module}::{i}" for i in range(len(function.cases)) if i not in failing]
+    return ids
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
