@@ -17,6 +17,7 @@ import httpx
 from .errors import ContextFull, EndpointLost
 from .settings import RetrySettings
 from .streaming import collect
+from .wire import WireTransport
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 KEPT = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "thinking")
@@ -47,17 +48,24 @@ class ChatEndpoint(Protocol):
         ...
 
 
-def pooled_client(timeout: float = 600.0) -> httpx.AsyncClient:
-    """A client for any number of concurrent episodes. Ignores proxy settings of the environment."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
-    return httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(timeout, connect=10.0), trust_env=False)
+def pooled_client(timeout: float = 600.0, *, streaming: bool = False) -> httpx.AsyncClient:
+    """A client for any number of concurrent episodes. Ignores proxy settings of the environment.
+
+    With ``streaming`` replies arrive piece by piece, at several times the cost of a call.
+    """
+    return httpx.AsyncClient(
+        mounts={} if streaming else {"http://": WireTransport()},
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0),
+        timeout=httpx.Timeout(timeout, connect=10.0),
+        trust_env=False,
+    )
 
 
 class HttpEndpoint:
     """``base_url`` is the server's root or its ``/v1``. ``sampling`` adds fields to every request (temperature, ...).
 
     With ``on_text`` replies are streamed and every piece of text is passed to it. Without ``client`` the endpoint owns
-    one; call ``close``.
+    one; call ``close``. A client from ``pooled_client()`` that is shared gives streamed text only at the end.
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class HttpEndpoint:
         self.retry = retry or RetrySettings()
         self.on_text = on_text
         self._owned = client is None
-        self.client = client or pooled_client(self.retry.request_timeout)
+        self.client = client or pooled_client(self.retry.request_timeout, streaming=on_text is not None)
         self._headers = [
             (b"host", self.url.netloc),
             (b"authorization", f"Bearer {key}".encode()),

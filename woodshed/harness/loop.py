@@ -1,7 +1,7 @@
 """The agent: ask the policy, run what it calls, tell it what happened, until it is done or a limit is reached.
 
 The same loop serves training, evaluation and a person's terminal. What holds always: every call gets exactly one
-result; nothing that the policy or its code does is an exception here; only ``EndpointLost`` and ``SandboxError`` get out.
+result; nothing that the policy or its code does is an exception here; only EndpointLost and SandboxError get out.
 """
 
 from __future__ import annotations
