@@ -25,9 +25,7 @@ class Forward:
     def run(self, step: Step) -> list[tuple[Request, int, float]]:
         """Compute the step's tokens; returns (request, sampled token, log-probability) for those whose sequence is
         now complete. Nothing of the requests is changed; the cache is."""
-        attention = StepAttention(
-            self.cache, self.decoder.config.num_heads, step.decode_rows, step.chunks, self.masks
-        )
+        attention = StepAttention(self.cache, self.decoder.config.num_heads, step.decode_rows, step.chunks, self.masks)
         rows, positions = attention.rows, attention.positions
         tokens = self._tensor(self.cache.tokens[rows, positions].astype(np.int64))
         sink: list[Tensor] | None = None if self.cache.routes is None else []

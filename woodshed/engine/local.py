@@ -23,8 +23,9 @@ from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
 from woodshed.engine.request import Request
 from woodshed.engine.scheduler import Scheduler
 from woodshed.engine.settings import EngineSettings
-from woodshed.engine.swap import KvPolicy, Swap, check_state, expected_shapes, load_state
+from woodshed.engine.swap import KvPolicy, Swap
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.state import load_hf_state
 
 
 class LocalEngine:
@@ -54,7 +55,6 @@ class LocalEngine:
         if self.settings.dtype != "auto":
             decoder.to(getattr(torch, self.settings.dtype))
         self.decoder = decoder
-        self._shapes = expected_shapes(decoder)
         self._version = version
         self._random = random.Random(self.settings.seed)
         self._waiting: deque[Request] = deque()
@@ -93,8 +93,8 @@ class LocalEngine:
         limit = min(sampling.max_tokens, self.context - len(prompt))
         if self._cache.rows_within(len(prompt) + limit) < 1:
             raise ValueError(
-                f"a sequence of {len(prompt) + limit} tokens does not fit engine.cache_bytes {self.settings.cache_bytes}"
-                f" at {self._cache.token_bytes} bytes a token; raise it or lower max_tokens"
+                f"a sequence of {len(prompt) + limit} tokens at {self._cache.token_bytes} bytes a token does not fit "
+                f"engine.cache_bytes {self.settings.cache_bytes}; raise it or lower max_tokens"
             )
         loop = asyncio.get_running_loop()
         request = Request(
@@ -127,9 +127,8 @@ class LocalEngine:
         ``state`` has Hugging Face names and the shapes of the policy; it is copied. ``kv`` says what becomes of keys
         and values: ``keep`` goes on with those of the old weights; ``recompute`` computes them anew, also for running
         requests; ``drain`` first lets running requests finish, so that no completion mixes versions, and then forgets
-        them. Raises ValueError before anything changes if ``state`` does not fit.
+        them. Raises ValueError (naming the tensor) before anything changes if ``state`` does not fit.
         """
-        check_state(self._shapes, state)
         loop = asyncio.get_running_loop()
         swap = Swap(version, state, kv, loop, loop.create_future())
         self._post(lambda: self._swaps.append(swap))
@@ -308,7 +307,10 @@ class LocalEngine:
     def _swap(self, swap: Swap) -> None:
         began = time.perf_counter()
         try:
-            load_state(self.decoder, swap.state)
+            load_hf_state(self.decoder, swap.state, name=f"version {swap.version}")
+        except ValueError as error:  # checked before the first tensor is written
+            self._outbox.put(swap.loop, swap.future, error)
+            return
         except Exception as error:
             failure = EngineError(f"loading version {swap.version} failed: {error!r}")
             failure.__cause__ = error

@@ -72,22 +72,24 @@ def sample(
     distribution drawn from; greedy decoding (temperature 0) draws from a point mass, so there it is 0. A row whose
     logits are not finite yields log-probability nan.
     """
-    logp_BV = adjusted_logits(logits_BV, samplings).log_softmax(-1)
+    logits_BV = adjusted_logits(logits_BV, samplings)
     greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
     if len(greedy) == len(samplings):
-        best_B = logp_BV.argmax(-1)
-        top_B = logp_BV.gather(-1, best_B[:, None])[:, 0]
-        return best_B.tolist(), (top_B * 0.0).tolist()  # a nan stays one
-    cdf_BV = logp_BV.exp().cumsum(-1, dtype=torch.float64)
+        return _greedy(logits_BV)
+    probs_BV = logits_BV.softmax(-1)
+    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
     total_B1 = cdf_BV[:, -1:]
     point_B1 = torch.as_tensor(np.asarray(uniforms), device=logits_BV.device)[:, None] * total_B1
     # rounding must not push the point to the total: the first entry above it always has a positive probability
     point_B1 = torch.minimum(point_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
-    ids_B1 = torch.searchsorted(cdf_BV, point_B1, right=True).clamp_(max=logp_BV.shape[-1] - 1)
-    chosen_B = logp_BV.gather(-1, ids_B1)[:, 0]
-    ids, logps = ids_B1[:, 0].tolist(), chosen_B.tolist()
+    ids_B1 = torch.searchsorted(cdf_BV, point_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
+    ids, logps = ids_B1[:, 0].tolist(), probs_BV.gather(-1, ids_B1).log_()[:, 0].tolist()
     if greedy:
-        best = logp_BV[greedy].max(-1)
-        for row, token, top in zip(greedy, best.indices.tolist(), best.values.tolist()):
-            ids[row], logps[row] = token, top * 0.0
+        for row, token, logp in zip(greedy, *_greedy(logits_BV[greedy])):
+            ids[row], logps[row] = token, logp
     return ids, logps
+
+
+def _greedy(logits_BV: Tensor) -> tuple[list[int], list[float]]:
+    best = logits_BV.max(-1)
+    return best.indices.tolist(), (best.values * 0.0).tolist()  # 0, and nan where the logits are not finite
