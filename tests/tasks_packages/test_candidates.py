@@ -1,0 +1,118 @@
+"""What becomes a task, and how it is described: no box needed."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import random
+from pathlib import Path
+
+import pytest
+
+from woodshed.tasks.packages.candidates import candidates, split_of
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.instruction import bug_report, feature_request, module_name, signature_of
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.packages.workspace import protected_globs, submission_globs, workspace_of
+
+from . import tiny
+
+FUNCTIONS = tuple(
+    CoveredFunction("tinyshapes/shapes.py", name, 1, 9, 4, ("tests/test_shapes.py::test_area",))
+    for name in ("area", "diagonal", "Box.size", "Box.__init__")
+)
+SUITE = Suite("tinyshapes", {"tests/test_shapes.py::test_area": 0.1}, FUNCTIONS, {}, 1.0)
+WORKSPACE = {"tinyshapes/shapes.py": tiny.SHAPES}
+
+
+def test_workspace_holds_sources_and_tests_only() -> None:
+    kept = workspace_of(tiny.package(), tiny.FILES)
+    assert set(kept) == {
+        "tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py",
+        "tests/test_other.py", "pytest.ini",
+    }  # fmt: skip
+    assert kept["pytest.ini"] == b"[pytest]\naddopts = -p no:cacheprovider\n"
+    assert submission_globs(tiny.package()) == ("tinyshapes/**/*.py",)
+    assert "**/conftest.py" in protected_globs(tiny.package())
+    with pytest.raises(PackageError, match="nothing under 'tests'"):
+        workspace_of(tiny.package(), {"tinyshapes/a.py": b""})
+
+
+def test_candidates_change_one_line_or_one_body_and_keep_the_format() -> None:
+    kinds = set()
+    for seed in range(12):
+        for candidate in candidates(PackageTaskSettings(seed=seed), SUITE, WORKSPACE):
+            before, after = tiny.SHAPES.decode().splitlines(), candidate.source.decode().splitlines()
+            ast.parse(candidate.source)
+            changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+            kinds.add(candidate.kind)
+            if candidate.kind == "mutate":
+                assert [c[0] for c in changes] in (["-", "+"], ["+", "-"])
+            else:
+                assert next(c for c in changes if c[0] == "+").endswith("raise NotImplementedError")
+    assert kinds == {"mutate", "delete_function"}
+
+
+def test_candidates_are_deterministic_and_unique() -> None:
+    settings = PackageTaskSettings(seed=3)
+    first = list(candidates(settings, SUITE, WORKSPACE))
+    assert first == list(candidates(settings, SUITE, WORKSPACE))
+    assert len({c.key for c in first}) == len({c.slug for c in first}) == len(first) == 4
+    assert [c.slug for c in first] != [c.slug for c in candidates(PackageTaskSettings(seed=4), SUITE, WORKSPACE)]
+
+
+def test_split_by_package_and_by_function() -> None:
+    functions = [CoveredFunction("m.py", f"f{i}", 1, 2, 3, ()) for i in range(400)]
+    settings = PackageTaskSettings(heldout_packages=("whole",), heldout_share=0.25)
+    assert {split_of(settings, "whole", f) for f in functions} == {"heldout"}
+    share = sum(split_of(settings, "other", f) == "heldout" for f in functions) / 400
+    assert 0.17 < share < 0.33
+    assert {split_of(PackageTaskSettings(heldout_share=0.0), "other", f) for f in functions} == {"train"}
+
+
+def test_instructions() -> None:
+    source = tiny.SHAPES.decode()
+    assert signature_of(source, "area") == (
+        'def area(width, height):\n    """Area of a rectangle; a negative side is an error."""'
+    )
+    assert signature_of(source, "Box.size").startswith("@property\ndef size(self):")
+    test = "tests/test_shapes.py::test_area"
+    request = feature_request(random.Random(0), "tinyshapes/shapes.py", "area", source, test)
+    assert "Area of a rectangle" in request and "tests/test_shapes.py" in request and "raise ValueError" not in request
+    for seed in range(9):
+        observed = "assert 1 == 2\n + where 1 = f()"
+        text = bug_report(random.Random(seed), "src/a/b.py", "tests/test_b.py::test_x", observed)
+        assert "assert 1 == 2" in text and "a.b" in text and "test_x" in text
+    assert [module_name(n) for n in ("a.py", "src/a/__init__.py", "lib/a/b.py")] == ["a", "a", "a.b"]
+    with pytest.raises(KeyError):
+        signature_of(source, "nothere")
+
+
+def test_catalogue_is_complete() -> None:
+    catalogue = load_catalogue()
+    assert len(catalogue.packages) >= 10
+    assert set(PackageTaskSettings().heldout_packages) <= set(catalogue.packages)
+    for package in catalogue.packages.values():
+        assert package.licence in ("MIT", "BSD-3-Clause", "Apache-2.0")
+        assert package.name not in {w.name for _, group in catalogue.wheels_of(package) for w in group}
+    with pytest.raises(PackageError, match="'nothere' is not in the catalogue"):
+        catalogue.select(("nothere",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[package]]\nname = 'a'\nsource = 'x'", "unknown field 'source'"),
+        ("[[package]]\nname = 'a'\nsources = 'x'", "sources must be a list"),
+        ("[[package]]\nname = 'a'", "missing 6 required positional arguments"),
+        ("[wheels]\npytest = [{ name = 'p', version = '1', file = 'f', sha256 = 'ab' }]", "sha256 must be 64"),
+        ("[[", "Invalid"),
+    ],
+)
+def test_catalogue_errors_name_the_place(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(PackageError, match=message) as caught:
+        load_catalogue(tmp_path / "c.toml")
+    assert "c.toml" in str(caught.value)

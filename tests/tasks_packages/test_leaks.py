@@ -1,0 +1,128 @@
+"""Planted leaks of many kinds are found; a clean workspace is not accused."""
+
+from __future__ import annotations
+
+import base64
+import bz2
+import gzip
+import importlib.util
+import io
+import json
+import lzma
+import marshal
+import sqlite3
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+
+import pytest
+import zstandard
+
+from woodshed.tasks.leaks import scan
+
+GOLD = b'''"""Shapes."""
+
+
+def area(width, height):
+    """Area of a rectangle."""
+    if width < 0 or height < 0:
+        raise ValueError(f"negative side: {min(width, height)}")
+    return width * height - overlap(width, height)
+
+
+def overlap(width, height):
+    return 0
+'''
+MUTANT = GOLD.replace(b"width < 0 or height", b"width < 0 and height")
+DELETED = GOLD.split(b"    if width")[0] + b"    raise NotImplementedError\n\n\n" + GOLD[GOLD.index(b"def overlap") :]
+LINE = b"    if width < 0 or height < 0:\n"
+TESTS = b"from shapes import area\n\ndef test_area():\n    assert area(2, 3) == 6\n"
+
+
+def _zip(data: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pkg/shapes.py", data)
+    return buffer.getvalue()
+
+
+def _tar(data: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        info = tarfile.TarInfo("shapes.py")
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _pyc(data: bytes) -> bytes:
+    code = compile(data, "shapes.py", "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+
+
+def _sqlite(data: bytes) -> bytes:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("pragma page_size = 512")  # the text spills over several pages
+    connection.execute("create table files (path text, data text)")
+    connection.execute("insert into files values (?, ?)", ("shapes.py", "x" * 3000 + "\n" + data.decode()))
+    connection.commit()
+    return connection.serialize()
+
+
+PLANTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "copy": ("old/shapes.txt", lambda d: d),
+    "tests comment": ("tests/test_shapes.py", lambda d: TESTS + b"# " + d.replace(b"\n", b"\n# ")),
+    "other quotes and spacing": ("notes.md", lambda d: d.replace(b'"', b"'").replace(b" < ", b"<")),
+    "utf-16": ("notes.txt", lambda d: d.decode().encode("utf-16")),
+    "json string": ("cache.json", lambda d: json.dumps({"source": d.decode()}).encode()),
+    "zip": ("wheel.whl", _zip),
+    "tar.gz": ("sdist.tar.gz", _tar),
+    "nested archives": ("a.bin", lambda d: _zip(_tar(d))),
+    "gzip": ("a.gz", gzip.compress),
+    "bz2": ("a.bz2", bz2.compress),
+    "xz": ("a.xz", lzma.compress),
+    "zstd": ("a.zst", lambda d: zstandard.ZstdCompressor().compress(d)),
+    "git object": ("ab/cdef", lambda d: zlib.compress(b"blob %d\0" % len(d) + d)),
+    "base64": ("data.txt", lambda d: base64.encodebytes(d)),
+    "hex": ("data.txt", lambda d: d.hex().encode()),
+    "sqlite": ("cache.db", _sqlite),
+    "bytecode": ("shapes.bin", _pyc),
+}
+
+
+@pytest.mark.parametrize("start", [MUTANT, DELETED], ids=["mutant", "deleted"])
+@pytest.mark.parametrize("plant", PLANTS)
+def test_planted_leak_is_found(plant: str, start: bytes) -> None:
+    name, pack = PLANTS[plant]
+    before = {"shapes.py": start, "tests/test_shapes.py": TESTS}
+    files = {**before, name: pack(GOLD)}
+    found = scan(files, before, {"shapes.py": GOLD})
+    assert [leak.path for leak in found] == [name]
+
+
+@pytest.mark.parametrize(
+    "path", [".git/objects/ab/cd", "pkg/__pycache__/a.cpython-311.pyc", ".mypy_cache/3.11/a.json", "shapes.py.orig",
+             "site-packages/shapes.py", "pkg.egg-info/SOURCES.txt", "shapes.py~"],
+)  # fmt: skip
+def test_forbidden_paths_are_leaks_by_name(path: str) -> None:
+    before = {"shapes.py": MUTANT}
+    assert [leak.kind for leak in scan({**before, path: b"harmless"}, before, {"shapes.py": GOLD})] == ["path"]
+
+
+def test_a_single_changed_line_is_found() -> None:
+    before = {"shapes.py": MUTANT}
+    assert scan({**before, "CHANGES.txt": b"was: " + LINE.strip()}, before, {"shapes.py": GOLD})
+
+
+@pytest.mark.parametrize("start", [MUTANT, DELETED], ids=["mutant", "deleted"])
+def test_clean_workspace_is_not_accused(start: bytes) -> None:
+    before = {"shapes.py": start, "tests/test_shapes.py": TESTS, "shapes.bin": _pyc(start)}
+    assert scan(before, before, {"shapes.py": GOLD}) == []
+
+
+def test_damaged_containers_are_read_as_bytes() -> None:
+    before = {"shapes.py": MUTANT}
+    damaged = {f"f{i}": pack(GOLD)[: 40 + i] for i, (_, pack) in enumerate(PLANTS.values())}
+    damaged["pyc"] = _pyc(GOLD)[:60]
+    scan({**before, **damaged}, before, {"shapes.py": GOLD})

@@ -1,0 +1,133 @@
+"""A tiny package written for these tests, served from a file index, with the real pytest wheels of this environment."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+
+SHAPES = b'''"""Shapes, measured."""
+
+import math
+
+
+def area(width, height):
+    """Area of a rectangle; a negative side is an error."""
+    if width < 0 or height < 0:   # both sides count
+        raise ValueError('negative side')
+    return width * height
+
+
+def diagonal(width, height):
+    """Length of the diagonal."""
+    square = width * width + height * height
+    return math.sqrt(square)
+
+
+def unused(value):
+    total = value + 1
+    return total * 2
+
+
+class Box:
+    """A box of a height."""
+
+    def __init__(self, width, height):
+        self.width = width
+        self.height = height
+
+    @property
+    def size(self):
+        """Area and diagonal."""
+        first = area(self.width, self.height)
+        second = diagonal(self.width, self.height)
+        return first, second
+'''
+TESTS = b'''import random
+
+import pytest
+
+from tinyshapes.shapes import Box, area, diagonal
+
+_counter = []
+
+
+def test_area():
+    assert area(2, 3) == 6
+
+
+def test_area_zero():
+    assert area(0, 3) == 0
+
+
+@pytest.mark.parametrize("bad", [(-1, 2), (1, -2)])
+def test_area_negative(bad):
+    with pytest.raises(ValueError):
+        area(*bad)
+
+
+def test_diagonal():
+    assert diagonal(3, 4) == 5
+
+
+def test_size():
+    assert Box(3, 4).size == (12, 5)
+
+
+def test_order_dependent():
+    _counter.append(1)
+    assert len(_counter) == 1
+
+
+def test_needs_the_other_first():
+    assert _counter
+
+
+def test_constant():
+    assert True
+
+
+@pytest.mark.skip
+def test_skipped():
+    assert area(1, 1) == 1
+
+
+def test_broken_upstream():
+    assert area(1, 1) == 2
+'''
+FILES = {
+    "tinyshapes/__init__.py": b"",
+    "tinyshapes/shapes.py": SHAPES,
+    "tests/conftest.py": b"import pytest\n\n\n@pytest.fixture\ndef unit():\n    return 1\n",
+    "tests/test_shapes.py": TESTS,
+    "tests/test_other.py": b"def test_other():\n    assert 1 + 1 == 2\n",
+    "setup.py": b"raise SystemExit('setup.py was executed')\n",
+    "pyproject.toml": b"[tool.pytest.ini_options]\naddopts = '--no-such-option'\n",
+    "CHANGELOG.md": b"- fixed: if width < 0 or height < 0\n",
+    "tinyshapes.egg-info/SOURCES.txt": b"tinyshapes/shapes.py\n",
+    "tinyshapes/__pycache__/shapes.cpython-311.pyc": b"\0",
+    "docs/index.rst": b"docs\n",
+}
+
+
+def sdist() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in FILES.items():
+            info = tarfile.TarInfo(f"tinyshapes-1.0/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def package(data: bytes = b"") -> Package:
+    return Package(
+        name="tinyshapes", version="1.0", file="tinyshapes-1.0.tar.gz", sha256=hashlib.sha256(data).hexdigest(),
+        licence="Apache-2.0", sources=("tinyshapes",), tests=("tests",),
+    )  # fmt: skip
+
+
+def catalogue(data: bytes = b"") -> Catalogue:
+    return Catalogue({"tinyshapes": package(data)}, {"pytest": ()})
