@@ -76,6 +76,9 @@ def test_groups_without_signal_are_counted_and_dropped() -> None:
     assert len(batch) == 0 and len(batch.tokens) == 0
     assert (stats.rollouts, stats.trained, stats.zero_advantage, stats.infra_errors, stats.unpaired) == (5, 0, 2, 2, 1)
     assert stats.zero_groups == 1
+    rounding = [trajectory(str(i), 0.1, ["ps"]) for i in range(3)]
+    batch, stats = build_batch([rounding], DEFAULT, step=1, batch_id="x", generation_budget=10)
+    assert len(batch) == 0 and stats.zero_advantage == 3
     batch, stats = build_batch([], DEFAULT, step=1, batch_id="x", generation_budget=10)
     assert len(batch) == 0 and stats.rollouts == 0
 

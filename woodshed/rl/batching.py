@@ -82,6 +82,8 @@ def build_batch(
             stats.unpaired += len(valid)
             continue
         advantages_G = credit.advantages(np.array([t.reward for t in valid], np.float64))
+        # Equal rewards must give exactly no signal, whatever rounding leaves of R - mean.
+        advantages_G = np.where(np.abs(advantages_G) < 1e-9, 0.0, advantages_G)
         stats.zero_groups += not advantages_G.any()
         for trajectory, advantage in zip(valid, advantages_G):
             if advantage == 0 and not kl_beta:

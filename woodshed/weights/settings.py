@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from woodshed.record.settings import Settings
@@ -19,6 +21,10 @@ class WeightSettings(Settings):
 
     level: int = Field(default=1, ge=1, le=19)
     """zstd level. Higher levels cost trainer time and gain little: what is left after the XOR is mostly noise."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What engines get. The trainer keeps its own precision; bfloat16 halves an anchor and makes deltas far smaller,
+    and is what engines on a GPU sample with."""
 
     fsync: bool = True
     """Flush each version to the disk before it becomes visible: survives a power cut, not only a killed process."""

@@ -1,0 +1,109 @@
+"""Checkpoints: a directory per step that appears whole or not at all, and from which training resumes exactly.
+
+``step-000012/`` holds ``model.safetensors`` (Hugging Face names, float32), ``optimizer.safetensors`` and
+``state.json`` with the step, whatever else the caller gave, and a checksum of both files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors.torch import load, save
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+_FILES = ("model.safetensors", "optimizer.safetensors")
+_NAME = re.compile(r"step-(\d{6,})")
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged or does not fit; the message names the file."""
+
+
+@dataclass
+class Checkpoint:
+    """``model`` by Hugging Face names (float32), ``optimizer`` as ``Optimizer.state``, ``state`` as saved."""
+
+    path: Path
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def steps(folder: Path | str) -> list[int]:
+    """Steps that have a checkpoint directory, ascending, sound or not."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    return sorted(int(m[1]) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name)))
+
+
+def save_checkpoint(
+    folder: Path | str, step: int, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any], *, keep: int = 2, fsync: bool = True,
+) -> Path:  # fmt: skip
+    """Write the checkpoint of ``step``, replacing one of the same step, then delete all but the ``keep`` newest."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    target, building = folder / f"step-{step:06d}", folder / f".step-{step:06d}.tmp"
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir()
+    blobs = {
+        _FILES[0]: save({k: v.detach().to("cpu", torch.float32, copy=True).contiguous() for k, v in model.items()}),
+        _FILES[1]: save({k: v.detach().to("cpu", copy=True).contiguous() for k, v in optimizer.items()}),
+    }
+    sums = {name: xxhash.xxh3_128_hexdigest(blob) for name, blob in blobs.items()}
+    blobs["state.json"] = json.dumps({**state, "step": step, "checksums": sums}, indent=1).encode()
+    for name, blob in blobs.items():
+        with open(building / name, "wb") as file:
+            file.write(blob)
+            if fsync:
+                file.flush()
+                os.fsync(file.fileno())
+    if target.exists():
+        shutil.rmtree(target)
+    building.rename(target)
+    if fsync:
+        fd = os.open(folder, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+    for old in steps(folder)[:-keep]:
+        shutil.rmtree(folder / f"step-{old:06d}", ignore_errors=True)
+    return target
+
+
+def load_checkpoint(path: Path | str) -> Checkpoint:
+    """Raises CheckpointError if a file is missing or does not match its checksum."""
+    path = Path(path)
+    try:
+        state = json.loads((path / "state.json").read_bytes())
+        sums, step = state.pop("checksums"), int(state["step"])
+        blobs = {name: (path / name).read_bytes() for name in _FILES}
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a complete checkpoint ({type(error).__name__}: {error})") from None
+    for name, blob in blobs.items():
+        if xxhash.xxh3_128_hexdigest(blob) != sums.get(name):
+            raise CheckpointError(f"{path / name}: does not match its checksum in state.json")
+    return Checkpoint(path, step, load(blobs[_FILES[0]]), load(blobs[_FILES[1]]), state)
+
+
+def latest_checkpoint(folder: Path | str) -> Checkpoint | None:
+    """The newest sound checkpoint; damaged ones are skipped with a warning. None if there is none."""
+    for step in reversed(steps(folder)):
+        try:
+            return load_checkpoint(Path(folder) / f"step-{step:06d}")
+        except CheckpointError as error:
+            log.warning("skipped a checkpoint: %s", error)
+    return None

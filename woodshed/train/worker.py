@@ -1,0 +1,146 @@
+"""The trainer process: ``python -m woodshed.train.worker CONFIG.json``.
+
+Batch n -> step n -> checkpoint n -> version n of the weight chain -> line n of the metrics. Each arrow is atomic and
+repeatable and the checkpoint comes first, so a process killed anywhere continues with every batch trained exactly
+once: what is behind the checkpoint (chain, metrics) is brought up to it on start, what is ahead does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from woodshed.policy.hf import load_policy
+from woodshed.policy.state import hf_state, load_hf_state
+from woodshed.weights.chain import Publisher
+from woodshed.weights.errors import ChainError
+
+from .batch import BatchError, TrainBatch
+from .checkpoint import CheckpointError, latest_checkpoint, save_checkpoint, steps
+from .metrics_log import MetricsLog
+from .trainer import Trainer
+from .worker_config import WorkerConfig
+
+log = logging.getLogger("woodshed.train.worker")
+
+
+def batch_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.safetensors"
+
+
+class Worker:
+    """Loads what there is, then trains one batch after the other."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self.stopping = False
+        self.trainer = Trainer(load_policy(config.policy).decoder, config.train)
+        chain = config.chain
+        self.publisher = Publisher(
+            config.weights, chain.anchor_every, keep_anchors=chain.keep_anchors, level=chain.level, fsync=chain.fsync
+        )
+        self.metrics = MetricsLog(config.metrics)
+        self.last_batch = ""
+        self._mark = time.perf_counter()
+        self._resume()
+
+    def run(self) -> None:
+        """Until ``config.steps`` is reached or ``stopping`` is set."""
+        while not self.config.steps or self.trainer.step_count < self.config.steps:
+            waited = time.perf_counter()
+            batch = self._wait(self.trainer.step_count + 1)
+            if batch is None:
+                return
+            self._train(batch, idle=time.perf_counter() - waited)
+
+    def _resume(self) -> None:
+        checkpoint = latest_checkpoint(self.config.checkpoints)
+        if checkpoint is not None:
+            load_hf_state(self.trainer.decoder, checkpoint.model, name=str(checkpoint.path))
+            try:
+                self.trainer.load_state(checkpoint.optimizer, checkpoint.state)
+            except ValueError as error:
+                raise CheckpointError(f"{checkpoint.path}: {error}") from None
+            self.last_batch = checkpoint.state["batch"]
+            log.info("continuing after step %d", checkpoint.step)
+        head = self.publisher.head
+        if head is None or head < self.trainer.step_count:
+            self._publish()
+        if checkpoint is not None:
+            self.metrics.append(checkpoint.state["metrics"])
+
+    def _wait(self, step: int) -> TrainBatch | None:
+        path = batch_path(self.config.batches, step)
+        while not self.stopping:
+            if path.exists():
+                batch = TrainBatch.load(path)
+                if batch.step != step:
+                    raise BatchError(f"{path}: its header says step {batch.step}")
+                if batch.id == self.last_batch:
+                    raise BatchError(f"{path}: batch {batch.id!r} was already trained in step {step - 1}")
+                return batch
+            time.sleep(self.config.poll_seconds)
+        return None
+
+    def _train(self, batch: TrainBatch, *, idle: float) -> None:
+        line: dict[str, Any] = {"step": batch.step, "batch": batch.id, **self.trainer.step(batch)}
+        now = time.perf_counter()
+        # Saving and publishing of the step before are busy time of this one: idle and busy add up to the wall time.
+        line |= {"idle_seconds": idle, "busy_seconds": now - self._mark - idle, "time": time.time()}
+        self._mark, self.last_batch = now, batch.id
+        tensors, rest = self.trainer.state()
+        s = self.config.train
+        save_checkpoint(
+            self.config.checkpoints, batch.step, hf_state(self.trainer.decoder), tensors,
+            {**rest, "version": batch.step, "batch": batch.id, "metrics": line}, keep=s.keep_checkpoints, fsync=s.fsync,
+        )  # fmt: skip
+        self._publish()
+        self.metrics.append(line)
+        if self.config.delete_batches:
+            self._delete_batches()
+
+    def _publish(self) -> None:
+        dtype = getattr(torch, self.config.chain.dtype)
+        state: dict[str, Tensor] = {k: v.to(dtype) for k, v in hf_state(self.trainer.decoder).items()}
+        self.publisher.publish(self.trainer.step_count, state)
+
+    def _delete_batches(self) -> None:
+        """Keep what a fall-back to the oldest kept checkpoint would need."""
+        oldest = steps(self.config.checkpoints)[0]
+        for path in self.config.batches.glob("step-*.safetensors"):
+            if path.stem.removeprefix("step-").isdigit() and int(path.stem.removeprefix("step-")) <= oldest:
+                path.unlink(missing_ok=True)
+
+
+def main(argv: list[str]) -> int:
+    """Exit status: 0 after the last step or SIGTERM, 1 for an error that a person must look at, 2 for bad usage."""
+    if len(argv) != 1:
+        print("usage: python -m woodshed.train.worker CONFIG.json", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    config = WorkerConfig.model_validate_json(Path(argv[0]).read_bytes())
+    torch.set_num_threads(config.threads)
+    try:
+        worker = Worker(config)
+
+        def stop(signum: int, frame: object) -> None:
+            worker.stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        worker.run()
+    except (BatchError, CheckpointError, ChainError) as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""What the trainer process is told. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from woodshed.record.settings import Settings
+from woodshed.train.settings import TrainSettings
+from woodshed.weights.settings import WeightSettings
+
+
+class WorkerConfig(Settings):
+    """The JSON file given to ``python -m woodshed.train.worker``."""
+
+    policy: Path
+    """Hugging Face directory of the policy that training starts from (PolicyVersion 0)."""
+
+    batches: Path
+    """Folder in which ``step-000001.safetensors``, ``step-000002.safetensors``, ... appear."""
+
+    weights: Path
+    """Folder of the weight chain; version n is what training on batch n made."""
+
+    checkpoints: Path
+    """Folder of the checkpoints."""
+
+    metrics: Path
+    """JSON Lines file, one line per step."""
+
+    train: TrainSettings = TrainSettings()
+    """How to train."""
+
+    chain: WeightSettings = WeightSettings()
+    """How to publish."""
+
+    steps: int = Field(default=0, ge=0)
+    """Stop after this step; 0 goes on until SIGTERM."""
+
+    threads: int = Field(default=1, ge=1)
+    """Torch threads. Two processes that spin on the same cores slow each other down far more than twofold."""
+
+    poll_seconds: float = Field(default=0.02, gt=0)
+    """How often to look for the next batch."""
+
+    delete_batches: bool = False
+    """Delete batches that every kept checkpoint already contains."""
