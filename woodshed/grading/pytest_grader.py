@@ -119,10 +119,13 @@ async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes]
     required = [*info.fail_to_pass, *info.pass_to_pass]
     if submission is None:
         submission = await box.get(info.submission)
-    if found := screen(submission, task.workspace_files(), task.solution_files()):
+    start_files = {name: task.workspace / name for name in submission}
+    known = {name: path.read_bytes() for name, path in start_files.items() if path.is_file()}
+    changed = {name: data for name, data in submission.items() if known.get(name) != data}
+    if found := screen(changed, known, task.solution_files()):
         detail = "the submission was refused: " + "; ".join(found[:5])
         return Outcome(False, dict.fromkeys(required, "failed"), perf_counter() - start, detail)
-    await lay_tests(task, box)
+    await lay_tests(task, box, changed)
     run = await run_pytest(
         box, sorted({i.partition("::")[0] for i in required}), required, path=import_path(task), workdir=info.workdir,
         timeout=info.timeout_sec, test_timeout=test_timeout(task),
@@ -135,14 +138,14 @@ async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes]
     return Outcome(resolved, tests, perf_counter() - start, run.detail)
 
 
-async def lay_tests(task: Task, box: Sandbox) -> None:
-    """Remove stray configuration from the box's workspace and put the grader's own copies of the tests over it."""
+async def lay_tests(task: Task, box: Sandbox, submission: Mapping[str, bytes]) -> None:
+    """Remove stray configuration that crossed over, then put the grader's own copies of the tests in place."""
     prefix = f"{task.info.workdir}/"
-    tests = {k.removeprefix(TESTS_PREFIX): v for k, v in task.test_files().items() if k.startswith(TESTS_PREFIX)}
-    for name, kind, _ in await box.list(task.info.workdir, recursive=True):
-        pure = PurePosixPath(name)
-        if kind != "dir" and (pure.name in _STRAY or pure.suffix in (".pth", ".pyc")) and name not in tests:
+    for name in submission:
+        path = PurePosixPath(name)
+        if path.name in _STRAY or path.suffix in (".pth", ".pyc"):
             await box.delete(prefix + name)
+    tests = {k.removeprefix(TESTS_PREFIX): v for k, v in task.test_files().items() if k.startswith(TESTS_PREFIX)}
     await box.put({prefix + name: data for name, data in tests.items()})
 
 

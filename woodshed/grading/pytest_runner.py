@@ -47,6 +47,8 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
     roots = tuple(request["trace"])
     write, perf, dumps, setitimer = os.write, time.perf_counter, json.dumps, signal.setitimer
     watched = _watch()
+    # pytest replaces a few of its own methods for py.path compatibility, after its configuration is read.
+    _OWN_PATCHES.update(v for v in vars(sys.modules["_pytest.legacypath"]).values() if isinstance(v, FunctionType))
 
     def emit(record: dict[str, Any]) -> None:
         data = f"\n{nonce} {dumps(record)}\n".encode()
@@ -143,6 +145,9 @@ def _tracer(seen: set[Any]) -> Any:
 _WATCHED = ("_pytest.", "pluggy", "unittest.case", "builtins", "signal", "json")
 
 
+_OWN_PATCHES: set[FunctionType] = set()
+
+
 def _watch() -> list[tuple[dict[str, Any] | Any, str, Any, Any]]:
     """(namespace, name, value, code) of the functions and classes that decide what a test result is."""
     found: list[tuple[Any, str, Any, Any]] = []
@@ -165,7 +170,10 @@ def _watch() -> list[tuple[dict[str, Any] | Any, str, Any, Any]]:
 
 def _changed(watched: list[tuple[Any, str, Any, Any]]) -> str | None:
     for namespace, key, value, code in watched:
-        if namespace.__dict__.get(key) is not value or (code is not None and value.__code__ is not code):
+        now = namespace.__dict__.get(key)
+        if now is not value and not (isinstance(now, FunctionType) and now in _OWN_PATCHES):
+            return f"{namespace.__name__}.{key}"
+        if code is not None and value.__code__ is not code:
             return f"{namespace.__name__}.{key}"
     return None
 
