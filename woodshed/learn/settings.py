@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..record.settings import Settings
 
@@ -14,8 +14,6 @@ class CorpusSettings(Settings):
     """Generated functions of the training split."""
     tokens: int = Field(default=900_000, ge=1000)
     """Pretraining tokens."""
-    vocab_size: int = Field(default=1280, ge=300)
-    """Entries of the byte-level BPE tokenizer that the corpus stage trains."""
     library_share: float = Field(default=0.15, ge=0, le=1)
     """Share of pretraining tokens from short functions of Python's own library."""
     protocol_share: float = Field(default=0.6, ge=0, le=1)
@@ -71,6 +69,10 @@ class SFTSettings(Settings):
     """Peak learning rate of Muon (matrices); 0 trains everything with AdamW."""
     other_lr: float = Field(default=2.1e-3, gt=0)
     """Peak learning rate of AdamW."""
+    microbatch_tokens: int = Field(default=4096, ge=16)
+    """Padded tokens per forward pass."""
+    recompute: bool = False
+    """Recompute activations in the backward pass to save memory."""
     max_tokens: int = Field(default=1024, ge=16)
     """Longer demonstrations are cut at this length."""
 
@@ -86,9 +88,3 @@ class LearnSettings(Settings):
     """What SFT learns from."""
     sft: SFTSettings = SFTSettings()
     """Supervised fine-tuning."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> LearnSettings:
-        if self.corpus.vocab_size > 65_000:
-            raise ValueError("corpus.vocab_size above 65000 makes no sense for a tokenizer trained on this corpus")
-        return self

@@ -40,7 +40,7 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     else:
         stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
     base = "pretrain" if scratch else "convert"
-    stages.append(_simple(run, "demos", "run demonstrations in sandboxes", (main,)))
+    stages.append(_simple(run, "demos", "run demonstrations in sandboxes", (main, "corpus" if scratch else "convert")))
     stages.append(_simple(run, "sft", "fine-tune on demonstrations", (base, "demos"), heavy=True))
     before = ("sft", main, *(("packages",) if recipe.tasks.packages else ()))
     stages.append(_served(recipe, run, "before", "evaluate before RL", before, "sft"))

@@ -68,10 +68,10 @@ class Recipe(Settings):
     def _possible(self) -> Recipe:
         if self.tasks.main == "packages" and self.tasks.packages is None:
             raise ValueError('tasks.main is "packages" but there is no [tasks.packages] table; add one')
-        compact = self.policy.chat_format == "compact"
+        compact = self.policy.format == "compact" or (self.policy.format == "auto" and self.policy.source == "scratch")
         if compact and self.harness.output.separator:
             raise ValueError(
-                'policy.chat_format "compact" needs harness.output.separator = "": its edits copy the line number\'s token'
+                'chat format "compact" copies line numbers with their line: set harness.output.separator = ""'
             )
         needed = self.rl.steps * self.rl.groups_per_step
         if self.tasks.main == "studies" and self.tasks.studies.train < needed:

@@ -1,0 +1,39 @@
+"""``python -m woodshed.learn STAGE RUN``: one stage of a run as a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from ..recipe.load import load_recipe
+from ..recipe.recipe import Recipe
+from .directory import RunDirectory
+
+STAGES = {
+    "tasks": ("stage_tasks", "make_studies"),
+    "packages": ("stage_tasks", "make_packages"),
+    "corpus": ("stage_corpus", "make_corpus"),
+    "pretrain": ("stage_policy", "pretrain"),
+    "convert": ("stage_policy", "convert"),
+    "demos": ("stage_demonstrations", "demonstrate"),
+    "sft": ("stage_policy", "fine_tune"),
+    "before": ("stage_rollouts", "evaluate_before"),
+    "rollouts": ("stage_rollouts", "reinforce"),
+    "after": ("stage_rollouts", "evaluate_after"),
+}
+
+
+def main(stage: str, root: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    run = RunDirectory(Path(root))
+    recipe = load_recipe(run.recipe)
+    module, function = STAGES[stage]
+    work: Callable[[Recipe, RunDirectory], None] = getattr(import_module(f"woodshed.learn.{module}"), function)
+    work(recipe, run)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

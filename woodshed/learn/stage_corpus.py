@@ -1,0 +1,175 @@
+"""Tokenizer and pretraining text for a policy from scratch: repair of generated functions, mostly inside the protocol.
+
+Only functions of the training split are used; the held-out keys never appear. Nothing is executed here: the test
+output in these conversations is made up, and weighs little. The demonstrations of SFT are executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..harness.registry import ToolRegistry
+from ..policy.formats import get_format
+from ..policy.tokenizer import Tokenizer, train_bpe
+from ..recipe.recipe import Recipe
+from ..tasks.mutate import Mutation, mutations, pick
+from ..tasks.studies.function import StudyFunction, draw_functions
+from ..tasks.studies.nouns import NOUNS
+from .directory import RunDirectory
+from .examples import Example, save_examples
+from .render import render_conversation
+from .stage_policy import chat_format
+
+Message = dict[str, Any]
+
+
+def make_corpus(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.learn.corpus
+    rng = random.Random(f"corpus-{recipe.seed}")
+    run.write_progress("corpus", 0, settings.tokens, "drawing functions")
+    functions = draw_functions(settings.functions, recipe.seed, "train")
+    library = list(library_functions(limit=2000))
+    tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
+    chat = get_format(chat_format(recipe.policy))
+    seen = conversations(rng, functions, library, settings.library_share, settings.protocol_share)
+    sample = [next(seen) for _ in range(1500)]
+    tokenizer = Tokenizer(train_bpe(_texts(sample), recipe.policy.vocab_size, chat.special_tokens))
+    run.corpus.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(run.corpus / "tokenizer.json")
+    examples: list[Example] = []
+    total = 0
+    while total < settings.tokens:
+        messages = sample.pop() if sample else next(seen)
+        tokens, own = render_conversation(messages, tools, chat, tokenizer)
+        weights = np.where(own, 1.0, settings.context_weight).astype(np.float32)
+        weights[0] = 0.0
+        examples.append(Example(tokens, weights))
+        total += len(tokens)
+        if len(examples) % 200 == 0:
+            run.write_progress("corpus", total, settings.tokens, "rendering conversations")
+    save_examples(run.corpus / "examples.npz", examples)
+    single = sum(len(tokenizer.encode(f" {noun}")) == 1 for noun in NOUNS)
+    note = f"{total / 1e6:.2f}M tokens, {len(examples)} conversations; {single} of {len(NOUNS)} names are one token"
+    run.write_result_of("corpus", {"tokens": total, "note": note})
+
+
+def conversations(
+    rng: random.Random,
+    functions: list[StudyFunction],
+    library: list[str],
+    library_share: float,
+    protocol_share: float,
+) -> Iterator[list[Message]]:
+    """Endless repair conversations. The edit is always the right one: pretraining teaches where and how to edit."""
+    pool = {f.source: mutations(f.source) for f in functions}
+    own = [f for f in functions if pool[f.source]]
+    foreign = [(source, found) for source in library if (found := mutations(source))]
+    while True:
+        names = rng.sample(NOUNS, 3)
+        if foreign and rng.random() < library_share:
+            source, found = rng.choice(foreign)
+            yield _read_and_fix(names[0], pick(rng, found))
+            continue
+        function = rng.choice(own)
+        mutation = pick(rng, pool[function.source])
+        if rng.random() < protocol_share:
+            yield _protocol(rng, names, function, mutation)
+        else:
+            yield _read_and_fix(names[0], mutation)
+
+
+def _read_and_fix(name: str, mutation: Mutation) -> list[Message]:
+    path = f"{name}.py"
+    return [
+        {"role": "user", "content": f"fix: {name}"},
+        _call("read_file", path=path),
+        _result(_numbered(mutation.source)),
+        _call("edit_line", path=path, line=mutation.line, text=mutation.before),
+    ]
+
+
+def _protocol(rng: random.Random, names: list[str], function: StudyFunction, mutation: Mutation) -> list[Message]:
+    path = f"{names[0]}.py"
+    order = rng.sample(names, 3)
+    case, other = rng.sample(function.cases, 2)
+    arguments = ", ".join(map(repr, case.args))
+    failure = f"FAIL {names[0]}\n{_clip(f'{function.name}({arguments})', 44)}\nwant {_clip(repr(case.want), 28)}\n"
+    got = other.want if other.want != case.want else None
+    messages = [
+        {"role": "user", "content": f"fix: {' '.join(order)}"},
+        _call("run_tests"),
+        _result(failure + f"got {_clip(repr(got), 28)}"),
+        _call("read_file", path=path),
+        _result(_numbered(mutation.source)),
+        _call("edit_line", path=path, line=mutation.line, text=mutation.before),
+        _result("ok"),
+    ]
+    if rng.random() < 0.7:
+        messages += [_call("run_tests"), _result("PASS 18"), _call("finish")]
+    return messages
+
+
+def library_functions(limit: int) -> Iterator[str]:
+    """Short functions (3 to 12 lines) of Python's own library, normalised, in a fixed order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__", "ensurepip"}
+    found = 0
+    for path in sorted(root.rglob("*.py")):
+        if skipped & set(path.relative_to(root).parts):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError, OSError, ValueError):
+            continue
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+                continue
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or node.body
+            source = ast.unparse(node) + "\n"
+            if 3 <= source.count("\n") <= 12 and len(source) < 500 and source.isascii():
+                yield source
+                found += 1
+                if found >= limit:
+                    return
+
+
+def _texts(conversations: list[list[Message]]) -> Iterator[str]:
+    """What the tokenizer is trained on; every module name often enough to become one token."""
+    for messages in conversations:
+        for message in messages:
+            if message.get("content"):
+                yield str(message["content"])
+            for call in message.get("tool_calls", ()):
+                yield "\n" + str(json.loads(call["function"]["arguments"]).get("text", ""))
+    for noun in NOUNS:
+        for _ in range(400):
+            yield f" {noun}"
+    for verb in ("read", "edit", "test", "undo", "submit", "fix:", "PASS", "FAIL", "\nwant", "\ngot", "error", "ok"):
+        for _ in range(400):
+            yield verb
+
+
+def _call(name: str, **arguments: object) -> Message:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+def _result(text: str) -> Message:
+    return {"role": "tool", "tool_call_id": "c", "content": text}
+
+
+def _numbered(source: str) -> str:
+    return "".join(f"\n{n}{line}" for n, line in enumerate(source.rstrip("\n").split("\n"), 1))
+
+
+def _clip(text: str, size: int) -> str:
+    return text if len(text) <= size else text[: size - 2] + ".."

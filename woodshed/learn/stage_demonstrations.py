@@ -1,0 +1,110 @@
+"""Demonstrations: scripts play the policy's part in the real harness and sandbox; what happened becomes SFT data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from ..grading.verify import GradeCache, grade, submission_from
+from ..harness.endpoint import Reply
+from ..harness.loop import run_episode
+from ..harness.registry import ToolRegistry
+from ..policy.formats import get_format
+from ..policy.tokenizer import Tokenizer
+from ..recipe.recipe import Recipe
+from ..record.task import Task
+from ..sandbox import open_backend
+from ..sandbox.taskbox import box_spec
+from .arena import layer_store
+from .demonstrator import Script, line_script, replace_script
+from .directory import RunDirectory
+from .examples import Example, save_examples
+from .render import render_conversation
+from .stage_policy import chat_format
+from .tasks import load_split
+
+Conversation = list[dict[str, Any]]
+
+
+class ScriptedEndpoint:
+    """A chat endpoint whose replies come from a script."""
+
+    def __init__(self, script: Script):
+        self._script = script
+        self._turn = 0
+
+    async def complete(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+    ) -> Reply:
+        try:
+            if self._turn == 0:
+                action = next(self._script)
+            else:
+                action = self._script.send(str(messages[-1].get("content") or ""))
+        except StopIteration:
+            return Reply({"role": "assistant", "content": "done"})
+        self._turn += 1
+        function = {"name": action.name, "arguments": json.dumps(action.arguments)}
+        call = {"id": f"c{self._turn}", "type": "function", "function": function}
+        return Reply({"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls")
+
+
+def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
+    conversations, solved = uvloop.run(_play(recipe, run))
+    scratch = recipe.policy.source == "scratch"
+    tokenizer = Tokenizer.load((run.corpus if scratch else run.policy("pretrain")) / "tokenizer.json")
+    chat = get_format(chat_format(recipe.policy))
+    tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
+    examples = []
+    for conversation in conversations:
+        tokens, own = render_conversation(conversation, tools, chat, tokenizer)
+        cut = recipe.learn.sft.max_tokens
+        examples.append(Example(tokens[:cut], own[:cut].astype(np.float32)))
+    save_examples(run.demonstrations / "examples.npz", examples)
+    total = sum(len(e.tokens) for e in examples)
+    share = solved / max(1, len(conversations))
+    note = f"{len(examples)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved"
+    run.write_result_of("demos", {"episodes": len(examples), "tokens": total, "solved": share, "note": note})
+
+
+async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Conversation], int]:
+    settings = recipe.learn.demonstrations
+    family = recipe.tasks.main
+    tasks = load_split(run, family, "sft" if family == "studies" else "train")
+    make = line_script if "edit_line" in recipe.harness.tools else replace_script
+    backend, layers, grades = open_backend(recipe.sandbox), layer_store(), GradeCache()
+    found: list[Conversation | None] = [None] * settings.episodes
+    solved, done = 0, 0
+    slots = asyncio.Semaphore(settings.concurrency)
+
+    async def one(number: int, task: Task) -> None:
+        nonlocal solved, done
+        async with slots:
+            rng = random.Random(f"demo-{recipe.seed}-{number}")
+            box = await backend.create(box_spec(task, layers))
+            try:
+                endpoint = ScriptedEndpoint(make(task, rng, settings))
+                episode = await run_episode(
+                    task.instruction, box, endpoint, recipe.harness, test_command=task.info.test_command
+                )
+                submission = await submission_from(box, task)
+            finally:
+                await box.close()
+            outcome = await grade(task, submission, backend, layers, cache=grades)
+        found[number] = episode.messages
+        solved += outcome.resolved
+        done += 1
+        if done % 20 == 0:
+            run.write_progress("demos", done, settings.episodes, f"{solved / done:.0%} solved")
+
+    try:
+        await asyncio.gather(*(one(n, tasks[n % len(tasks)]) for n in range(settings.episodes)))
+    finally:
+        await backend.close()
+    return [c for c in found if c is not None], solved

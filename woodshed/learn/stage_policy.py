@@ -1,0 +1,104 @@
+"""Pretraining, conversion of a pretrained policy, and SFT."""
+
+from __future__ import annotations
+
+import torch
+
+from ..policy.config import DecoderConfig
+from ..policy.decoder import Decoder
+from ..policy.formats import get_format
+from ..policy.hf import Policy, load_policy, save_policy
+from ..policy.settings import PolicySettings
+from ..policy.tokenizer import Tokenizer
+from ..recipe.recipe import Recipe
+from .arena import cache_directory
+from .directory import RunDirectory
+from .examples import load_examples
+from .supervised import train_on
+
+
+def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:
+    moe = settings.family == "qwen3_moe"
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        d_model=settings.d_model,
+        num_layers=settings.num_layers,
+        num_heads=settings.num_heads,
+        num_kv_heads=settings.num_kv_heads,
+        head_dim=settings.d_model // settings.num_heads,
+        d_ff=settings.d_ff,
+        family=settings.family,
+        max_positions=settings.max_positions,
+        rope_theta=settings.rope_theta,
+        qk_norm=settings.family != "llama",
+        num_experts=settings.num_experts if moe else 0,
+        num_experts_per_tok=settings.num_experts_per_tok if moe else 0,
+        moe_d_ff=settings.moe_d_ff if moe else 0,
+    )
+
+
+def chat_format(settings: PolicySettings) -> str:
+    if settings.format != "auto":
+        return settings.format
+    return "compact" if settings.source == "scratch" else "hermes"
+
+
+def pretrain(recipe: Recipe, run: RunDirectory) -> None:
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer.load(run.corpus / "tokenizer.json")
+    config = decoder_config(recipe.policy, tokenizer.vocab_size)
+    decoder = Decoder(config, seed=recipe.policy.seed + 1000 * recipe.seed)
+    settings = recipe.learn.pretrain
+    figures = train_on(
+        decoder,
+        load_examples(run.corpus / "examples.npz"),
+        batch_tokens=settings.batch_tokens,
+        epochs=1,
+        seed=recipe.seed,
+        matrix_lr=settings.matrix_lr,
+        other_lr=settings.other_lr,
+        floor=settings.final_lr,
+        metrics=run.stage_metrics("pretrain"),
+        progress=lambda done, total, loss: run.write_progress("pretrain", done, total, f"loss {loss:.3f}"),
+    )
+    save_policy(Policy(decoder, tokenizer, get_format(chat_format(recipe.policy)), config), run.policy("pretrain"))
+    note = f"{decoder.num_parameters() / 1e6:.2f}M parameters, loss {figures['loss']:.3f}"
+    run.write_result_of("pretrain", {**figures, "note": f"{note}, {figures['tokens_per_second']:.0f} tokens/s"})
+
+
+def convert(recipe: Recipe, run: RunDirectory) -> None:
+    """A pretrained policy as ``policy/pretrain``: from a package, or a Hugging Face directory."""
+    run.write_progress("convert", 0, 0, "loading weights")
+    source = recipe.policy.source
+    if source == "smollm2":
+        from ..policy.smollm2 import prepare_smollm2
+
+        source = str(prepare_smollm2(cache_directory()))
+    policy = load_policy(source)
+    if recipe.policy.format != "auto":
+        policy.format = get_format(recipe.policy.format)
+    save_policy(policy, run.policy("pretrain"))
+    run.write_result_of("convert", {"note": f"{policy.decoder.num_parameters() / 1e6:.0f}M parameters"})
+
+
+def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
+    torch.set_num_threads(max(1, torch.get_num_threads()))
+    policy = load_policy(run.policy("pretrain"))
+    settings = recipe.learn.sft
+    figures = train_on(
+        policy.decoder,
+        load_examples(run.demonstrations / "examples.npz"),
+        batch_tokens=settings.batch_tokens,
+        epochs=settings.epochs,
+        seed=recipe.seed + 1,
+        matrix_lr=settings.matrix_lr,
+        other_lr=settings.other_lr,
+        floor=0.0,
+        metrics=run.stage_metrics("sft"),
+        progress=lambda done, total, loss: run.write_progress("sft", done, total, f"loss {loss:.3f}"),
+        microbatch_tokens=settings.microbatch_tokens,
+        recompute=settings.recompute,
+    )
+    save_policy(policy, run.policy("sft"))
+    note = f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
+    run.write_result_of("sft", {**figures, "note": note})

@@ -1,0 +1,130 @@
+"""The stages that run the agent: evaluation before and after, and the rollout side of RL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from ..evaluate.run import evaluate
+from ..recipe.recipe import Recipe
+from ..record.store import TrajectoryStore
+from ..record.task import Task
+from ..record.trajectory import Trajectory
+from ..rl.batching import build_batch
+from ..rl.controller import Controller
+from ..rl.credit import get_credit
+from ..rl.ledger import Ledger
+from ..train.batch import TrainBatch
+from ..weights.chain import head_version
+from .arena import open_arena
+from .directory import RunDirectory
+from .tasks import load_split
+
+
+def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_evaluate(recipe, run, "before"))
+
+
+def evaluate_after(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_evaluate(recipe, run, "after"))
+
+
+def reinforce(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_reinforce(recipe, run))
+
+
+async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
+    settings = recipe.evaluate
+    main = load_split(run, recipe.tasks.main, "heldout")[: settings.tasks]
+    transfer: list[Task] = []
+    if recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples:
+        transfer = load_split(run, "packages", "heldout")
+    store = TrajectoryStore(run.trajectories)
+
+    def report(done: int, total: int, rate: float) -> None:
+        run.write_progress(name, done, total, f"pass@1 so far {rate:.3f}")
+
+    async with open_arena(recipe, run, training=False) as arena:
+        results = await evaluate(
+            arena, main, store, name=name, samples=settings.samples, concurrency=settings.concurrency, progress=report
+        )
+        transferred = await evaluate(
+            arena, transfer, store, name=f"{name}-packages", samples=settings.package_samples,
+            concurrency=settings.concurrency, progress=report,
+        )  # fmt: skip
+    rate = _mean(results)
+    note = f"pass@1 {rate:.3f} on {len(main)} tasks"
+    if transferred:
+        note += f", real packages {_mean(transferred):.3f} on {len(transferred)}"
+    run.write_result_of(name, {"pass1": rate, "note": note})
+    store.close()
+
+
+async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.rl
+    store = TrajectoryStore(run.trajectories)
+    ledger = Ledger(run.ledger)
+    credit = get_credit(settings.credit)
+
+    def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
+        batch, counts = build_batch(
+            groups,
+            credit,
+            step=step,
+            batch_id=f"step-{step:06d}",
+            generation_budget=settings.generation_budget,
+            rollouts=settings.groups_per_step * settings.group_size,
+        )
+        statistics = {**vars(counts), **describe(groups)}
+        note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
+        run.write_progress("rl", step, settings.steps, f"{note}; {_last_action(groups)}")
+        return batch, statistics
+
+    run.stage_metrics("rollouts").parent.mkdir(parents=True, exist_ok=True)
+    async with open_arena(recipe, run, training=True) as arena:
+        controller = Controller(
+            arena,
+            load_split(run, recipe.tasks.main, "train"),
+            ledger,
+            store,
+            settings,
+            batches=run.batches,
+            metrics=run.stage_metrics("rollouts"),
+            head=lambda: max(0, head_version(run.weights)),
+            build=build,
+            seed=recipe.seed,
+        )
+        await controller.run()
+    run.write_result_of("rl", {"note": f"{settings.steps} steps, {len(store)} trajectories stored", **ledger.counts()})
+    ledger.close()
+    store.close()
+
+
+def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
+    """What the rollouts of a batch did: pass rate, best of group, mean effort, statuses."""
+    everyone = [t for group in groups for t in group]
+    solved = [[bool(t.outcome and t.outcome.resolved) for t in group] for group in groups]
+    effort = {k: float(np.mean([getattr(t.effort, k) for t in everyone])) for k in vars(everyone[0].effort)}
+    statuses: dict[str, int] = {}
+    for trajectory in everyone:
+        statuses[trajectory.status] = statuses.get(trajectory.status, 0) + 1
+    return {
+        "pass_rate": float(np.mean([s for group in solved for s in group])),
+        "best_of_group": float(np.mean([any(group) for group in solved])),
+        "effort": effort,
+        "statuses": statuses,
+        "rollout_seconds": float(np.mean([t.ended - t.started for t in everyone])),
+    }
+
+
+def _last_action(groups: Sequence[Sequence[Trajectory]]) -> str:
+    newest = max((t for group in groups for t in group), key=lambda t: t.ended)
+    calls = " > ".join(event.name or "?" for event in newest.events[-6:])
+    return f"{newest.task.split('/')[-1]}: {calls} [{newest.status}]"
+
+
+def _mean(results: dict[str, list[bool]]) -> float:
+    return float(np.mean([np.mean(v) for v in results.values()])) if results else float("nan")

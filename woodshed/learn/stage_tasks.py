@@ -1,0 +1,88 @@
+"""Making the tasks of a run: studies and real packages, each through its gates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from ..recipe.recipe import Recipe
+from ..record.task import Task
+from ..sandbox import open_backend
+from ..tasks.gates import check_task
+from ..tasks.packages.build import build_package_tasks
+from ..tasks.studies.draw import draw_studies
+from ..tasks.studies.write import write_study
+from .arena import layer_store
+from .directory import RunDirectory, write_json
+from .tasks import task_folder
+
+GATED_SAMPLE = 24
+"""Studies of each split that go through every gate; all of them were validated when they were drawn."""
+
+
+def make_studies(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.tasks.studies
+    counts = {"train": settings.train, "sft": settings.sft, "heldout": settings.heldout}
+    total, done = sum(counts.values()), 0
+    sample: list[Task] = []
+    kinds: dict[str, str] = {}
+    for split, count in counts.items():
+        seed = recipe.seed if split != "heldout" else settings.heldout_seed
+        run.write_progress("tasks", done, total, f"drawing {count} {split} studies")
+        specs = draw_studies(count, split=split, seed=seed)  # type: ignore[arg-type]
+        for spec in specs:
+            path = task_folder(run, "studies", split) / spec.name.split("/")[-1]
+            task = write_study(spec, path) if not (path / "task.toml").exists() else Task.load(path)
+            done += 1
+            if split == "heldout":
+                kinds[task.name] = task.info.kind
+            if done % 50 == 0:
+                run.write_progress("tasks", done, total, f"writing {split} studies")
+            if len(sample) < GATED_SAMPLE and done % max(1, total // GATED_SAMPLE) == 0:
+                sample.append(task)
+    write_json(run.root / "tasks" / "kinds.json", kinds)
+    failed = asyncio.run(_gate(recipe, sample))
+    if failed:
+        raise SystemExit("studies failed their gates: " + "; ".join(failed))
+    keys = len({s.info.key for s in sample})
+    run.write_result_of("tasks", {**counts, "note": f"{total} studies, {len(sample)} gated, {keys} keys in the sample"})
+
+
+def make_packages(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.tasks.packages
+    assert settings is not None
+    out = run.root / "tasks" / "packages"
+
+    async def build() -> list[Task]:
+        backend = open_backend(recipe.sandbox)
+        try:
+            return await build_package_tasks(
+                settings,
+                backend,
+                layer_store(),
+                out,
+                progress=lambda done, total, note: run.write_progress("packages", done, total, note),
+            )
+        finally:
+            await backend.close()
+
+    tasks = asyncio.run(build())
+    for task in tasks:
+        folder = task_folder(run, "packages", task.info.split)
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / task.path.name
+        if not link.exists():
+            link.symlink_to(task.path)
+    splits = Counter(t.info.split for t in tasks)
+    packages = len({t.info.provenance.get("name", "") for t in tasks})
+    note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
+    run.write_result_of("packages", {"tasks": len(tasks), "packages": packages, "note": note})
+
+
+async def _gate(recipe: Recipe, tasks: list[Task]) -> list[str]:
+    backend = open_backend(recipe.sandbox)
+    try:
+        reports = [await check_task(task, backend, layer_store()) for task in tasks]
+    finally:
+        await backend.close()
+    return [f"{t.name}: {', '.join(r.failures)}" for t, r in zip(tasks, reports, strict=True) if r.failures]
