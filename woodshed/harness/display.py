@@ -1,0 +1,130 @@
+"""What a terminal shows of an episode, and how a person takes part in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from .episode import Moment, Reaction
+from .tools.base import ToolResult
+
+Ask = Callable[[str], str]
+"""Shows a prompt and returns a line; raises EOFError where there is nobody."""
+
+SHOWN = 4_000
+
+
+class Display:
+    """Renders moments of an episode. As an observer it never changes what happens."""
+
+    def __init__(self, console: Console, *, streamed: bool = False) -> None:
+        self.console = console
+        self.streamed = streamed
+
+    def show(self, moment: Moment) -> None:
+        if moment.kind in ("reply", "summary"):
+            self._message(moment)
+        elif moment.kind == "call" and moment.call is not None:
+            self.console.print(Text.assemble(("→ ", "cyan"), (call_line(moment.call.name, moment.call.arguments))))
+        elif moment.kind == "result" and moment.result is not None:
+            self._result(moment.result)
+        elif moment.kind == "notice" and moment.message is not None:
+            self.console.print(Text(short(str(moment.message["content"])), style="yellow"))
+        elif moment.kind == "end":
+            style = "green" if moment.status == "submitted" else "red"
+            self.console.print(Text(f"{moment.status} after {moment.turn} turns", style=style))
+
+    def _message(self, moment: Moment) -> None:
+        message = moment.message or {}
+        thinking = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
+        if isinstance(thinking, str) and thinking.strip():
+            self.console.print(Text(short(thinking.strip()), style="dim italic"))
+        content = message.get("content")
+        title = "summary" if moment.kind == "summary" else f"turn {moment.turn}"
+        if isinstance(content, str) and content.strip() and not self.streamed:
+            text = Text(short(content.strip()))
+            self.console.print(Panel(text, title=title, title_align="left", border_style="blue"))
+        elif moment.kind == "reply":
+            self.console.print(Text(title, style="bold blue"))
+
+    def _result(self, result: ToolResult) -> None:
+        style = "red" if result.error else "dim"
+        self.console.print(Text(_indent(short(result.text)), style=style))
+
+
+class Driver:
+    """An observer that shows every step and lets a person act.
+
+    ``step``: wait before each call (enter runs it; ``s TEXT`` answers TEXT in the tool's place; ``n`` refuses it; ``a``
+    stops asking). ``talk``: when the agent is done, a line that is typed continues the conversation.
+    """
+
+    def __init__(self, display: Display, ask: Ask, *, step: bool = False, talk: bool = False) -> None:
+        self.display = display
+        self.ask = ask
+        self.step = step
+        self.talk = talk
+        self._one_at_a_time = asyncio.Lock()
+
+    async def __call__(self, moment: Moment) -> Reaction:
+        async with self._one_at_a_time:
+            self.display.show(moment)
+            if moment.kind == "call" and self.step:
+                return await self._before_call()
+            if moment.kind == "final" and self.talk:
+                return await self._line("message to the agent (enter to end): ") or None
+        return None
+
+    async def _before_call(self) -> Reaction:
+        line = await self._line("  [enter] run  [s TEXT] answer yourself  [n] refuse  [a] run all: ")
+        if line is None or line == "a":
+            self.step = False
+        elif line == "n":
+            return ToolResult("error: refused by the user", "not_executed")
+        elif line.startswith("s "):
+            return ToolResult(line[2:])
+        return None
+
+    async def _line(self, prompt: str) -> str | None:
+        try:
+            return (await asyncio.to_thread(self.ask, prompt)).strip()
+        except EOFError:
+            return None
+
+
+def call_line(name: str, arguments: str) -> str:
+    """One line for a call: ``read_file path=a.py limit=20``. What is no JSON object is shown as it is."""
+    try:
+        values: Any = json.loads(arguments or "{}")
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        return visible(f"{name} {arguments[:200]}".replace("\n", "⏎"))
+    shown = (f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())
+    line = visible(" ".join([name, *shown]).replace("\n", "⏎"))
+    return line if len(line) <= 400 else line[:400] + "…"
+
+
+def visible(text: str) -> str:
+    """Text without control characters: what a policy or its programs print must not steer the terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def short(text: str) -> str:
+    """Visible text, cut to a screenful or so."""
+    text = visible(text)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}\n[... {len(text) - SHOWN} more characters, not shown ...]"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.split("\n"))
