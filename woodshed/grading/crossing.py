@@ -1,0 +1,91 @@
+"""Which files of an agent's box count as its submission: regular, allow-listed, unprotected, of bounded size."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import PurePosixPath
+
+from woodshed.record.task import Task, TaskInfo
+
+from .settings import GradingSettings
+
+DEFAULTS = GradingSettings()
+
+
+def crossing(
+    info: TaskInfo, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS
+) -> dict[str, bytes]:
+    """The files (paths relative to the workdir) that cross into grading, in order of their paths."""
+    taken: dict[str, bytes] = {}
+    total = 0
+    for path in sorted(files):
+        data = files[path]
+        if len(taken) == settings.max_files:
+            break
+        if not submittable(info, path) or len(data) > settings.max_file_bytes:
+            continue
+        if total + len(data) <= settings.max_total_bytes:
+            taken[path] = data
+            total += len(data)
+    return taken
+
+
+class Submission(dict[str, bytes]):
+    """Files of an agent's box; ``deleted`` names those of the workspace that it could submit and no longer has.
+
+    A plain mapping of files deletes nothing: it is laid over the workspace.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], deleted: Iterable[str] = ()) -> None:
+        super().__init__(files)
+        self.deleted = tuple(sorted(deleted))
+
+
+def collected(task: Task, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS) -> Submission:
+    """The submission among the ``files`` of an agent's box."""
+    crossed = crossing(task.info, files, settings)
+    root = task.workspace
+    names = (p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and not p.is_symlink())
+    return Submission(crossed, [n for n in names if n not in crossed and submittable(task.info, n)])
+
+
+def submittable(info: TaskInfo, path: str) -> bool:
+    """Whether a path matches ``submission``, not ``protected``, and stays below the workdir."""
+    pure = PurePosixPath(path)
+    plain = path == str(pure) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
+    return plain and matches_any(path, info.submission) and not matches_any(path, info.protected)
+
+
+def matches_any(path: str, patterns: Iterable[str]) -> bool:
+    """Globs as in ``Path.glob``: ``*`` and ``?`` within one name, ``**/`` for any number of folders, also none."""
+    return any(_regex(pattern).fullmatch(path) for pattern in patterns)
+
+
+def crossed_digest(crossed: Mapping[str, bytes], deleted: Iterable[str] = ()) -> str:
+    """sha256 over paths and contents, and the paths of deleted files."""
+    digest = hashlib.sha256(repr(sorted(deleted)).encode())
+    for path in sorted(crossed):
+        digest.update(f"{len(path.encode())}:{len(crossed[path])}:".encode() + path.encode() + crossed[path])
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    parts = []
+    for piece in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern):
+        if piece == "**/":
+            parts.append("(?:[^/]+/)*")
+        elif piece == "**":
+            parts.append(".*")
+        elif piece == "*":
+            parts.append("[^/]*")
+        elif piece == "?":
+            parts.append("[^/]")
+        elif piece.startswith("[") and piece.endswith("]"):
+            parts.append("[^" + piece[2:] if piece.startswith("[!") else piece)
+        else:
+            parts.append(re.escape(piece))
+    return re.compile("".join(parts), re.DOTALL)

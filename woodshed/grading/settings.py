@@ -1,0 +1,43 @@
+"""Settings of grading."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from woodshed.record.settings import Settings
+
+
+class GradingSettings(Settings):
+    """What crosses from an agent's box into grading, and how long graded code may run."""
+
+    max_files: int = Field(default=2_000, ge=1)
+    """At most this many files cross, in order of their paths."""
+
+    max_file_bytes: int = Field(default=1 << 20, ge=1)
+    """A larger file does not cross; it counts as deleted."""
+
+    max_total_bytes: int = Field(default=32 << 20, ge=1)
+    """Files are taken in order of their paths while they fit in this."""
+
+    module_cpu_seconds: float = Field(default=0.3, gt=0.0)
+    """`cases` grader: CPU time for importing one module and calling it with all its inputs; what is left then fails."""
+
+
+class EffortWeights(Settings):
+    """Weights w1..w6 of the effort x in C_{k,q}(x) (Composer 2 report, 4.2), scaled so that an easy task costs about 1.
+
+    The report gives no values; these follow the scale of a task with a few turns and some hundred tokens.
+    """
+
+    thinking_tokens: float = Field(default=1 / 2000, ge=0.0)
+    """For each token of hidden reasoning."""
+    tool_call_tokens: float = Field(default=1 / 2000, ge=0.0)
+    """For each sampled token of a tool call."""
+    tool_output_tokens: float = Field(default=1 / 10_000, ge=0.0)
+    """For each token that a tool answered; reading is cheaper than writing."""
+    final_message_tokens: float = Field(default=1 / 2000, ge=0.0)
+    """For each token of the last message."""
+    tool_calls: float = Field(default=0.1, ge=0.0)
+    """For each tool call; parallel calls of one turn count one by one."""
+    turns: float = Field(default=0.1, ge=0.0)
+    """For each turn; cheaper by making calls in parallel."""

@@ -1,0 +1,95 @@
+"""Grading: a fresh box, the submission's allow-listed files, the grader's own tests. The one entry for every task."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from time import perf_counter
+
+from woodshed.record.task import Task, TaskError
+from woodshed.record.trajectory import Outcome
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend, Sandbox
+from woodshed.sandbox.taskbox import box_spec
+
+from .cases import grade_cases
+from .crossing import DEFAULTS, Submission, collected, crossed_digest, crossing, submittable
+from .pytest_grader import grade_pytest
+from .settings import GradingSettings
+
+GRADERS = ("cases", "pytest")
+
+
+class GradeCache:
+    """Outcomes of deterministic graders by (task digest, digest of what crossed); the oldest use goes first."""
+
+    def __init__(self, entries: int = 4096) -> None:
+        self.entries = entries
+        self.hits = 0
+        self.misses = 0
+        self._outcomes: OrderedDict[tuple[str, str], Outcome] = OrderedDict()
+
+    def get(self, key: tuple[str, str]) -> Outcome | None:
+        found = self._outcomes.get(key)
+        if found is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._outcomes.move_to_end(key)
+        return Outcome(found.resolved, dict(found.tests), found.seconds, found.detail)
+
+    def put(self, key: tuple[str, str], outcome: Outcome) -> None:
+        self._outcomes[key] = Outcome(outcome.resolved, dict(outcome.tests), outcome.seconds, outcome.detail)
+        self._outcomes.move_to_end(key)
+        while len(self._outcomes) > self.entries:
+            self._outcomes.popitem(last=False)
+
+
+async def submission_from(box: Sandbox, task: Task, settings: GradingSettings = DEFAULTS) -> Submission:
+    """The submission that lies in an agent's box: path relative to the workdir -> content."""
+    return collected(task, await box.get(task.info.submission), settings)
+
+
+async def grade(
+    task: Task,
+    submission: Mapping[str, bytes],
+    backend: Backend,
+    layers: LayerStore,
+    *,
+    cache: GradeCache | None = None,
+    settings: GradingSettings = DEFAULTS,
+) -> Outcome:
+    """Grade a submission in a box that no process of the agent has touched.
+
+    ``submission`` is laid over the task's workspace; what an agent deleted (``Submission.deleted``) is deleted. With a ``cache``, equal
+    submissions to ``cases`` tasks are graded once (``pytest`` runs may be flaky, so they are never cached, and a run
+    that timed out is not either). Raises SandboxError where the sandbox fails, TaskError where the task is malformed;
+    nothing in a submission can cause either.
+    """
+    if task.info.grader not in GRADERS:
+        raise TaskError(f"{task.path}/task.toml: grader {task.info.grader!r} is not one of {', '.join(GRADERS)}")
+    crossed = crossing(task.info, submission, settings)
+    gone = [p for p in getattr(submission, "deleted", ()) if submittable(task.info, p)]
+    key = (task.digest, crossed_digest(crossed, gone))
+    if cache is not None and task.info.grader == "cases" and (known := cache.get(key)) is not None:
+        return known
+    start = perf_counter()
+    box = await backend.create(box_spec(task, layers))
+    try:
+        try:
+            for name in gone:
+                await box.delete(name)
+            await box.put(crossed)
+        except (OSError, ValueError) as error:
+            required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
+            return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {error}")
+        if task.info.grader == "cases":
+            outcome = await grade_cases(task, box, settings)
+        else:
+            outcome = await grade_pytest(task, box, crossed)
+    finally:
+        await box.close()
+    outcome.seconds = perf_counter() - start
+    if cache is not None and task.info.grader == "cases" and "timed out" not in outcome.detail:
+        cache.put(key, outcome)
+    return outcome
