@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import tarfile
+import zipfile
+from pathlib import Path
 
 from woodshed.tasks.packages.catalogue import Catalogue, Package
 
@@ -131,3 +134,33 @@ def package(data: bytes = b"") -> Package:
 
 def catalogue(data: bytes = b"") -> Catalogue:
     return Catalogue({"tinyshapes": package(data)}, {"pytest": ()})
+
+
+def local_index(root: Path) -> Path:
+    """A file index under ``root`` with the tiny package and pytest as this environment has it; returns a catalogue.
+
+    Nothing is fetched: the wheel is packed from the installed files.
+    """
+    wheel = root / "testing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging"):
+            spec = importlib.util.find_spec(name)
+            assert spec is not None and spec.origin is not None
+            folder = Path(spec.origin).parent
+            for file in sorted(folder.rglob("*.py")):
+                archive.write(file, f"{name}/{file.relative_to(folder)}")
+    source = root / "tinyshapes-1.0.tar.gz"
+    source.write_bytes(sdist())
+    for project, file in (("testing", wheel), ("tinyshapes", source)):
+        page = root / "simple" / project
+        page.mkdir(parents=True)
+        (page / "index.html").write_text(f'<a href="../../{file.name}">{file.name}</a>')
+    hashes = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in (wheel, source)}
+    path = root / "catalogue.toml"
+    path.write_text(
+        f'[wheels]\npytest = [{{ name = "testing", version = "1.0", file = "{wheel.name}", '
+        f'sha256 = "{hashes[wheel.name]}" }}]\n'
+        f'[[package]]\nname = "tinyshapes"\nversion = "1.0"\nfile = "{source.name}"\n'
+        f'sha256 = "{hashes[source.name]}"\nlicence = "Apache-2.0"\nsources = ["tinyshapes"]\ntests = ["tests"]\n'
+    )
+    return path

@@ -1,0 +1,52 @@
+"""Shared by the tests that need a box: one built set of tiny tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.layers import LayerStore
+
+from woodshed.record.task import Task
+from woodshed.tasks.packages.build import BuildReport, build_package_tasks
+from woodshed.tasks.packages.settings import PackageTaskSettings
+
+from . import tiny
+
+
+@dataclass
+class Built:
+    root: Path
+    settings: PackageTaskSettings
+    layers: LayerStore
+    tasks: list[Task]
+    report: BuildReport
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """Tasks of the tiny package, built through the whole path from a file index."""
+    root = tmp_path_factory.mktemp("packages")
+    catalogue = tiny.local_index(root)
+    settings = PackageTaskSettings(catalogue=str(catalogue), tasks_per_package=4, attempts=4, heldout_share=0.5)
+    layers = LayerStore(root / "layers")
+    report = BuildReport()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_INDEX_URL", f"file://{root}/simple")
+        patch.setenv("WOODSHED_CACHE", str(root / "cache"))
+        tasks = asyncio.run(_build(settings, layers, root, report))
+        yield Built(root, settings, layers, tasks, report)
+
+
+async def _build(settings: PackageTaskSettings, layers: LayerStore, root: Path, report: BuildReport) -> list[Task]:
+    backend = open_backend("namespace")
+    try:
+        if not (probe := backend.probe()).ok:
+            pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
+        return await build_package_tasks(settings, backend, layers, root / "tasks", report=report)
+    finally:
+        await backend.close()
