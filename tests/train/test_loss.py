@@ -1,0 +1,206 @@
+"""Gradients against float64 autograd over the full logits, and what must not change them."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.train.batch import BatchError, Sequence, TrainBatch, pack
+from woodshed.train.collate import collate, input_lengths, weighted
+from woodshed.train.loss import Observed, backward
+from woodshed.train.packing import micro_batches
+from woodshed.train.settings import ImportanceSettings, TrainSettings
+
+from .conftest import CONFIG, MOE
+
+
+def gradients(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> tuple[dict[str, Tensor], Observed]:
+    decoder.zero_grad()
+    used, seen = weighted(batch), Observed()
+    lengths = input_lengths(batch, used)
+    for rows in micro_batches(lengths, settings.microbatch_tokens):
+        micro = collate(batch, rows, lengths, used, decoder.device)
+        backward(decoder, micro, batch.denominators, settings, seen)
+    return {n: p.grad.clone() for n, p in decoder.named_parameters() if p.grad is not None}, seen
+
+
+def reference(
+    decoder: Decoder, batch: TrainBatch, coefficient, routes: bool = False
+) -> tuple[dict[str, Tensor], Tensor]:
+    """float64 autograd, one sequence at a time, no padding, no chunks."""
+    twin = Decoder(decoder.config, seed=None, dtype=torch.float64)
+    twin.load_state_dict({k: v.double() for k, v in decoder.state_dict().items()})
+    total = torch.zeros((), dtype=torch.float64)
+    for i, start in enumerate(batch.offsets[:-1]):
+        span = slice(start, start + batch.lengths[i])
+        tokens = torch.from_numpy(batch.tokens[span].astype(np.int64))
+        replay = torch.from_numpy(batch.routes[span].astype(np.int64))[None] if routes else None
+        hidden = twin.forward(tokens[None], torch.arange(len(tokens))[None], causal_attend(), routes=replay)
+        logp = F.log_softmax(F.linear(hidden[0, :-1], twin.head_weight), -1)
+        logp = logp[torch.arange(len(tokens) - 1), tokens[1:]]
+        behaviour = torch.from_numpy(batch.behaviour_logprobs[span][1:]).double()
+        for part, stream in batch.weights.items():
+            weight = torch.from_numpy(stream[span][1:]).double()
+            ratio = coefficient((logp.detach() - behaviour).nan_to_num().exp())
+            if part == "rl":
+                value = -weight * ratio * logp
+            elif part == "ce":
+                value = -weight * logp
+            else:
+                ref = torch.from_numpy(batch.ref_logprobs[span][1:]).double().nan_to_num()
+                value = weight * ratio * (logp - ref) ** 2 / 2
+            total = total + value.sum() / batch.denominators[part]
+    total.backward()
+    return {n: p.grad for n, p in twin.named_parameters()}, total.detach()
+
+
+def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = value.abs().max().clamp_min(1e-6)
+        assert (got[name].double() - value.double()).abs().max() / scale < tolerance, name
+
+
+@pytest.mark.parametrize(
+    ("importance", "coefficient"),
+    [
+        (ImportanceSettings(mode="off"), torch.ones_like),
+        (ImportanceSettings(mode="mask", low=0.8, high=1.3), lambda r: torch.where((r >= 0.8) & (r <= 1.3), r, 0)),
+        (ImportanceSettings(mode="truncate", cap=1.1), lambda r: r.clamp(max=1.1)),
+    ],
+)
+def test_gradient_and_loss_equal_float64_autograd(decoder, make_batch, importance, coefficient) -> None:
+    batch = make_batch()
+    got, seen = gradients(decoder, batch, TrainSettings(importance=importance))
+    expected, loss = reference(decoder, batch, coefficient)
+    assert_close(got, expected)
+    assert sum(seen.loss.values()) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_mask_really_masks(decoder, make_batch) -> None:
+    batch = make_batch(parts=("rl",), spread=2.0)
+    _, seen = gradients(decoder, batch, TrainSettings())
+    ratio = torch.cat(seen.dlogp).exp()
+    outside = (ratio < 0.2) | (ratio > 5)
+    assert 0 < outside.sum() < len(ratio)
+    torch.testing.assert_close(torch.cat(seen.importance), torch.where(outside, 0.0, ratio))
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40, 10_000])
+@pytest.mark.parametrize("elements", [61, 400, 1 << 20])
+def test_micro_batches_chunks_and_padding_do_not_change_the_gradient(decoder, make_batch, budget, elements) -> None:
+    batch = make_batch()
+    whole, seen_whole = gradients(decoder, batch, TrainSettings())
+    split, seen = gradients(decoder, batch, TrainSettings(microbatch_tokens=budget, logits_elements=elements))
+    assert_close(split, whole, 1e-5)
+    assert seen.trained_tokens == seen_whole.trained_tokens
+    assert torch.cat(seen.entropy).mean() == pytest.approx(float(torch.cat(seen_whole.entropy).mean()), rel=1e-5)
+
+
+def test_what_follows_the_last_weighted_token_is_cut_exactly(decoder) -> None:
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, 61, 20).astype(np.int32)
+    weight = np.zeros(20, np.float32)
+    weight[[4, 7]] = 1
+    grads = []
+    for size in (20, 8):
+        batch = pack([Sequence(tokens[:size], {"ce": weight[:size]})], id="", step=1, denominators={"ce": 2.0})
+        assert input_lengths(batch, weighted(batch)).tolist() == [7]
+        grads.append(gradients(decoder, batch, TrainSettings())[0])
+    for name in grads[0]:
+        torch.testing.assert_close(grads[0][name], grads[1][name], rtol=0, atol=0)
+
+
+def test_logits_never_exceed_the_chunk(decoder, make_batch, monkeypatch) -> None:
+    sizes, original = [], decoder.logits
+    monkeypatch.setattr(decoder, "logits", lambda h: sizes.append(h.shape[0] * 61) or original(h))
+    gradients(decoder, make_batch(), TrainSettings(logits_elements=500))
+    assert max(sizes) <= 500 and len(sizes) > 3
+
+
+def test_entropy_against_softmax(decoder, make_batch) -> None:
+    batch = make_batch(sizes=(12,), parts=("ce",))
+    _, seen = gradients(decoder, batch, TrainSettings())
+    tokens = torch.from_numpy(batch.tokens.astype(np.int64))[None]
+    logits = decoder.logits(decoder.forward(tokens, torch.arange(12)[None], causal_attend()))[0, :-1]
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(torch.cat(seen.entropy), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_k1_in_the_advantage_equals_k2_as_a_loss(decoder, make_batch) -> None:
+    """composer-style KL: -(-beta k1) * logp with k1 detached has, sample by sample, the gradient of beta * k1^2 / 2."""
+    base = make_batch(parts=("rl",))
+    used, probe = base.weights["rl"] != 0, Observed()
+    lengths = input_lengths(base, used)
+    everything = np.arange(len(base))
+    micro = collate(base, everything, lengths, used, decoder.device)
+    backward(decoder, micro, base.denominators, TrainSettings(), probe)
+    # Log-probabilities of the current policy, put where the behaviour policy's are: on-policy, ratio 1.
+    width = micro.tokens_BT.shape[1]
+    starts, flat = base.offsets[:-1], micro.at_M.numpy()
+    index = starts[flat // width] + flat % width + 1
+    base.behaviour_logprobs[index] += torch.cat(probe.dlogp).numpy()
+    beta = 0.3
+    k1 = np.where(used, base.behaviour_logprobs - base.ref_logprobs, 0).astype(np.float32)
+    in_advantage = pack_like(base, {"rl": -beta * k1}, {"rl": 7.0})
+    as_loss = pack_like(base, {"ref_kl": np.where(used, beta, 0).astype(np.float32)}, {"ref_kl": 7.0})
+    left, _ = gradients(decoder, in_advantage, TrainSettings())
+    right, _ = gradients(decoder, as_loss, TrainSettings())
+    assert_close(left, right, 1e-4)
+
+
+def pack_like(base: TrainBatch, weights: dict, denominators: dict) -> TrainBatch:
+    return TrainBatch(
+        "x", 1, base.tokens, base.lengths, weights, denominators, base.behaviour_logprobs, base.versions,
+        base.trajectories, base.ref_logprobs,
+    )  # fmt: skip
+
+
+def test_k1_as_a_loss_has_no_expected_gradient() -> None:
+    """Why ``ref_kl`` is k2: sum over tokens of pi * grad log pi is zero, whatever the reference."""
+    logits = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    logp = logits.log_softmax(0)
+    (logp.exp().detach() * logp).sum().backward()
+    assert logits.grad.abs().max() < 1e-15
+
+
+def test_length_does_not_change_a_tokens_gradient(decoder) -> None:
+    """The same tokens with the same weights, once followed by unweighted ones and once not, and batched with others."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 61, 30).astype(np.int32)
+    weight = np.where(np.arange(30) < 6, 1, 0).astype(np.float32) * (np.arange(30) > 0)
+    one = pack([Sequence(tokens, {"ce": weight})], id="", step=1, denominators={"ce": 5.0})
+    two = pack(
+        [Sequence(tokens[:6], {"ce": weight[:6]}), Sequence(tokens[::-1].copy(), {})], id="", step=1,
+        denominators={"ce": 5.0},
+    )  # fmt: skip
+    assert_close(gradients(decoder, one, TrainSettings())[0], gradients(decoder, two, TrainSettings())[0], 1e-6)
+
+
+def test_routes_are_replayed_and_the_router_learns(make_batch) -> None:
+    decoder = Decoder(MOE, seed=2)
+    batch = make_batch(parts=("rl", "ce"))
+    rng = np.random.default_rng(0)
+    pairs = np.array([[0, 1], [1, 3], [2, 0], [3, 2]], np.int16)
+    batch.routes = pairs[rng.integers(0, 4, (len(batch.tokens), 2))]
+    settings = TrainSettings(importance=ImportanceSettings(mode="off"), microbatch_tokens=30)
+    got, _ = gradients(decoder, batch, settings)
+    expected, _ = reference(decoder, batch, torch.ones_like, routes=True)
+    assert_close(got, expected, 5e-5)
+    free, _ = reference(decoder, batch, torch.ones_like)
+    assert any((free[n] - expected[n]).abs().max() > 1e-4 for n in free)
+    assert got["layers.0.experts.router"].abs().max() > 0
+
+
+def test_unsupported_parts_are_refused(decoder, make_batch) -> None:
+    batch = make_batch(parts=("ce",))
+    batch.weights["mtp"] = batch.weights["ce"]
+    batch.denominators["mtp"] = 1.0
+    with pytest.raises(BatchError, match="mtp"):
+        gradients(decoder, batch, TrainSettings())
+
+
+def test_small_config_is_what_the_tests_assume() -> None:
+    assert CONFIG.vocab_size == MOE.vocab_size == 61
