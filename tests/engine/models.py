@@ -1,0 +1,68 @@
+"""Small random policies and an independent reference: one full forward without any cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+
+from woodshed.engine.local import LocalEngine
+from woodshed.engine.settings import EngineSettings
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.state import hf_state
+
+DENSE = DecoderConfig(
+    vocab_size=97, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=48, max_positions=256
+)
+MOE = DecoderConfig(
+    vocab_size=97, d_model=32, num_layers=3, num_heads=2, num_kv_heads=2, head_dim=16, d_ff=48, max_positions=256,
+    family="qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_d_ff=24, mlp_only_layers=(1,),
+)  # fmt: skip
+
+
+def decoder(config: DecoderConfig = DENSE, seed: int = 0, sharpness: float = 25.0) -> Decoder:
+    """A random policy whose distributions are far from uniform, so that a mistake shows."""
+    made = Decoder(config, seed=seed)
+    with torch.no_grad():
+        made.norm.mul_(sharpness)
+    return made
+
+
+def clone_state(policy: Decoder) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in hf_state(policy).items()}
+
+
+def full_logprobs(policy: Decoder, tokens: list[int]) -> torch.Tensor:
+    """float32 ``[T, V]``: log-probabilities of the next token after every position."""
+    with torch.no_grad():
+        ids = torch.tensor([tokens])
+        hidden = policy.forward(ids, torch.arange(len(tokens))[None], causal_attend())
+        return policy.logits(hidden)[0].log_softmax(-1)
+
+
+def worst_gap(policy: Decoder, prompt: list[int], tokens: list[int], logprobs: list[float]) -> float:
+    """Largest difference between the given log-probabilities and those of a full forward."""
+    reference = full_logprobs(policy, prompt + tokens)
+    wanted = reference[torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1), torch.tensor(tokens)]
+    return float((wanted - torch.tensor(logprobs)).abs().max())
+
+
+def prompt(length: int, seed: int = 0, vocabulary: int = 97) -> list[int]:
+    return torch.randint(0, vocabulary, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@asynccontextmanager
+async def running(policy: Decoder, version: int = 0, **settings: Any):
+    engine = LocalEngine(policy, settings=EngineSettings(**settings), version=version)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(main, 60))

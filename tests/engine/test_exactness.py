@@ -1,0 +1,141 @@
+"""Log-probabilities equal those of a full forward with the same weights, whatever is batched and cached."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from woodshed.engine.protocol import Sampling
+from woodshed.policy.decoder import causal_attend
+
+from .models import DENSE, MOE, clone_state, decoder, prompt, run, running, worst_gap
+
+TOLERANCE = 1e-4
+
+
+async def episode(engine, policy, seed: int, turns: int = 3) -> float:
+    """A trajectory of several turns; the largest gap of its log-probabilities."""
+    rng = random.Random(seed)
+    tokens, worst, new_tokens = prompt(rng.randrange(3, 40), seed), 0.0, 0
+    for turn in range(turns):
+        done = await engine.generate(tokens, Sampling(max_tokens=rng.randrange(1, 14)), session=f"s{seed}")
+        worst = max(worst, worst_gap(policy, tokens, done.tokens, done.logprobs))
+        assert done.cached_tokens >= (len(tokens) - new_tokens if turn else 0)
+        extra = prompt(rng.randrange(0, 20), 1000 + 7 * seed + turn)
+        tokens, new_tokens = tokens + done.tokens + extra, len(extra) + 1
+    return worst
+
+
+@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("budget", [7, 512])
+def test_many_sessions_of_many_turns(config, budget):
+    async def main():
+        policy = decoder(config)
+        async with running(policy, prefill_tokens=budget, length_step=16) as engine:
+            worst = await asyncio.gather(*(episode(engine, policy, seed) for seed in range(12)))
+        assert max(worst) < TOLERANCE
+
+    run(main())
+
+
+@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
+def test_after_every_update(config):
+    async def main():
+        policy = decoder(config)
+        async with running(policy) as engine:
+            for version in range(1, 4):
+                other = decoder(config, seed=version)
+                await engine.update_weights(version, clone_state(other), kv="recompute")
+                gaps = await asyncio.gather(*(episode(engine, other, seed, turns=2) for seed in range(4)))
+                assert max(gaps) < TOLERANCE
+                # and the two policies do differ, so that the test could fail
+                done = await engine.generate(prompt(9), Sampling(max_tokens=5))
+                assert worst_gap(decoder(config, seed=version - 1), prompt(9), done.tokens, done.logprobs) > 1e-2
+
+    run(main())
+
+
+def test_edited_history_is_recomputed_from_the_edit():
+    async def main():
+        policy = decoder()
+        async with running(policy, share_prefix=0) as engine:
+            first = prompt(30)
+            await engine.generate(first, Sampling(max_tokens=6), session="s")
+            edited = first[:12] + prompt(20, seed=5)
+            edited[12] = (first[12] + 1) % 97
+            done = await engine.generate(edited, Sampling(max_tokens=6), session="s")
+            assert done.cached_tokens == 12
+            assert worst_gap(policy, edited, done.tokens, done.logprobs) < TOLERANCE
+            again = await engine.generate(first[:5], Sampling(max_tokens=3), session="s")
+            assert again.cached_tokens == 4  # the last prompt token is always computed
+            assert worst_gap(policy, first[:5], again.tokens, again.logprobs) < TOLERANCE
+
+    run(main())
+
+
+def test_a_turn_costs_its_new_tokens():
+    async def main():
+        async with running(decoder()) as engine:
+            tokens = prompt(150)
+            done = await engine.generate(tokens, Sampling(max_tokens=10), session="s")
+            before = engine.stats()["prefilled_tokens"]
+            longer = tokens + done.tokens + prompt(7, seed=3)
+            again = await engine.generate(longer, Sampling(max_tokens=1), session="s")
+            assert engine.stats()["prefilled_tokens"] - before == 8  # 7 new ones and the last sampled one
+            assert again.cached_tokens == len(longer) - 8
+
+    run(main())
+
+
+def test_a_group_shares_its_prompt():
+    async def main():
+        policy = decoder()
+        async with running(policy, share_prefix=8, prefill_tokens=16) as engine:
+            shared = prompt(50)
+            asks = [shared + prompt(i, seed=i) for i in range(6)]
+            results = await asyncio.gather(
+                *(engine.generate(t, Sampling(max_tokens=4), session=str(i)) for i, t in enumerate(asks))
+            )
+            for ask, done in zip(asks, results):
+                assert worst_gap(policy, ask, done.tokens, done.logprobs) < TOLERANCE
+            # the prompt once, then each one's own tokens and less than share_prefix of the shared ones
+            assert engine.stats()["prefilled_tokens"] < 50 + sum(i + 8 for i in range(1, 6))
+            assert all(done.cached_tokens > 42 for done in results[1:])
+
+    run(main())
+
+
+def test_routes_are_those_of_the_tokens():
+    async def main():
+        policy = decoder(MOE)
+        async with running(policy, prefill_tokens=5) as engine:
+            tokens = prompt(23)
+            done = await engine.generate(tokens, Sampling(max_tokens=9), session="s")
+            longer = tokens + done.tokens + prompt(6, seed=2)
+            again = await engine.generate(longer, Sampling(max_tokens=4), session="s")
+        sequence = longer + again.tokens
+        sink: list[torch.Tensor] = []
+        with torch.no_grad():
+            policy.forward(
+                torch.tensor([sequence]), torch.arange(len(sequence))[None], causal_attend(), route_sink=sink
+            )
+        wanted = torch.stack(sink, -2)[0].numpy()
+        assert done.routes.dtype == done.prompt_routes.dtype == np.int16
+        assert done.routes.shape == (9, 3, 2) and done.prompt_routes.shape == (23, 3, 2)
+        got = np.concatenate([done.prompt_routes, done.routes[:-1], again.prompt_routes, again.routes[:-1]])
+        assert (got == wanted[:-1]).all()
+        assert (done.routes[-1] == -1).all() and (again.routes[-1] == -1).all()
+        assert (wanted[:, 1] == -1).all() and (wanted[:, 0] >= 0).all()
+
+    run(main())
+
+
+def test_dense_completions_have_no_routes():
+    async def main():
+        async with running(decoder()) as engine:
+            done = await engine.generate(prompt(4), Sampling(max_tokens=2))
+            assert done.routes is None and done.prompt_routes is None
+
+    run(main())
