@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,17 +17,8 @@ from ..record.trajectory import Effort, Outcome
 from ..rl.rollout import Arena, RewardFunction, raw_outcome
 from ..rl.settings import RewardSettings
 from ..sandbox import open_backend
-from ..sandbox.layers import LayerStore
+from .cache import layer_store
 from .directory import RunDirectory
-
-
-def cache_directory() -> Path:
-    """Downloads, dependency layers and converted policies; shared by all runs. ``WOODSHED_CACHE`` moves it."""
-    return Path(os.environ.get("WOODSHED_CACHE") or Path.home() / ".cache" / "woodshed")
-
-
-def layer_store() -> LayerStore:
-    return LayerStore(cache_directory() / "layers")
 
 
 def shaped_reward(settings: RewardSettings) -> RewardFunction:

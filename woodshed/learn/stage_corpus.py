@@ -69,17 +69,23 @@ def conversations(
     protocol_share: float,
 ) -> Iterator[list[Message]]:
     """Endless repair conversations. The edit is always the right one: pretraining teaches where and how to edit."""
-    pool = {f.source: mutations(f.source) for f in functions}
-    own = [f for f in functions if pool[f.source]]
-    foreign = [(source, found) for source in library if (found := mutations(source))]
+    known: dict[str, list[Mutation]] = {}
+
+    def mutated(source: str) -> Mutation | None:
+        if source not in known:
+            known[source] = mutations(source)
+        return pick(rng, known[source]) if known[source] else None
+
     while True:
         names = rng.sample(NOUNS, 3)
-        if foreign and rng.random() < library_share:
-            source, found = rng.choice(foreign)
-            yield _read_and_fix(names[0], pick(rng, found))
+        if library and rng.random() < library_share:
+            if mutation := mutated(rng.choice(library)):
+                yield _read_and_fix(names[0], mutation)
             continue
-        function = rng.choice(own)
-        mutation = pick(rng, pool[function.source])
+        function = rng.choice(functions)
+        mutation = mutated(function.source)
+        if mutation is None:
+            continue
         if rng.random() < protocol_share:
             yield _protocol(rng, names, function, mutation)
         else:

@@ -21,7 +21,7 @@ from ..recipe.recipe import Recipe
 from ..record.task import Task
 from ..sandbox import open_backend
 from ..sandbox.taskbox import box_spec
-from .arena import layer_store
+from .cache import layer_store
 from .demonstrator import Script, line_script, replace_script
 from .directory import RunDirectory
 from .examples import Example, save_examples

@@ -11,7 +11,6 @@ from ..policy.hf import Policy, load_policy, save_policy
 from ..policy.settings import PolicySettings
 from ..policy.tokenizer import Tokenizer
 from ..recipe.recipe import Recipe
-from .arena import cache_directory
 from .directory import RunDirectory
 from .examples import load_examples
 from .supervised import train_on
@@ -72,6 +71,7 @@ def convert(recipe: Recipe, run: RunDirectory) -> None:
     source = recipe.policy.source
     if source == "smollm2":
         from ..policy.smollm2 import prepare_smollm2
+        from .cache import cache_directory
 
         source = str(prepare_smollm2(cache_directory()))
     policy = load_policy(source)

@@ -18,7 +18,7 @@ from ..rl.controller import Controller
 from ..rl.credit import get_credit
 from ..rl.ledger import Ledger
 from ..train.batch import TrainBatch
-from ..weights.chain import head_version
+from ..weights.manifest import versions
 from .arena import open_arena
 from .directory import RunDirectory
 from .tasks import load_split
@@ -93,7 +93,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             settings,
             batches=run.batches,
             metrics=run.stage_metrics("rollouts"),
-            head=lambda: max(0, head_version(run.weights)),
+            head=lambda: max(versions(run.weights), default=0),
             build=build,
             seed=recipe.seed,
         )

@@ -11,26 +11,24 @@ from ..sandbox import open_backend
 from ..tasks.gates import check_task
 from ..tasks.packages.build import build_package_tasks
 from ..tasks.studies.draw import draw_studies
+from ..tasks.studies.function import Split
 from ..tasks.studies.write import write_study
-from .arena import layer_store
+from .cache import layer_store
 from .directory import RunDirectory, write_json
 from .tasks import task_folder
 
-GATED_SAMPLE = 24
-"""Studies of each split that go through every gate; all of them were validated when they were drawn."""
-
-
 def make_studies(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.tasks.studies
-    counts = {"train": settings.train, "sft": settings.sft, "heldout": settings.heldout}
+    counts: dict[Split, int] = {"train": settings.train, "sft": settings.sft, "heldout": settings.heldout}
     total, done = sum(counts.values()), 0
     sample: list[Task] = []
     kinds: dict[str, str] = {}
     for split, count in counts.items():
-        seed = recipe.seed if split != "heldout" else settings.heldout_seed
+        # Held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
+        seed = settings.seed if split == "heldout" else settings.seed + recipe.seed
         run.write_progress("tasks", done, total, f"drawing {count} {split} studies")
-        specs = draw_studies(count, split=split, seed=seed)  # type: ignore[arg-type]
-        for spec in specs:
+        specs = draw_studies(count, split=split, seed=seed)
+        for number, spec in enumerate(specs):
             path = task_folder(run, "studies", split) / spec.name.split("/")[-1]
             task = write_study(spec, path) if not (path / "task.toml").exists() else Task.load(path)
             done += 1
@@ -38,14 +36,14 @@ def make_studies(recipe: Recipe, run: RunDirectory) -> None:
                 kinds[task.name] = task.info.kind
             if done % 50 == 0:
                 run.write_progress("tasks", done, total, f"writing {split} studies")
-            if len(sample) < GATED_SAMPLE and done % max(1, total // GATED_SAMPLE) == 0:
+            if number < settings.checked:
                 sample.append(task)
     write_json(run.root / "tasks" / "kinds.json", kinds)
+    run.write_progress("tasks", done, total, f"gates: {len(sample)} studies")
     failed = asyncio.run(_gate(recipe, sample))
     if failed:
         raise SystemExit("studies failed their gates: " + "; ".join(failed))
-    keys = len({s.info.key for s in sample})
-    run.write_result_of("tasks", {**counts, "note": f"{total} studies, {len(sample)} gated, {keys} keys in the sample"})
+    run.write_result_of("tasks", {**counts, "note": f"{total} studies; {len(sample)} went through every gate"})
 
 
 def make_packages(recipe: Recipe, run: RunDirectory) -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.supervisor import Program
+from ..gateway.settings import GatewaySettings
 from ..recipe.recipe import Recipe
+from ..train.worker_config import WorkerConfig
 from .directory import RunDirectory, write_json
 
 
@@ -102,20 +104,18 @@ def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: 
 
 def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
     path = run.root / "server" / "trainer.json"
-    write_json(
-        path,
-        {
-            "policy": str(run.policy("sft")),
-            "batches": str(run.batches),
-            "checkpoints": str(run.checkpoints),
-            "weights": str(run.weights),
-            "metrics": str(run.stage_metrics("trainer")),
-            "steps": recipe.rl.steps,
-            "train": json.loads(recipe.train.model_dump_json()),
-            "weight_settings": json.loads(recipe.weights.model_dump_json()),
-            "seed": recipe.seed,
-        },
+    config = WorkerConfig(
+        policy=run.policy("sft"),
+        batches=run.batches,
+        weights=run.weights,
+        checkpoints=run.checkpoints,
+        metrics=run.stage_metrics("trainer"),
+        train=recipe.train,
+        chain=recipe.weights,
+        steps=recipe.rl.steps,
+        delete_batches=True,
     )
+    write_json(path, config.model_dump(mode="json"))
     return path
 
 

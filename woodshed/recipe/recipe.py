@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from ..engine.settings import EngineSettings
 from ..evaluate.settings import EvaluateSettings
-from ..gateway.settings import GatewaySettings
 from ..harness.settings import HarnessSettings
 from ..learn.settings import LearnSettings
 from ..policy.settings import PolicySettings
@@ -57,8 +56,6 @@ class Recipe(Settings):
     """How weights travel."""
     engine: EngineSettings = EngineSettings()
     """How tokens are sampled."""
-    gateway: GatewaySettings = GatewaySettings()
-    """The server in front of the engine."""
     sandbox: SandboxSettings = SandboxSettings()
     """Where untrusted code runs."""
     evaluate: EvaluateSettings = EvaluateSettings()

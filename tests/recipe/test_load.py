@@ -1,0 +1,65 @@
+"""Bad recipes fail before anything starts, naming file, line, field and the nearest valid name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_shipped_recipes_load_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path)
+    written = tmp_path / "resolved.toml"
+    written.write_text(dump_recipe(recipe))
+    assert load_recipe(written) == recipe
+    lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) < 40
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (
+            'name = "x"\n\n[rl]\ngroup_sise = 3\n',
+            [],
+            r"x\.toml:4: rl\.group_sise: unknown field; did you mean 'group_size'",
+        ),
+        ('name = "x"\n[rl]\nsteps = "many"\n', [], r"x\.toml:3: rl\.steps: .*integer.*'many'"),
+        ('name = "x"\n[rl]\nmode = "sync"\n', [], r"x\.toml:2: rl: mode 'sync' needs max_staleness = 0"),
+        ('name = "x"\n', ["rl.group_size=1"], r"--set rl\.group_size=1: rl\.group_size: .*greater than or equal to 2"),
+        ('name = "x"\n', ["rl.group_size"], r"write field=value"),
+        ('name = "x"\n[tasks]\nmain = "packages"\n', [], r"there is no \[tasks\.packages\] table"),
+        ('name = "x"\n[rl\n', [], "not valid TOML"),
+        ('description = "no name"\n', [], "name: Field required"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(path, overrides)
+
+
+def test_a_missing_recipe_lists_what_there_is() -> None:
+    with pytest.raises(RecipeError, match=r"no such recipe; there are: .*smoke\.toml"):
+        load_recipe(RECIPES[0].parent / "lptop.toml")
+
+
+def test_overrides_reach_nested_fields() -> None:
+    recipe = load_recipe(RECIPES[0].parent / "smoke.toml", ["rl.group_size=6", "name=other", "train.optimizer.lr=1e-5"])
+    assert (recipe.rl.group_size, recipe.name, recipe.train.optimizer.lr) == (6, "other", 1e-5)
+
+
+def test_loading_a_recipe_imports_no_torch() -> None:
+    code = (
+        "import sys, woodshed.cli; from woodshed.recipe.load import load_recipe; load_recipe(sys.argv[1]);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(RECIPES[0])], check=True)
