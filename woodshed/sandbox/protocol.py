@@ -98,18 +98,26 @@ class Sandbox(Protocol):
         self, source: str, *, stdin: bytes = b"", cwd: str | None = None, timeout: float = 10.0,
         max_output: int = 1 << 20,
     ) -> ExecResult:
-        """Run Python source in a forked child of the box's warm interpreter: same privileges as ``exec``, no start-up."""
+        """Run Python source in a forked child of the box's warm interpreter, with the privileges of ``exec``.
+
+        Isolated as ``python -I -c``: the working folder is not on ``sys.path``.
+        """
         ...
 
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
-        """Raises FileNotFoundError, IsADirectoryError, PermissionError; paths are relative to the workdir."""
+        """The first ``max_bytes`` bytes. Paths are relative to the workdir.
+
+        Raises FileNotFoundError, IsADirectoryError, PermissionError (also for what is no regular file).
+        """
         ...
 
     async def write(self, path: str, data: bytes) -> None: ...
 
     async def delete(self, path: str) -> None: ...
 
-    async def list(self, path: str = ".", *, recursive: bool = False, limit: int = 10_000) -> list[tuple[str, str, int]]:
+    async def list(
+        self, path: str = ".", *, recursive: bool = False, limit: int = 10_000
+    ) -> list[tuple[str, str, int]]:
         """(path relative to ``path``, kind ``file``/``dir``/``link``/``other``, size in bytes), sorted by path."""
         ...
 
@@ -118,7 +126,10 @@ class Sandbox(Protocol):
         ...
 
     async def get(self, patterns: Sequence[str], *, max_bytes: int = 64 << 20) -> dict[str, bytes]:
-        """Regular files under the workdir that match a glob of ``patterns`` (``**`` allowed), symlinks never followed."""
+        """Regular files under the workdir that match a glob of ``patterns`` (``**`` allowed), links never followed.
+
+        Raises OSError (EFBIG) where they are larger than ``max_bytes`` together.
+        """
         ...
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot: ...

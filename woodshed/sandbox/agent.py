@@ -1,0 +1,185 @@
+"""PID 1 of a box: serves the host's requests over one socket until that closes.
+
+One thread, one poll loop: file operations are answered at once, commands run beside each other. No request and nothing
+that a command does may end this process; every failure becomes a typed reply.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from typing import Any
+
+from . import boxfiles, frames
+from .jobs import Job, kill_all, memory, processes
+
+_TICK = 0.25
+
+
+class Agent:
+    """``control``, ``seal``, ``upper``: descriptors of the host's socket, of the zygote's, of the writable mount."""
+
+    def __init__(self, control: int, seal: int, upper: int, spec: dict[str, Any]) -> None:
+        self._control = socket.socket(fileno=control)
+        self._seal = socket.socket(fileno=seal)
+        self._upper = upper
+        self._spec = spec
+        self._jobs: dict[int, Job] = {}  # by pid
+        self._fds: dict[int, Job] = {}
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._decoder = frames.Decoder()
+
+    def serve(self) -> None:
+        """Answer until the host closes the socket."""
+        control = self._control.fileno()
+        while True:
+            for fd, _ in self._poll.poll(self._wait_ms()):
+                if fd == control:
+                    data = self._control.recv(1 << 18)
+                    if not data:
+                        return
+                    for header, body in self._decoder.feed(data):
+                        self._handle(header, body)
+                elif fd in self._fds:
+                    self._progress(fd)
+            if self._jobs:
+                self._enforce()
+
+    def _wait_ms(self) -> float | None:
+        if not self._jobs:
+            return None
+        left = min(job.deadline for job in self._jobs.values()) - time.monotonic()
+        return 1000 * max(0.0, min(left, _TICK))
+
+    def _reply(self, header: dict[str, Any], body: bytes = b"") -> None:
+        self._control.sendall(frames.encode(header, body))
+
+    def _handle(self, request: dict[str, Any], body: bytes) -> None:
+        number = request.get("id", 0)
+        try:
+            if request["op"] in ("exec", "python"):
+                self._start(request, body)
+                return
+            header, data = self._operate(request, body)
+            self._reply({"id": number, **header}, data)
+        except OSError as error:
+            message = error.strerror or str(error)
+            self._reply({"id": number, "errno": error.errno or errno.EIO, "message": message, "path": error.filename})
+        except (MemoryError, RecursionError, frames.FrameError, ValueError) as error:
+            self._reply({"id": number, "errno": errno.EINVAL, "message": str(error) or type(error).__name__})
+
+    def _operate(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        operation = request["op"]
+        if operation == "put":
+            for name, data in frames.unpack_files(request["files"], body):
+                boxfiles.write(self._path(name), data)
+            if request.get("workdir"):
+                os.makedirs(self._spec["workdir"], exist_ok=True)
+        elif operation == "read":
+            return {}, boxfiles.read(self._path(request["path"]), request["max_bytes"])
+        elif operation == "delete":
+            boxfiles.delete(self._path(request["path"]))
+        elif operation == "list":
+            path = self._path(request["path"])
+            return {"entries": boxfiles.listing(path, request["recursive"], request["limit"])}, b""
+        elif operation == "get":
+            found = boxfiles.collect(self._spec["workdir"], request["patterns"], request["max_bytes"])
+            table, data = frames.pack_files(found)
+            return {"files": table}, data
+        elif operation == "seal":
+            return self._seal_upper(request["token"]), b""
+        elif operation == "stats":
+            return self._stats(), b""
+        else:
+            raise ValueError(f"unknown operation {operation!r}")
+        return {}, b""
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._spec["workdir"], name)
+
+    def _start(self, request: dict[str, Any], body: bytes) -> None:
+        request["cwd"] = self._path(request["cwd"] or "")
+        if request["op"] == "python":
+            size = request["source"]
+            request["source"], body = body[:size].decode("utf-8", "surrogatepass"), body[size:]
+        try:
+            job = Job(request, body, self._spec)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
+                raise
+            # The box is full of its own processes: they go, the request gets its chance.
+            kill_all()
+            for full in list(self._jobs.values()):
+                full.status = 9
+                self._finish(full)
+            job = Job(request, body, self._spec)
+        self._jobs[job.pid] = job
+        for fd in (job.pidfd, *job.streams):
+            self._fds[fd] = job
+            self._poll.register(fd, select.POLLIN)
+
+    def _progress(self, fd: int) -> None:
+        job = self._fds[fd]
+        if fd == job.pidfd:
+            self._reap()
+        elif not job.drain(fd):
+            self._forget(fd)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            job = self._jobs.get(pid)
+            if job is not None:
+                job.status = status
+                self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        del self._jobs[job.pid]
+        for fd in (job.pidfd, *job.streams):
+            self._forget(fd)
+        self._reply(*job.result())
+
+    def _forget(self, fd: int) -> None:
+        if self._fds.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def _enforce(self) -> None:
+        """Deadlines always, memory once a tick."""
+        now = time.monotonic()
+        for job in self._jobs.values():
+            if now >= job.deadline:
+                job.timed_out = True
+                job.deadline = now + _TICK  # again, should a child have been born meanwhile
+                job.kill()
+        limit = self._spec["memory"]
+        if limit is not None and now - getattr(self, "_checked", now - 1) >= _TICK:
+            self._checked = now
+            young = all(now - job.started < _TICK for job in self._jobs.values())
+            if not young and sum(size for _, _, size in processes()) > limit and memory() > limit:
+                for job in self._jobs.values():
+                    job.out_of_memory = True
+                os.kill(-1, 9)
+
+    def _seal_upper(self, token: str) -> dict[str, Any]:
+        """Stop all processes and hand the writable filesystem to the zygote."""
+        kill_all()
+        for job in list(self._jobs.values()):
+            job.status = 9
+            self._finish(job)
+        usage = os.fstatvfs(self._upper)
+        socket.send_fds(self._seal, [token.encode()], [self._upper])
+        return {"bytes": (usage.f_blocks - usage.f_bfree) * usage.f_frsize}
+
+    def _stats(self) -> dict[str, Any]:
+        usage = os.fstatvfs(self._upper)
+        disk = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        return {"processes": len(processes()), "memory": memory(), "disk": disk}

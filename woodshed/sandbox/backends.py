@@ -1,0 +1,21 @@
+"""The backends by name, each imported only when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .protocol import Backend, Unsupported
+
+NAMES = ("namespace",)
+_PLANNED = ("gvisor", "microvm", "docker")
+
+
+def open_backend(name: str = "namespace", *, root: Path | None = None, max_starting: int = 16) -> Backend:
+    """The backend called ``name``; nothing is started before its first box. Raises Unsupported."""
+    if name == "namespace":
+        from .namespace import NamespaceBackend
+
+        return NamespaceBackend(root, max_starting=max_starting)
+    if name in _PLANNED:
+        raise Unsupported(f"the sandbox backend {name!r} is not in this version; set sandbox.backend = 'namespace'")
+    raise Unsupported(f"unknown sandbox backend {name!r}; there is: {', '.join(NAMES)}")

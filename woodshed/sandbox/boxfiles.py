@@ -1,0 +1,196 @@
+"""File operations of PID 1, as the box's ordinary user would do them.
+
+PID 1 holds no capability that reaches files, so permissions are the user's own. What is left to guard: links that the
+kernel resolves in the *reader's* name (``/proc/self/...``) and files whose opening or reading never ends. Magic links are
+refused while the path is walked, and only regular files outside procfs are read or written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from functools import lru_cache
+
+from . import kernel
+
+_AT_FDCWD = -100
+
+
+def read(path: str, max_bytes: int) -> bytes:
+    """The first ``max_bytes`` bytes of a regular file."""
+    fd = _open(path, os.O_RDONLY)
+    try:
+        return _read_all(fd, max_bytes)
+    finally:
+        os.close(fd)
+
+
+def write(path: str, data: bytes) -> None:
+    """Replace the file's contents, making parent folders. A new file that starts with ``#!`` is executable."""
+    mode = 0o755 if data[:2] == b"#!" else 0o644
+    try:
+        fd = _open(path, os.O_WRONLY | os.O_CREAT, mode)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = _open(path, os.O_WRONLY | os.O_CREAT, mode)
+    try:
+        os.ftruncate(fd, 0)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def delete(path: str) -> None:
+    """Remove a file, a link or a whole folder."""
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        _remove_tree(path)
+    else:
+        os.unlink(path)
+
+
+def listing(path: str, recursive: bool, limit: int) -> list[tuple[str, str, int]]:
+    """(relative path, kind, size) of the first ``limit`` entries met, sorted; links are named, not followed."""
+    found: list[tuple[str, str, int]] = []
+    pending = [""]
+    while pending and len(found) < limit:
+        folder = pending.pop()
+        try:
+            with os.scandir(os.path.join(path, folder)) as entries:
+                rows = sorted(entries, key=lambda e: e.name)
+        except OSError:
+            if not folder:
+                raise
+            continue
+        for entry in rows:
+            name = folder + entry.name
+            try:
+                found.append((name, _kind(entry), entry.stat(follow_symlinks=False).st_size))
+            except FileNotFoundError:
+                continue
+            if recursive and entry.is_dir(follow_symlinks=False):
+                pending.append(name + "/")
+            if len(found) >= limit:
+                break
+    return sorted(found)
+
+
+def collect(root: str, patterns: list[str], max_bytes: int) -> list[tuple[str, bytes]]:
+    """Regular files below ``root`` that match a glob, no link followed anywhere. Raises EFBIG over ``max_bytes``."""
+    match = re.compile("|".join(_translate(p) for p in patterns)).fullmatch
+    deep = any("**" in p for p in patterns)
+    depth = max((p.count("/") for p in patterns), default=0)
+    out: list[tuple[str, bytes]] = []
+    budget = max_bytes
+    base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        pending = [""]
+        while pending:
+            folder = pending.pop()
+            try:
+                with os.scandir(os.path.join(root, folder)) as entries:
+                    rows = list(entries)
+            except OSError:
+                if not folder:
+                    raise
+                continue
+            for entry in rows:
+                name = folder + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if deep or name.count("/") < depth:
+                        pending.append(name + "/")
+                elif entry.is_file(follow_symlinks=False) and match(name):
+                    data = _collect_one(base, name, budget)
+                    if data is not None:
+                        budget -= len(data)
+                        out.append((name, data))
+    finally:
+        os.close(base)
+    return sorted(out)
+
+
+def _collect_one(base: int, name: str, budget: int) -> bytes | None:
+    resolve = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
+    try:
+        fd = kernel.openat2(base, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, 0, resolve)
+    except OSError:
+        return None  # unreadable, or replaced since it was listed
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or kernel.filesystem(fd) == kernel.PROC_MAGIC:
+            return None
+        data = _read_all(fd, budget + 1)
+    finally:
+        os.close(fd)
+    if len(data) > budget:
+        raise OSError(errno.EFBIG, "the files that match are larger than max_bytes", name)
+    return data
+
+
+def _open(path: str, flags: int, mode: int = 0) -> int:
+    """Open a regular file; PermissionError for devices, pipes, sockets and procfs."""
+    flags |= os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        fd = kernel.openat2(_AT_FDCWD, path, flags, mode, kernel.RESOLVE_NO_MAGICLINKS)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EXDEV):
+            raise PermissionError(errno.EACCES, "not a regular file", path) from None
+        raise
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISREG(kind) and kernel.filesystem(fd) != kernel.PROC_MAGIC:
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise PermissionError(errno.EACCES, "not a regular file", path)
+
+
+def _read_all(fd: int, limit: int) -> bytes:
+    chunks, left = [], limit
+    while left > 0:
+        chunk = os.read(fd, min(left, 1 << 20))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        left -= len(chunk)
+    return b"".join(chunks)
+
+
+def _remove_tree(path: str) -> None:
+    with os.scandir(path) as entries:
+        rows = list(entries)
+    for entry in rows:
+        if entry.is_dir(follow_symlinks=False):
+            _remove_tree(entry.path)
+        else:
+            os.unlink(entry.path)
+    os.rmdir(path)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "link"
+    if entry.is_dir(follow_symlinks=False):
+        return "dir"
+    return "file" if entry.is_file(follow_symlinks=False) else "other"
+
+
+@lru_cache(256)
+def _translate(pattern: str) -> str:
+    """A glob as a regular expression: ``*`` and ``?`` stay within a folder, ``**/`` crosses any number of them."""
+    out, at = "", 0
+    while at < len(pattern):
+        if pattern.startswith("**/", at):
+            out, at = out + "(?:.*/)?", at + 3
+        elif pattern.startswith("**", at):
+            out, at = out + ".*", at + 2
+        elif pattern[at] == "[" and "]" in pattern[at + 2 :]:
+            end = pattern.index("]", at + 2)
+            inner = pattern[at + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            out, at = out + "[" + ("^" + inner[1:] if inner[0] == "!" else inner) + "]", end + 1
+        else:
+            char = pattern[at]
+            out, at = out + {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), at + 1
+    return f"(?s:{out})"

@@ -1,0 +1,150 @@
+"""What the first process of a box does between its birth and its first request: build the box around itself.
+
+It starts as a clone of the zygote in new user, mount, pid, network, ipc, uts and cgroup namespaces, with all
+capabilities over those and none over anything else. It ends as PID 1 with the box as its root, one capability
+(tracing, so that it can account for every process), the system-call filter on, and only its sockets open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+from . import kernel, seccomp
+from .agent import Agent
+from .frames import encode
+from .template import HOME, UID, search_path
+
+CONTROL, SEAL, UPPER = 3, 4, 5
+NAMESPACES = (
+    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
+)  # fmt: skip
+_RESERVED_PIDS = 300
+_SHM = 64 << 20
+
+
+def run(spec: dict[str, Any], root: str, binds: list[tuple[str, str]], outer: int, control: int, seal: int) -> None:
+    """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
+
+    ``root``: the template's folder. ``outer``: this process's id in the zygote's user namespace.
+    """
+    try:
+        _keep(control, seal)
+        _become_user(outer)
+        _mounts(spec, root, binds)
+        _limits(spec)
+        _confine(spec)
+        agent = Agent(CONTROL, SEAL, UPPER, spec)
+    except BaseException as error:
+        detail = str(error) or type(error).__name__
+        os.write(CONTROL, encode({"id": 0, "error": "setup", "message": detail}))
+        os._exit(1)
+    try:
+        agent.serve()
+    except BaseException as error:
+        try:
+            os.write(CONTROL, encode({"id": 0, "error": "agent", "message": repr(error)}))
+        except OSError:
+            pass
+    os._exit(0)
+
+
+def _keep(control: int, seal: int) -> None:
+    """Only the sockets stay open, under fixed numbers; the three standard ones lead nowhere."""
+    signal.set_wakeup_fd(-1)
+    for name in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
+    control = fcntl.fcntl(control, fcntl.F_DUPFD_CLOEXEC, 16)  # out of the way of the numbers that they get
+    seal = fcntl.fcntl(seal, fcntl.F_DUPFD_CLOEXEC, 16)
+    os.dup2(control, CONTROL, inheritable=False)
+    os.dup2(seal, SEAL, inheritable=False)
+    kernel.close_range(SEAL + 1)
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+
+
+def _become_user(outer: int) -> None:
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root and the maps cannot be written
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{UID} {outer} 1"), ("gid_map", f"{UID} {outer} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    os.setresgid(UID, UID, UID)
+    os.setresuid(UID, UID, UID)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+
+
+def _mounts(spec: dict[str, Any], root: str, binds: list[tuple[str, str]]) -> None:
+    os.chdir(root)
+    size = f",size={spec['disk']}" if spec["disk"] is not None else ""
+    inner = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("upper", "upper", "tmpfs", inner, f"mode=755{size}")
+    os.mkdir("upper/u", 0o755)
+    os.mkdir("upper/w", 0o755)
+    fd = kernel.open_tree("upper")
+    if fd != UPPER:
+        os.dup2(fd, UPPER, inheritable=False)
+        os.close(fd)
+    lower = ":".join([*(f"snaps/{name}/u" for name in spec["snapshots"]), *reversed(spec["layers"]), "base"])
+    options = f"lowerdir={lower},upperdir=upper/u,workdir=upper/w,userxattr"
+    if len(options) > 4000:
+        raise OSError(7, f"{len(spec['layers'])} layers and {len(spec['snapshots'])} snapshots are too many to stack")
+    kernel.mount("box", "new", "overlay", inner, options)
+    for source, target in binds:
+        kernel.mount(source, f"new/{target}", flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.mount("proc", "new/proc", "proc", inner | kernel.MS_NOEXEC, "hidepid=2")
+    shm = min(_SHM, spec["disk"]) if spec["disk"] is not None else _SHM
+    kernel.mount("shm", "new/dev/shm", "tmpfs", inner, f"mode=1777,size={shm}")
+    os.chdir("new")
+    kernel.pivot_root(".", ".")
+    kernel.umount(".")
+    os.chdir("/")
+
+
+def _limits(spec: dict[str, Any]) -> None:
+    socket.sethostname("box")
+    with open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = 4096 if files == resource.RLIM_INFINITY else min(4096, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, files), files))
+    if spec["file_size"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spec["file_size"],) * 2)
+    if spec["memory"] is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (spec["memory"],) * 2)
+    if spec["processes"] is not None:
+        # Counted per user namespace (5.14): PID 1 itself is one. pid_max is per pid namespace from 6.14 on and
+        # stays a second fence there; older kernels refuse the write.
+        resource.setrlimit(resource.RLIMIT_NPROC, (spec["processes"] + 1,) * 2)
+        try:
+            with open("/proc/sys/kernel/pid_max", "w") as file:
+                file.write(str(_RESERVED_PIDS + max(spec["processes"], 1) + 1))
+        except OSError:
+            pass
+
+
+def _confine(spec: dict[str, Any]) -> None:
+    os.umask(0o022)
+    environment = {
+        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", **spec["env"],
+    }  # fmt: skip
+    os.environ.clear()
+    os.environ.update(environment)
+    spec["search_path"] = search_path()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.drop_bounding_set()
+    kernel.install_seccomp(seccomp.box_filter(kernel.MACHINE))
+    kernel.capset(1 << kernel.CAP_SYS_PTRACE)
+    # A workspace could plant a module under a renamed parent of the interpreter's folder: PID 1 imports nothing more.
+    sys.path[:] = []
+    spec["finders"] = list(sys.meta_path)
+    sys.meta_path[:] = []

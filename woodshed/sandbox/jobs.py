@@ -1,0 +1,187 @@
+"""Commands that PID 1 runs: started with nothing but what a command may have, watched, ended, reported."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from typing import Any
+
+from . import kernel, pyrun
+
+_FLOOD = 64 << 20
+"""Output discarded beyond ``max_output`` before the command is stopped: reading it for ever is work for nobody."""
+
+
+class Job:
+    """One running command. ``out`` and ``err`` are the capped streams; ``deadline`` is on the monotonic clock."""
+
+    def __init__(self, request: dict[str, Any], stdin: bytes, spec: dict[str, Any]) -> None:
+        self.id = int(request["id"])
+        self.cap = int(request["max_output"])
+        self.started = time.monotonic()
+        self.deadline = self.started + float(request["timeout"])
+        self.status: int | None = None
+        self.timed_out = self.truncated = self.out_of_memory = False
+        self._discarded = 0
+        self.streams: dict[int, bytearray] = {}
+        pipes: list[int] = []
+        source = _stdin(stdin)
+        try:
+            pipes += os.pipe2(os.O_CLOEXEC)
+            pipes += os.pipe2(os.O_CLOEXEC)
+            self.pid = os.fork()
+            if self.pid == 0:
+                _child(request, spec, source, pipes[1], pipes[3])
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            for fd in pipes:
+                os.close(fd)
+            raise
+        finally:
+            os.close(source)
+        for read, write in (pipes[:2], pipes[2:]):
+            os.close(write)
+            os.set_blocking(read, False)
+            self.streams[read] = bytearray()
+        self.out, self.err = self.streams.values()
+
+    def drain(self, fd: int, *, everything: bool = False) -> bool:
+        """Read what a stream holds; False at its end. One piece per call unless ``everything``."""
+        buffer = self.streams[fd]
+        while True:
+            try:
+                data = os.read(fd, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            room = self.cap - len(buffer)
+            buffer += data[: max(room, 0)]
+            if len(data) > room:
+                self.truncated = True
+                self._discarded += len(data) - max(room, 0)
+                if self._discarded > _FLOOD:
+                    self.kill()
+                    return False
+            if not everything:
+                return True
+
+    def kill(self) -> None:
+        """Kill the command's session: all that it started and that did not detach itself."""
+        for pid, session, _ in processes():
+            if session == self.pid and pid != 1:
+                _kill(pid)
+        _kill(self.pid)
+
+    def result(self) -> tuple[dict[str, Any], bytes]:
+        """The reply frame of an ended command. Closes its descriptors."""
+        for fd in list(self.streams):
+            self.drain(fd, everything=True)
+            os.close(fd)
+        os.close(self.pidfd)
+        header = {
+            "id": self.id, "returncode": os.waitstatus_to_exitcode(self.status or 0), "out": len(self.out),
+            "timed_out": self.timed_out, "truncated": self.truncated, "out_of_memory": self.out_of_memory,
+            "seconds": round(time.monotonic() - self.started, 6),
+        }  # fmt: skip
+        return header, bytes(self.out + self.err)
+
+
+def processes() -> list[tuple[int, int, int]]:
+    """(pid, session, resident bytes) of every process in the box but PID 1."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name == "1":
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                fields = file.read(4096).rpartition(b")")[2].split()
+        except OSError:
+            continue
+        found.append((int(name), int(fields[3]), int(fields[21]) * resource.getpagesize()))
+    return found
+
+
+def memory() -> int:
+    """Bytes that the box's processes hold: proportional set size where the resident sizes alone cannot tell."""
+    total = 0
+    for pid, _, _ in processes():
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
+                for line in file.read(4096).splitlines():
+                    if line.startswith(b"Pss:"):
+                        total += int(line.split()[1]) << 10
+                        break
+        except OSError:
+            continue
+    return total
+
+
+def kill_all() -> None:
+    """End every process of the box but PID 1, also those that fork while they are being killed."""
+    for _ in range(1000):
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _stdin(data: bytes) -> int:
+    if not data:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    if len(data) <= 4096:  # fits any pipe: a command that asks whether its input is a file gets the usual answer
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.write(write, data)
+        os.close(write)
+        return read
+    fd = os.memfd_create("stdin")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _child(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> None:
+    """In the forked child: lose every descriptor and every capability, then become the command. Never returns."""
+    try:
+        os.setsid()
+        os.dup2(stdin, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        kernel.close_range(3)
+        if spec["cpu"] is not None:
+            seconds = max(1, round(spec["cpu"]))
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # PID 1 is not: /proc/self would belong to nobody here
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(fd, b"1000")
+        os.close(fd)
+        kernel.capset(0)
+        os.chdir(request["cwd"])
+        if request["op"] == "python":
+            pyrun.run(request["source"], spec["search_path"], spec["finders"])
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        environment = {**os.environ, **request["env"]} if request["env"] else os.environ
+        argv = request["argv"]
+        os.execvpe(argv[0], argv, environment)
+    except BaseException as error:
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        os.write(2, f"{getattr(error, 'filename', None) or request.get('argv', ['python'])[0]}: {error}\n".encode())
+        os._exit(127 if missing else 126)

@@ -1,0 +1,171 @@
+"""System calls that Python has no function for, by ctypes: namespaces, mounts, capabilities, confined opens.
+
+Every function raises ``OSError`` with the call's name. Imports nothing heavy: zygote and PID 1 live on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import struct
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_pylibc = ctypes.PyDLL(None, use_errno=True)  # keeps the GIL: a process that clones itself must not lose it
+
+MACHINE = platform.machine()
+_SYSCALLS = {
+    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "seccomp": 317},
+    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277},
+}
+# The same number on every architecture since Linux 5.0.
+OPEN_TREE, MOVE_MOUNT, CLOSE_RANGE, OPENAT2 = 428, 429, 436, 437
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE, MS_NOATIME = 4096, 16384, 1 << 18, 1024
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME, PR_CAP_AMBIENT = 36, 38, 15, 47
+CAP_SYS_PTRACE = 19
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
+PROC_MAGIC, TMPFS_MAGIC = 0x9FA0, 0x01021994
+
+
+def _number(name: str) -> int:
+    try:
+        return _SYSCALLS[MACHINE][name]
+    except KeyError:
+        raise OSError(38, f"the namespace sandbox knows no system call numbers for {MACHINE}") from None
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _call(name: str, number: int, *args: object) -> int:
+    return _check(_libc.syscall(ctypes.c_long(number), *args), name)
+
+
+def clone(flags: int) -> int:
+    """Fork into new namespaces (``CLONE_NEW*``): 0 in the child, its pid in the parent. For one thread only."""
+    api = ctypes.pythonapi
+    number = ctypes.c_long(_number("clone"))
+    zero = ctypes.c_long(0)
+    api.PyOS_BeforeFork()
+    pid = _pylibc.syscall(number, ctypes.c_long(flags | signal.SIGCHLD), zero, zero, zero, zero)
+    if pid == 0:
+        api.PyOS_AfterFork_Child()
+    else:
+        code = ctypes.get_errno()
+        api.PyOS_AfterFork_Parent()
+        ctypes.set_errno(code)
+    return _check(pid, "clone")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    result = _libc.mount(
+        os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags),
+        os.fsencode(data) if data is not None else None,
+    )  # fmt: skip
+    _check(result, f"mount {kind or 'bind'} {source} on {target}")
+
+
+def umount(target: str) -> None:
+    """Detach the mount and everything below it."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    _call("pivot_root", _number("pivot_root"), os.fsencode(new), os.fsencode(old))
+
+
+def open_tree(path: str) -> int:
+    """A descriptor of a detached copy of the mount at ``path``."""
+    flags = 1 | os.O_CLOEXEC  # OPEN_TREE_CLONE
+    return _call("open_tree", OPEN_TREE, ctypes.c_int(-100), os.fsencode(path), ctypes.c_uint(flags))
+
+
+def move_mount(fd: int, target: str) -> None:
+    """Attach a detached mount."""
+    empty = 4  # MOVE_MOUNT_F_EMPTY_PATH
+    here = ctypes.c_int(-100)
+    _call("move_mount", MOVE_MOUNT, ctypes.c_int(fd), b"", here, os.fsencode(target), ctypes.c_uint(empty))
+
+
+def close_range(first: int, last: int = 0xFFFFFFFF) -> None:
+    _call("close_range", CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(0))
+
+
+def openat2(folder: int, path: str, flags: int, mode: int, resolve: int) -> int:
+    """open(2) that refuses what ``resolve`` forbids on the way. Raises the OSError subclass of the errno."""
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    fd = _libc.syscall(ctypes.c_long(OPENAT2), ctypes.c_int(folder), os.fsencode(path), how, ctypes.c_size_t(len(how)))
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    return fd
+
+
+def filesystem(fd: int) -> int:
+    """Magic number of the filesystem that an open file lies on."""
+    buffer = ctypes.create_string_buffer(256)
+    _check(_libc.fstatfs(ctypes.c_int(fd), buffer), "fstatfs")
+    return int.from_bytes(buffer.raw[:8], "little")
+
+
+def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
+    zero = ctypes.c_ulong(0)
+    return _check(
+        _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(arg), ctypes.c_ulong(arg3), zero, zero), f"prctl {option}"
+    )
+
+
+def drop_bounding_set() -> None:
+    """No file and no program can give back a capability after this."""
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            return
+
+
+_NO_CAPABILITIES = (struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", 0, 0, 0, 0, 0, 0))
+
+
+def capset(capabilities: int) -> None:
+    """Permitted and effective set become the bit mask ``capabilities``, the inheritable set empty."""
+    low, high = capabilities & 0xFFFFFFFF, capabilities >> 32
+    header = ctypes.create_string_buffer(_NO_CAPABILITIES[0])
+    data = struct.pack("=6I", low, low, 0, high, high, 0)
+    _call("capset", _number("capset"), header, data)
+
+
+def install_seccomp(program: bytes) -> None:
+    """Install a BPF program (array of ``sock_filter``); needs no_new_privs."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    _call("seccomp", _number("seccomp"), ctypes.c_uint(1), ctypes.c_uint(0), fprog)
+
+
+def seal_mount(target: str, *, recursive: bool, nodev: bool) -> None:
+    """Make a mount read-only and nosuid (and nodev), keeping the flags that it has. Linux 5.12 or newer."""
+    attributes = 1 | 2 | (4 if nodev else 0)  # MOUNT_ATTR_RDONLY | NOSUID | NODEV
+    attr = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = 0x8000 if recursive else 0  # AT_RECURSIVE
+    _call(
+        f"mount_setattr {target}", 442, ctypes.c_int(-100), os.fsencode(target), ctypes.c_uint(flags), attr,
+        ctypes.c_size_t(len(attr)),
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""Content-addressed folders on the host that boxes stack read-only: dependencies, unpacked packages, test runners."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from .protocol import SandboxError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{24}")
+
+
+class LayerStore:
+    """Layers below ``root``, each named ``PREFIX-DIGEST`` by its contents and never changed once it is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root).resolve()
+
+    def add(self, prefix: str, fill: Callable[[Path], None]) -> str:
+        """Name of the layer that ``fill`` writes into the empty folder it is given; stored once, atomically.
+
+        The folder is a root folder seen from the box: a package goes below ``opt/site-packages``. Everything in it is
+        made readable for all users (boxes run as one who owns nothing here). Raises what ``fill`` raises, and
+        SandboxError for a bad prefix.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", prefix):
+            raise SandboxError(f"layer prefix {prefix!r}: use letters, digits, dot, dash and underscore")
+        self.root.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
+        try:
+            fill(work)
+            _open_up(work)
+            name = f"{prefix}-{digest(work)[:24]}"
+            try:
+                work.rename(self.root / name)
+            except OSError:
+                if not (self.root / name).is_dir():
+                    raise
+            return name
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def path(self, name: str) -> Path:
+        """Folder of a layer. Raises SandboxError where it is not in the store."""
+        path = self.root / name
+        if not _NAME.fullmatch(name) or not path.is_dir():
+            raise SandboxError(f"layer {name!r} is not in {self.root}; build its task again")
+        return path
+
+    def names(self) -> list[str]:
+        """Every layer of the store, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(p.name for p in self.root.iterdir() if _NAME.fullmatch(p.name))
+
+
+def digest(folder: Path) -> str:
+    """sha256 (hex) over the paths, kinds, execute bits and contents below ``folder``; not times, not owners."""
+    sha = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            kind, data = b"l", os.fsencode(os.readlink(path))
+        elif stat.S_ISDIR(status.st_mode):
+            kind, data = b"d", b""
+        elif stat.S_ISREG(status.st_mode):
+            kind, data = (b"x" if status.st_mode & 0o100 else b"f"), path.read_bytes()
+        else:
+            raise SandboxError(f"layer: {path} is neither a file, a folder nor a link")
+        name = os.fsencode(path.relative_to(folder))
+        sha.update(b"%c%d:%s%d:" % (kind, len(name), name, len(data)) + data)
+    return sha.hexdigest()
+
+
+def _open_up(folder: Path) -> None:
+    folder.chmod(0o755)
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(0o755 if path.is_dir() or mode & 0o100 else 0o644)

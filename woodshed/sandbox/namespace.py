@@ -1,0 +1,162 @@
+"""The default backend: Linux namespaces and overlayfs from plain Python. No daemon, no root, no network.
+
+``create`` and ``fork`` cost the same and copy nothing: a box is one clone of the zygote with an overlay of shared
+read-only layers. A snapshot turns the box's writable layer into one more of those; see ``zygote`` and ``boxinit``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from .box import NamespaceBox
+from .channel import Channel
+from .frames import pack_files
+from .protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
+from .spawner import Spawner
+
+MAX_CHAIN = 40
+"""Snapshots that may lie on top of each other: overlayfs takes its layers in one page of options."""
+
+
+class NamespaceBackend:
+    """Makes boxes. Belongs to the event loop that first uses it; ``root`` holds one (empty) folder while it runs."""
+
+    name = "namespace"
+
+    def __init__(self, root: Path | None = None, *, max_starting: int = 16) -> None:
+        self._spawner = Spawner(root)
+        self._root = root
+        self._names = itertools.count(1)
+        self._boxes: set[NamespaceBox] = set()
+        self._snapshots: dict[str, tuple[BoxSpec, tuple[str, ...]]] = {}
+        self._references: Counter[str] = Counter()
+        self._starting = asyncio.Semaphore(max_starting)
+
+    def probe(self) -> Probe:
+        """What works here, found by doing it; cached for the process."""
+        from .probe import probe_namespace
+
+        return probe_namespace(self._root)
+
+    async def create(self, spec: BoxSpec) -> NamespaceBox:
+        """A fresh box. Raises SandboxError naming the layer, module or system call that failed."""
+        return await self._make(spec, ())
+
+    async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
+        """``n`` boxes that start from the snapshot's files and share them."""
+        spec, chain = self._known(snapshot)
+        bare = BoxSpec(spec.layers, {}, spec.workdir, spec.env, spec.limits, spec.egress, spec.preload)
+        made = await asyncio.gather(*(self._make(bare, chain) for _ in range(n)), return_exceptions=True)
+        failed = [m for m in made if isinstance(m, BaseException)]
+        boxes = [m for m in made if isinstance(m, NamespaceBox)]
+        if failed:
+            await asyncio.gather(*(box.close() for box in boxes))
+            raise failed[0]
+        return [*boxes]
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot; its files go when no box and no later snapshot needs them."""
+        _, chain = self._known(snapshot)
+        del self._snapshots[snapshot.id]
+        await self._release(chain)
+
+    async def close(self) -> None:
+        """End every box and the helper process."""
+        for box in list(self._boxes):
+            box.channel.close()
+        self._boxes.clear()
+        self._snapshots.clear()
+        await self._spawner.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the zygote, for inspection."""
+        return self._spawner.pid
+
+    @property
+    def privileged(self) -> bool:
+        """Whether real root set the boxes up (they run as an ordinary user either way)."""
+        return self._spawner.privileged
+
+    async def seal(self, box: NamespaceBox) -> Snapshot:
+        """Make a snapshot of a box; called through ``box.snapshot``."""
+        if len(box.chain) >= MAX_CHAIN:
+            raise Unsupported(f"{box.id}: {MAX_CHAIN} snapshots lie on top of each other; start from a fresh box")
+        name, token = f"s{next(self._names)}", secrets.token_hex(16)
+        reply, _ = await box.channel.request({"op": "seal", "token": token})
+        await self._spawner.ask("adopt", name=name, token=token)
+        chain = (name, *box.chain)
+        parent = box.chain[0] if box.chain else None
+        self._references.update(chain)  # the snapshot's own references
+        old, old_chain, old_channel = box.number, box.chain, box.channel
+        number, channel = await self._start(box.spec, chain, with_files=False)
+        self._references.update(chain)
+        box.move(chain, number, channel)
+        old_channel.close()
+        await self._spawner.kill(old)
+        await self._release(old_chain)
+        self._snapshots[name] = (box.spec, chain)
+        return Snapshot(name, "fs", self.name, parent, int(reply.get("bytes", 0)))
+
+    async def retire(self, box: NamespaceBox) -> None:
+        """Called through ``box.close``."""
+        if box in self._boxes:
+            self._boxes.discard(box)
+            await self._spawner.kill(box.number)
+            await self._release(box.chain)
+
+    async def _make(self, spec: BoxSpec, chain: tuple[str, ...]) -> NamespaceBox:
+        if spec.egress != "none":
+            raise Unsupported("the namespace backend gives boxes no network; use egress='none' or another backend")
+        self._references.update(chain)
+        try:
+            number, channel = await self._start(spec, chain, with_files=True)
+        except BaseException:
+            await self._release(chain)
+            raise
+        box = NamespaceBox(self, spec, chain, number, channel)
+        self._boxes.add(box)
+        return box
+
+    async def _start(self, spec: BoxSpec, chain: tuple[str, ...], *, with_files: bool) -> tuple[int, Channel]:
+        await self._spawner.start()
+        limits = spec.limits
+        message: dict[str, Any] = {
+            "layers": [str(Path(layer).resolve()) for layer in spec.layers], "snapshots": list(chain),
+            "workdir": spec.workdir, "env": dict(spec.env), "preload": list(spec.preload), "memory": limits.memory,
+            "processes": limits.processes, "cpu": limits.cpu_seconds, "file_size": limits.file_size,
+            "disk": limits.disk,
+        }  # fmt: skip
+        table, body = pack_files(list(spec.files.items()) if with_files else [])
+        async with self._starting:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                number = await self._spawner.create(message, theirs)
+            channel = await Channel.open(ours)
+            try:
+                await channel.request({"op": "put", "files": table, "workdir": True}, body)
+            except BaseException as error:
+                channel.close()
+                await self._spawner.kill(number)
+                if isinstance(error, OSError):
+                    raise SandboxError(f"the box's first files cannot be written: {error}") from None
+                raise
+        return number, channel
+
+    def _known(self, snapshot: Snapshot) -> tuple[BoxSpec, tuple[str, ...]]:
+        if snapshot.backend != self.name or snapshot.id not in self._snapshots:
+            raise SandboxError(f"snapshot {snapshot.id!r} is not one of this {self.name} backend, or was dropped")
+        return self._snapshots[snapshot.id]
+
+    async def _release(self, chain: tuple[str, ...]) -> None:
+        for name in chain:
+            self._references[name] -= 1
+            if self._references[name] == 0:
+                del self._references[name]
+                await self._spawner.ask("release", name=name)

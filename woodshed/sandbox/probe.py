@@ -1,0 +1,90 @@
+"""Finds out what the namespace backend can do on this machine, by doing it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+from .protocol import BoxSpec, Limits, Probe, SandboxError
+
+_SECONDS = 30.0
+_CHECKS = """
+import os, resource
+rows = {"memory": resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 30,
+        "file_size": resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 1 << 20,
+        "cpu_seconds": resource.getrlimit(resource.RLIMIT_CPU)[0] == 5}
+pids = []
+try:
+    for _ in range(40):
+        pid = os.fork()
+        if pid == 0:
+            os.read(0, 1)
+            os._exit(0)
+        pids.append(pid)
+except OSError:
+    rows["processes"] = len(pids) < 20
+for pid in pids:
+    os.kill(pid, 9)
+try:
+    for n in range(9):
+        with open(f"fill{n}", "wb") as file:
+            file.write(bytes(1 << 20))
+except OSError:
+    rows["disk"] = True
+print(*(name for name, held in rows.items() if held))
+"""
+
+
+@lru_cache(maxsize=8)
+def probe_namespace(root: Path | None = None) -> Probe:
+    """Creates a box, runs commands, writes a file, snapshots and forks, within 30 s. Callable from anywhere."""
+    found: list[Probe] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(_bounded(root))))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+async def _bounded(root: Path | None) -> Probe:
+    if sys.platform != "linux":
+        return Probe(False, (f"namespaces exist on Linux only, this is {sys.platform}",))
+    if not hasattr(os, "pidfd_open"):
+        return Probe(False, ("this Python was built without pidfd_open",))
+    from .namespace import NamespaceBackend
+
+    backend = NamespaceBackend(root)
+    try:
+        return await asyncio.wait_for(_try(backend), _SECONDS)
+    except TimeoutError:
+        return Probe(False, (f"no box within {_SECONDS:.0f} s",))
+    except (SandboxError, OSError) as error:
+        return Probe(False, (str(error),))
+    finally:
+        await backend.close()
+
+
+async def _try(backend: object) -> Probe:
+    from .namespace import NamespaceBackend
+
+    assert isinstance(backend, NamespaceBackend)
+    limits = Limits(memory=1 << 30, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
+    box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
+    reasons, capabilities = [], {"exec", "exec_python"}
+    result = await box.exec("cat hello && mkdir -p /opt/x && rm -r /opt && mkdir /opt && ls -A /opt")
+    if (result.returncode, result.stdout) != (0, b"written"):
+        detail = result.stderr.decode(errors="replace").strip() or f"exit status {result.returncode}"
+        reasons.append(f"overlayfs cannot replace folders in a user namespace here (Linux 6.6 or newer can): {detail}")
+    snapshot = await box.snapshot()
+    [fork] = await backend.fork(snapshot)
+    if await fork.read("hello") == b"written":
+        capabilities |= {"fs_snapshot", "fork"}
+    checked = await fork.exec_python(_CHECKS)
+    held = frozenset(checked.stdout.decode(errors="replace").split()) | {"wall_time", "output"}
+    missing = {"memory", "file_size", "cpu_seconds", "processes", "disk"} - held
+    reasons += [f"the limit {name!r} is not in force" for name in sorted(missing)]
+    capabilities.add("root" if backend.privileged else "rootless")
+    return Probe(not reasons, tuple(reasons), frozenset(capabilities), held)

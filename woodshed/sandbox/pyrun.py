@@ -1,0 +1,71 @@
+"""Python source as ``__main__`` in a forked child of PID 1: an interpreter that is already started.
+
+It behaves as ``python -I -c SOURCE`` does: isolated (neither the working folder nor PYTHON* variables reach its path),
+its own session, exit codes and tracebacks as usual. Nothing it changes outlives it.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import sys
+import types
+from typing import Any, NoReturn
+
+_OURS = __name__.partition(".")[0]
+
+
+def run(source: str, search_path: list[str], finders: list[Any]) -> NoReturn:
+    """Run ``source`` on descriptors 0 to 2 and exit with its status."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path[:] = search_path
+    sys.meta_path[:] = finders
+    sys.path_importer_cache.clear()
+    sys.argv[:] = ["-c"]
+    sys.dont_write_bytecode = True
+    for name in [n for n in sys.modules if n == _OURS or n.startswith(_OURS + ".")]:
+        del sys.modules[name]
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8", "surrogateescape")
+    sys.stdout = _text(1, "surrogateescape")
+    sys.stderr = _text(2, "backslashreplace", line_buffering=True)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    gc.enable()
+    os._exit(_finish(_execute(source, main.__dict__)))
+
+
+def _execute(source: str, namespace: dict[str, Any]) -> int:
+    try:
+        exec(compile(source, "<string>", "exec"), namespace)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return (stop.code or 0) & 0xFF
+        print(stop.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def _finish(code: int) -> int:
+    """What an interpreter does on its way out: wait for threads, run exit functions, flush."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        if "atexit" in sys.modules:
+            sys.modules["atexit"]._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        return code or 120
+    return code
+
+
+def _text(fd: int, errors: str, line_buffering: bool = False) -> io.TextIOWrapper:
+    raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+    return io.TextIOWrapper(raw, "utf-8", errors, line_buffering=line_buffering)

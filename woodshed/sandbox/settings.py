@@ -1,0 +1,44 @@
+"""Settings of the sandboxes that a run uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from woodshed.record.settings import Settings
+
+from .protocol import Limits
+
+
+class SandboxSettings(Settings):
+    """Which backend makes the boxes, and what one box may use."""
+
+    backend: Literal["namespace", "gvisor", "microvm", "docker"] = "namespace"
+    """What isolates a box. ``namespace`` needs Linux with user namespaces and nothing else."""
+
+    root: Path | None = None
+    """Folder for the backend's own state while it runs; the system's temporary folder if not given."""
+
+    max_starting: int = Field(default=16, ge=1)
+    """Boxes that may be under construction at once; more only makes each of them wait for the same processors."""
+
+    memory: int | None = Field(default=2 << 30, ge=64 << 20)
+    """Bytes of memory of one box (address space of each process, and all of them together); none for no limit."""
+
+    processes: int | None = Field(default=256, ge=1)
+    """Processes and threads in one box; none for no limit."""
+
+    cpu_seconds: float | None = Field(default=600.0, gt=0)
+    """Processor seconds of one process; none for no limit."""
+
+    file_size: int | None = Field(default=256 << 20, ge=1 << 20)
+    """Bytes of the largest file a box can write; none for no limit."""
+
+    disk: int | None = Field(default=512 << 20, ge=1 << 20)
+    """Bytes that a box can write in all (held in memory); none for the system's own bound."""
+
+    def limits(self) -> Limits:
+        """The limits as backends take them."""
+        return Limits(self.memory, self.processes, self.cpu_seconds, self.file_size, self.disk)

@@ -1,0 +1,218 @@
+"""The owner's side of the zygote: starts it, asks it for boxes, learns when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import woodshed
+
+from .protocol import SandboxError
+
+_BOOT = (
+    "import socket, sys; s = socket.socket(fileno=0); sys.path.insert(0, s.recv(4096).decode());"
+    "from woodshed.sandbox.zygote import main; del sys.path[0]; main(s)"
+)
+_PREFIX = "woodshed-boxes-"
+
+
+class Spawner:
+    """One zygote process and its folder below ``root`` (the system's temporary folder by default)."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = Path(root) if root is not None else Path(tempfile.gettempdir())
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gone: dict[int, asyncio.Future[None]] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        self._starting: asyncio.Task[None] | None = None
+        self.privileged = False
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the zygote's mounts hang, in its own namespace; empty as seen from the host."""
+        return self._folder
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the zygote once; further calls wait for the same start. Raises SandboxError with what to do."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        sweep(self._root)
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=self._root))
+        folder.chmod(0o755)
+        self._folder = folder
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            interpreter = getattr(sys, "_base_executable", None) or sys.executable
+            self._process = _spawn(interpreter, theirs)
+        ours.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._socket = ours
+        try:
+            await self._loop.sock_sendall(ours, str(Path(woodshed.__file__).parent.parent).encode())
+            await self._loop.sock_sendall(ours, json.dumps({"root": str(folder.resolve())}).encode())
+            answer = await asyncio.wait_for(self._loop.sock_recv(ours, 1 << 16), 60.0)
+        except (OSError, TimeoutError) as error:
+            raise SandboxError(f"the sandbox's helper process did not start: {error!r}") from None
+        state: dict[str, Any] = json.loads(answer) if answer else {"error": "the helper process ended at once; see its message above"}
+        if "error" in state:
+            await self.close()
+            raise SandboxError(explain(state["error"], state.get("errno")))
+        self.privileged = bool(state["privileged"])
+        self._loop.add_reader(ours.fileno(), self._receive)
+
+    async def create(self, message: dict[str, Any], control: socket.socket) -> int:
+        """Have a box made that serves ``control``; returns its number. Errors come over ``control``."""
+        number = next(self._numbers)
+        assert self._loop is not None
+        self._gone[number] = self._loop.create_future()
+        await self._send({"op": "create", "box": number, **message}, [control.fileno()])
+        return number
+
+    async def kill(self, number: int) -> None:
+        """End a box; returns when none of its processes is left."""
+        future = self._gone.get(number)
+        if future is None:
+            return
+        if not future.done():
+            await self._send({"op": "kill", "box": number})
+            await asyncio.shield(future)
+        self._gone.pop(number, None)
+
+    async def ask(self, operation: str, **fields: Any) -> None:
+        """``adopt`` or ``release`` a snapshot. Raises SandboxError."""
+        number = next(self._numbers)
+        assert self._loop is not None
+        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._replies[number] = future
+        await self._send({"op": operation, "reply": number, **fields})
+        answer = await future
+        if "error" in answer:
+            raise SandboxError(f"sandbox {operation}: {answer['error']}")
+
+    async def close(self) -> None:
+        """End the zygote and with it every box; remove its folder."""
+        if self._socket is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.wait, 20.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        self._lost()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        data = json.dumps(message).encode()
+        while True:
+            if self._socket is None:
+                raise SandboxError("the sandbox backend is closed")
+            try:
+                socket.send_fds(self._socket, [data], list(fds))
+                return
+            except BlockingIOError:
+                await asyncio.sleep(0.001)  # the zygote has a queue of requests before it
+            except OSError as error:
+                if error.errno == 90:
+                    raise SandboxError(f"sandbox {message['op']}: layers and environment need {len(data)} bytes") from None
+                raise SandboxError(f"the sandbox's helper process is gone: {error.strerror}") from None
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        for _ in range(64):
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                if self._loop is not None:
+                    self._loop.remove_reader(self._socket.fileno())
+                self._socket.close()
+                self._socket = None
+                self._lost()
+                return
+            message = json.loads(data)
+            if "gone" in message:
+                future = self._gone.get(message["gone"])
+                if future is not None and not future.done():
+                    future.set_result(None)
+            elif "reply" in message:
+                waiting = self._replies.pop(message["reply"], None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
+
+    def _lost(self) -> None:
+        """The zygote ended: its boxes did too."""
+        for future in self._gone.values():
+            if not future.done():
+                future.set_result(None)
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_result({"error": "the helper process is gone"})
+
+
+def _spawn(interpreter: str, stdin: socket.socket) -> subprocess.Popen[bytes]:
+    # A fresh process: the caller's threads, locks and memory have no part in boxes.
+    command = [interpreter, "-I", "-S", "-c", _BOOT]
+    return subprocess.Popen(
+        command, stdin=stdin.fileno(), stdout=subprocess.DEVNULL, cwd="/", env={"LANG": "C.UTF-8"},
+    )  # fmt: skip
+
+
+def sweep(root: Path) -> None:
+    """Remove folders that owners left which are dead now. Their processes and mounts ended with them."""
+    for entry in root.glob(_PREFIX + "*"):
+        parts = entry.name.removeprefix(_PREFIX).split("-")
+        if len(parts) >= 2 and parts[0].isdigit() and _start_time(int(parts[0])) != parts[1]:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def explain(message: str, code: int | None) -> str:
+    """What to do about a zygote that could not set itself up."""
+    text = f"the namespace sandbox cannot work on this machine: {message}"
+    if code in (1, 28, 38, 22) and ("unshare" in message or "clone" in message):
+        text += (
+            "\nIt needs user namespaces. As administrator set whichever of these exists here:"
+            "\n  sysctl user.max_user_namespaces=15000"
+            "\n  sysctl kernel.unprivileged_userns_clone=1"
+            "\n  sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+            "\nIn a container, allow unshare and mount in its seccomp profile."
+        )
+    return text
+
+
+def _start_time(pid: int) -> str:
+    """Start time of a process in clock ticks since boot; '' for one that does not exist."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

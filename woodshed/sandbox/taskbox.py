@@ -1,0 +1,60 @@
+"""The box of a task: its layers below, its workspace on top."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from woodshed.record.task import Task
+
+from .layers import LayerStore
+from .protocol import BoxSpec, Limits
+
+PRELOAD = ("json", "traceback", "importlib.util", "runpy")
+"""What graders and tools import in every box; paid once in the process that boxes are cloned from."""
+
+_FEW = 4 << 20
+_DEFAULT = Limits()
+
+
+def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None) -> BoxSpec:
+    """What to create for ``task``. Raises SandboxError where one of its layers is missing.
+
+    A workspace of at most 4 MiB travels in the create call; a larger one becomes a layer of its own, so that boxes
+    share it.
+    """
+    workdir = task.info.workdir
+    stack = [layers.path(name) for name in task.info.layers]
+    files = _workspace(task.path, workdir, _stamp(task))
+    if sum(map(len, files.values())) > _FEW:
+        stack.append(layers.path(_workspace_layer(task, layers)))
+        files = {}
+    return BoxSpec(
+        layers=tuple(stack), files=files, workdir=workdir, limits=limits or _DEFAULT, preload=PRELOAD,
+    )  # fmt: skip
+
+
+def _stamp(task: Task) -> int:
+    """Changes when a task directory is written again: its task.toml is always written last."""
+    return (task.path / "task.toml").stat().st_mtime_ns
+
+
+@lru_cache(maxsize=2048)
+def _workspace(path: Path, workdir: str, stamp: int) -> dict[str, bytes]:
+    task = Task.load(path)
+    return {f"{workdir}/{name}": data for name, data in task.workspace_files().items()}
+
+
+def _workspace_layer(task: Task, layers: LayerStore) -> str:
+    return _built(task.path, task.info.workdir, _stamp(task), layers.root)
+
+
+@lru_cache(maxsize=2048)
+def _built(path: Path, workdir: str, stamp: int, root: Path) -> str:
+    def fill(folder: Path) -> None:
+        for name, data in Task.load(path).workspace_files().items():
+            target = folder / workdir.lstrip("/") / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    return LayerStore(root).add("workspace", fill)

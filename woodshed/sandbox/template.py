@@ -1,0 +1,123 @@
+"""The read-only parts that all boxes of one zygote share, assembled once in the zygote's own mount namespace.
+
+``usr`` is the host's /usr, ``prefix`` the running interpreter's installation (at its own path in the box), both with
+every folder of installed Python packages masked, ``dev`` six harmless devices, ``base`` the skeleton of a root folder.
+The host's root is never part of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+from . import kernel
+
+SITE_PACKAGES = "/opt/site-packages"
+"""Where a layer puts Python packages: on the path of every interpreter in the box, also in isolated mode."""
+
+UID = 1000
+HOME = "/home/box"
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC = {
+    "passwd": f"root:x:0:0::/root:/bin/sh\nbox:x:{UID}:{UID}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+    "group": f"root:x:0:\nbox:x:{UID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost box\n",
+    "hostname": "box\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "resolv.conf": "",
+}
+
+
+def build(root: str, owner: int) -> list[tuple[str, str]]:
+    """Assemble the template in the mounted folder ``root``; its skeleton belongs to ``owner``.
+
+    Returns what each box binds: (path below ``root``, path below the box's root).
+    """
+    base = f"{root}/base"
+    for name in ("usr", "proc", "dev", "etc", "opt", "run", "sys", "var/tmp", "tmp", "workspace", HOME[1:]):
+        os.makedirs(f"{base}/{name}")
+    for name, text in _ETC.items():
+        with open(f"{base}/etc/{name}", "w") as file:
+            file.write(text)
+    _copy_linker_files(base)
+    os.mkdir(f"{root}/mask")
+    with open(f"{root}/mask/box.pth", "w") as file:
+        file.write(SITE_PACKAGES + "\n")
+    binds = [_bind(root, "/usr", "usr")]
+    for name in _TOP:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{base}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            os.mkdir(f"{base}/{name}")
+            binds.append(_bind(root, f"/{name}", name))
+    prefix = os.path.realpath(sys.base_prefix)
+    if prefix != "/usr" and not prefix.startswith("/usr/"):
+        os.makedirs(base + prefix, exist_ok=True)
+        binds.append(_bind(root, prefix, "prefix", prefix[1:]))
+    _build_dev(f"{root}/dev")
+    binds.append(("dev", "dev"))
+    for folder, _, files in os.walk(base):
+        os.chown(folder, owner, owner)
+        for name in files:
+            os.lchown(f"{folder}/{name}", owner, owner)
+    for name in ("tmp", "var/tmp"):
+        os.chmod(f"{base}/{name}", 0o1777)
+    return binds
+
+
+def search_path() -> list[str]:
+    """``sys.path`` of an interpreter in the box: the standard library and what layers put into SITE_PACKAGES."""
+    installed = {"site-packages", "dist-packages"}
+    standard = [p for p in sys.path if p.startswith(sys.base_prefix) and os.path.basename(p) not in installed]
+    return [*standard, SITE_PACKAGES]
+
+
+def _bind(root: str, source: str, name: str, target: str | None = None) -> tuple[str, str]:
+    place = f"{root}/{name}"
+    os.mkdir(place)
+    kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
+    for folder in _installed_packages(place):
+        kernel.mount(f"{root}/mask", folder, flags=kernel.MS_BIND)
+    kernel.seal_mount(place, recursive=True, nodev=True)
+    return name, target or name
+
+
+def _installed_packages(place: str) -> list[str]:
+    """Folders that hold installed copies of packages, for any interpreter below ``place``."""
+    found = []
+    for lib in (f"{place}/lib", f"{place}/lib64", f"{place}/local/lib"):
+        if os.path.islink(lib) or not os.path.isdir(lib):
+            continue
+        for entry in sorted(os.listdir(lib)):
+            if entry.startswith(("python", "pypy")):
+                candidates = (f"{lib}/{entry}/{kind}" for kind in ("site-packages", "dist-packages"))
+                found += [c for c in candidates if os.path.isdir(c) and not os.path.islink(c)]
+    for name in ("src", "local/src", "share/python-wheels"):
+        if os.path.isdir(f"{place}/{name}") and not os.path.islink(f"{place}/{name}"):
+            found.append(f"{place}/{name}")
+    return found
+
+
+def _build_dev(dev: str) -> None:
+    os.mkdir(dev)
+    kernel.mount("dev", dev, "tmpfs", kernel.MS_NOSUID, "size=64k,mode=755")
+    for name in _DEVICES:
+        if os.path.exists(f"/dev/{name}"):
+            open(f"{dev}/{name}", "w").close()
+            kernel.mount(f"/dev/{name}", f"{dev}/{name}", flags=kernel.MS_BIND)
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink("/proc/self/fd" + target, f"{dev}/{name}")
+    os.mkdir(f"{dev}/shm")
+    kernel.seal_mount(dev, recursive=False, nodev=False)
+
+
+def _copy_linker_files(base: str) -> None:
+    if os.path.exists("/etc/ld.so.cache"):
+        shutil.copyfile("/etc/ld.so.cache", f"{base}/etc/ld.so.cache")
+    if os.path.isdir("/etc/alternatives"):
+        os.mkdir(f"{base}/etc/alternatives")
+        for name in os.listdir("/etc/alternatives"):
+            if os.path.islink(f"/etc/alternatives/{name}"):
+                os.symlink(os.readlink(f"/etc/alternatives/{name}"), f"{base}/etc/alternatives/{name}")

@@ -1,0 +1,252 @@
+"""The process that boxes are cloned from: one thread, light imports, its own mount namespace.
+
+It is started fresh (never forked from a process with threads), assembles the shared read-only template, then serves
+one sequenced-packet socket: create, kill, adopt and release snapshots. It ends when the owner does (end of file), and
+every box ends with it (parent-death signal): the kernel takes mounts and processes away, nothing is left to collect.
+
+Started by root it works as an ordinary host user (``BOX_UID``) who owns nothing else, so that not even a box that
+broke out of everything would be root; started by anyone else it makes its own user namespace first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from . import boxinit, kernel, template
+from .frames import encode
+
+BOX_UID = 1_877_001
+"""Host user id of boxes when root runs them: not in any passwd file, outside the ranges that systems hand out."""
+
+
+class Zygote:
+    """State: the boxes alive, the folders that layers come from, the sealed snapshots."""
+
+    def __init__(self, host: socket.socket, root: str) -> None:
+        self._host = host
+        self._root = root
+        self._names: dict[int, int] = {}  # pid -> box
+        self._pids: dict[int, int] = {}  # box -> pid
+        self._stores: dict[str, str] = {}
+        self._sealed: dict[str, int] = {}  # snapshot offered by a box -> its mount
+        self._seal_in, self._seal_out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.privileged = os.geteuid() == 0
+        self._enter()
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("woodshed", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64m")
+        for name in ("upper", "new", "stores", "snaps"):
+            os.mkdir(f"{root}/{name}")
+        self._outer = BOX_UID if self.privileged else 0
+        self._binds = template.build(root, self._outer)
+        if self.privileged:
+            os.setgroups([])
+            os.setegid(BOX_UID)
+            os.seteuid(BOX_UID)
+
+    def _enter(self) -> None:
+        if self.privileged:
+            try:
+                kernel.unshare(kernel.CLONE_NEWNS)
+                return
+            except PermissionError:  # root of a container: do as an ordinary user would
+                self.privileged = False
+                os.setgroups([])
+                os.setresgid(BOX_UID, BOX_UID, BOX_UID)
+                os.setresuid(BOX_UID, BOX_UID, BOX_UID)
+                kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        uid, gid = os.getuid(), os.getgid()
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+
+    def serve(self) -> None:
+        """Answer the host until it goes away."""
+        wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        poll = select.poll()
+        for fd in (self._host.fileno(), self._seal_in.fileno(), wake_in):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if wake_in in ready:
+                os.read(wake_in, 4096)
+                self._reap()
+            if self._seal_in.fileno() in ready:
+                self._collect_seals()
+            if self._host.fileno() in ready:
+                message, fds, _, _ = socket.recv_fds(self._host, 1 << 20, 4)
+                if not message:
+                    return
+                self._handle(json.loads(message), fds)
+                for fd in fds:
+                    os.close(fd)
+
+    def close(self) -> None:
+        """Kill every box and wait for it, so that nothing outlives the zygote."""
+        for pid in list(self._names):
+            os.kill(pid, signal.SIGKILL)
+        for pid in list(self._names):
+            os.waitpid(pid, 0)
+        self._raise()
+        kernel.umount(self._root)
+        try:
+            os.rmdir(self._root)
+        except OSError:
+            pass  # the parent folder may be gone already
+
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        operation = message["op"]
+        if operation == "create":
+            self._create(message, fds[0])
+        elif operation == "kill":
+            pid = self._pids.get(message["box"])
+            if pid is None:
+                self._send({"gone": message["box"]})
+            else:
+                os.kill(pid, signal.SIGKILL)
+        elif operation == "adopt":
+            self._answer(message, self._adopt)
+        elif operation == "release":
+            self._answer(message, self._release)
+
+    def _create(self, spec: dict[str, Any], control: int) -> None:
+        try:
+            for name in spec["preload"]:
+                if name.partition(".")[0] not in sys.stdlib_module_names:
+                    raise OSError(22, f"preload {name!r}: only modules of the standard library can be preloaded")
+                importlib.import_module(name)
+            spec["layers"] = [self._layer(path) for path in spec["layers"]]
+            pid = kernel.clone(boxinit.NAMESPACES)
+        except (OSError, ImportError) as error:
+            os.write(control, encode({"id": 0, "error": "setup", "message": str(error)}))
+            self._send({"gone": spec["box"]})
+            return
+        if pid == 0:
+            boxinit.run(spec, self._root, self._binds, self._outer, control, self._seal_out.fileno())
+        self._names[pid], self._pids[spec["box"]] = spec["box"], pid
+
+    def _layer(self, path: str) -> str:
+        """The layer's path as overlayfs is to see it: below the template for root, as it is for others."""
+        if any(c in path for c in ",:\\"):
+            raise OSError(22, f"layer {path}: its path must not contain a comma, a colon or a backslash")
+        if not self.privileged:
+            if not os.path.isdir(path):
+                raise OSError(2, f"layer {path}: no such folder, or not readable by this user")
+            return path
+        parent, name = os.path.split(path)
+        if parent not in self._stores:
+            self._raise()
+            try:
+                place = f"stores/{len(self._stores)}"
+                os.mkdir(f"{self._root}/{place}")
+                kernel.mount(parent, f"{self._root}/{place}", flags=kernel.MS_BIND)
+            except OSError as error:
+                raise OSError(error.errno, f"layer {path}: {error.strerror}") from None
+            finally:
+                self._lower()
+            self._stores[parent] = place
+        relative = f"{self._stores[parent]}/{name}"
+        if not os.access(f"{self._root}/{relative}", os.R_OK | os.X_OK, effective_ids=True):
+            raise OSError(2, f"layer {path}: no such folder, or not readable for other users (chmod a+rX)")
+        return relative
+
+    def _adopt(self, message: dict[str, Any]) -> None:
+        self._collect_seals()
+        fd = self._sealed.pop(message["token"], None)
+        if fd is None:
+            raise OSError(2, "the box handed over no filesystem")
+        place = f"{self._root}/snaps/{message['name']}"
+        self._raise()
+        try:
+            if kernel.filesystem(fd) != kernel.TMPFS_MAGIC:
+                raise OSError(22, "the box handed over something that is no tmpfs")
+            os.mkdir(place)
+            kernel.move_mount(fd, place)
+            kernel.seal_mount(place, recursive=True, nodev=True)
+        finally:
+            os.close(fd)
+            self._lower()
+
+    def _release(self, message: dict[str, Any]) -> None:
+        place = f"{self._root}/snaps/{message['name']}"
+        self._raise()
+        try:
+            kernel.umount(place)
+            os.rmdir(place)
+        finally:
+            self._lower()
+
+    def _collect_seals(self) -> None:
+        while select.select([self._seal_in], [], [], 0)[0]:
+            token, fds, _, _ = socket.recv_fds(self._seal_in, 256, 4)
+            for fd in fds[1:]:
+                os.close(fd)
+            if fds:
+                self._sealed[token.decode("ascii", "replace")] = fds[0]
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            box = self._names.pop(pid, None)
+            if box is not None:
+                del self._pids[box]
+                self._send({"gone": box})
+
+    def _answer(self, message: dict[str, Any], action: Any) -> None:
+        try:
+            action(message)
+        except OSError as error:
+            self._send({"reply": message["reply"], "error": str(error)})
+        else:
+            self._send({"reply": message["reply"]})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._host.send(json.dumps(message).encode())
+        except OSError:
+            pass  # the owner is gone; the end of file follows
+
+    def _raise(self) -> None:
+        if self.privileged:
+            os.seteuid(0)
+            os.setegid(0)
+
+    def _lower(self) -> None:
+        if self.privileged:
+            os.setegid(BOX_UID)
+            os.seteuid(BOX_UID)
+
+
+def main(host: socket.socket) -> None:
+    """Entry point: the second packet on ``host`` is the configuration ``{"root": folder}``."""
+    import gc
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C goes to the whole group; the owner decides
+    config = json.loads(host.recv(1 << 16))
+    try:
+        zygote = Zygote(host, config["root"])
+    except OSError as error:
+        host.send(json.dumps({"error": str(error), "errno": error.errno}).encode())
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    host.send(json.dumps({"ready": True, "privileged": zygote.privileged}).encode())
+    try:
+        zygote.serve()
+    finally:
+        zygote.close()
