@@ -20,18 +20,14 @@ def render_conversation(
     system = text_content(rest.pop(0)) if rest and rest[0].get("role") == "system" else None
     tokens = tokenizer.encode_pieces(chat.open(tools, system))
     own = [False] * len(tokens)
-    previous: dict[str, Any] | None = None
-    for message in rest:
-        pieces = chat.message(message, tools, previous)
+    opening = chat.generation()
+    for message, pieces in zip(rest, chat.messages(rest, tools), strict=True):
         if message["role"] == "assistant":
-            opening = chat.generation(previous)
-            head = tokenizer.encode_pieces(opening)
-            body = tokenizer.encode_pieces(_after(pieces, opening))
+            head, body = tokenizer.encode_pieces(opening), tokenizer.encode_pieces(_after(pieces, opening))
         else:
             head, body = tokenizer.encode_pieces(pieces), []
         tokens += head + body
         own += [False] * len(head) + [True] * len(body)
-        previous = message
     return np.asarray(tokens, np.int32), np.asarray(own, np.bool_)
 
 

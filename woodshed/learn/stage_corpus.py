@@ -158,7 +158,7 @@ def _texts(conversations: list[list[Message]]) -> Iterator[str]:
                 yield "\n" + str(json.loads(call["function"]["arguments"]).get("text", ""))
     for noun in NOUNS:
         for _ in range(400):
-            yield f" {noun}"
+            yield f" {noun}.py"
     for verb in ("read", "edit", "test", "undo", "submit", "fix:", "PASS", "FAIL", "\nwant", "\ngot", "error", "ok"):
         for _ in range(400):
             yield verb
