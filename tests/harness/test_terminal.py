@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from woodshed.harness.changes import FolderError, changed, read_folder, unified, write_back
+from woodshed.harness.display import call_line, visible
+from woodshed.harness.endpoint import HttpEndpoint
+from woodshed.harness.episode import Episode
+from woodshed.harness.settings import HarnessSettings
+from woodshed.harness.terminal import run_agent
+from woodshed.record.task import TaskError, TaskInfo, save_task
+
+from .conftest import Script, Step, call, say, serve
+from .folder_box import FolderBackend
+
+EDIT = ("edit_file", {"path": "a.py", "old_string": "1", "new_string": "2"})
+
+
+def drive(path: Path, *steps: Step, lines: list[str] | None = None, **options: Any) -> tuple[Episode, str, Script]:
+    """Run the agent on a path with typed lines; the episode, what the terminal showed, and the requests."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    script, typed = Script(steps), list(lines or [])
+
+    def ask(prompt: str) -> str:
+        console.print(prompt)
+        if not typed:
+            raise EOFError
+        return typed.pop(0)
+
+    async def go() -> Episode:
+        async with serve(script) as url:
+            endpoint = HttpEndpoint(url, "k", "m")
+            backend: Any = FolderBackend()
+            try:
+                return await run_agent(path, endpoint, backend, HarnessSettings(), console, ask=ask, **options)
+            finally:
+                await endpoint.close()
+
+    episode = asyncio.run(go())
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return episode, output.getvalue(), script
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a.py").write_text("A = 1\n")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("ref")
+    return tmp_path
+
+
+def test_a_folder_is_written_back_only_with_consent(folder: Path) -> None:
+    steps = [call(EDIT, content="I change \x1b[2J it"), say("All done")]
+    episode, shown, _ = drive(folder, *steps, prompt="raise A", lines=["n"])
+    assert episode.status == "submitted" and (folder / "a.py").read_text() == "A = 1\n"
+    for text in ("raise A", "edit_file path=a.py", "All done", "-A = 1", "+A = 2", "submitted after 2 turns", "1 edits"):
+        assert text in shown
+    assert "\x1b[2J" not in shown
+    drive(folder, *steps, prompt="raise A", lines=[])
+    assert (folder / "a.py").read_text() == "A = 1\n"
+    drive(folder, *steps, prompt="raise A", yes=True)
+    assert (folder / "a.py").read_text() == "A = 2\n"
+
+
+def test_step_mode_runs_refuses_and_takes_over(folder: Path) -> None:
+    look = ("read_file", {"path": "a.py"})
+    _, _, script = drive(
+        folder, call(look), call(look), call(look), call(look), call(look), say("bye"),
+        prompt="p", step=True, lines=["", "n", "s typed by hand", "a"],
+    )  # fmt: skip
+    answers = [m["content"] for m in script.requests[-1]["messages"] if m["role"] == "tool"]
+    assert answers == ["1\tA = 1", "error: refused by the user", "typed by hand", "1\tA = 1", "1\tA = 1"]
+
+
+def test_a_person_may_go_on_talking(folder: Path) -> None:
+    episode, _, script = drive(folder, say("done?"), say("done!"), prompt="p", talk=True, lines=["also b", ""])
+    assert script.requests[1]["messages"][-1] == {"role": "user", "content": "also b"}
+    assert episode.status == "submitted" and episode.effort.turns == 2
+
+
+def test_a_task_directory_is_never_changed(tmp_path: Path) -> None:
+    info = TaskInfo(workdir="/workspace", test_command="python t.py")
+    task = save_task(
+        tmp_path / "t", name="o/n", instruction="Make A two.", info=info,
+        workspace={"a.py": b"A = 1\n", "t.py": b"import a\nprint('got', a.A)\n"},
+        tests={"test.sh": b"true"}, solution={"a.py": b"A = 2\n"},
+    )  # fmt: skip
+    digest = task.digest
+    episode, shown, script = drive(tmp_path / "t", call(EDIT), call(("run_tests", {})), say("ok"), yes=True)
+    assert "Make A two." in script.requests[0]["messages"][1]["content"]
+    assert "got 2" in shown and "+A = 2" in shown and episode.effort.test_runs == 1
+    assert type(task).load(tmp_path / "t").digest == digest
+
+
+def test_what_cannot_be_worked_on(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="prompt"):
+        drive(folder, say("x"))
+    with pytest.raises(FolderError, match="not a folder"):
+        drive(tmp_path / "none", say("x"), prompt="p")
+
+
+def test_write_back_stays_inside(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (folder / "link").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "f")
+    for name in ("../x", "/etc/x", "link/x", "file"):
+        with pytest.raises(FolderError):
+            write_back(folder, {"fine": b"1", name: b"2"})
+    assert not (folder / "fine").exists() and not any(outside.iterdir())
+    (folder / "a.py").chmod(0o755)
+    write_back(folder, {"a.py": b"new", "sub/b": b"x", "gone": None})
+    assert (folder / "a.py").stat().st_mode & 0o777 == 0o755 and (folder / "sub/b").read_bytes() == b"x"
+    assert read_folder(folder) == {"a.py": b"new", "sub/b": b"x"}
+
+
+def test_diffs() -> None:
+    before, after = {"a": b"1\n2\n", "gone": b"x", "same": b"s"}, {"a": b"1\n3\n", "bin": b"\xff", "same": b"s"}
+    assert changed(before, after) == {"a": b"1\n3\n", "bin": b"\xff", "gone": None}
+    text = unified(before, after)
+    assert "--- a/a\n+++ b/a\n" in text and "-2\n+3\n" in text and "Binary file bin differs" in text
+    assert "+++ /dev/null" in text and "\\ No newline at end of file" in text
+
+
+def test_display_text() -> None:
+    assert call_line("grep", '{"pattern": "a\\nb", "n": 2}') == "grep pattern=a⏎b n=2"
+    assert call_line("grep", "{broken") == "grep {broken" and call_line("finish", "") == "finish"
+    assert visible("a\x1b[31m\u202eb\n\tc") == "a\ufffd[31m\ufffdb\n\tc"
