@@ -61,10 +61,10 @@ async def grade(
 ) -> Outcome:
     """Grade a submission in a box that no process of the agent has touched.
 
-    ``submission`` is laid over the task's workspace; what an agent deleted (``Submission.deleted``) is deleted. With a ``cache``, equal
-    submissions to ``cases`` tasks are graded once (``pytest`` runs may be flaky, so they are never cached, and a run
-    that timed out is not either). Raises SandboxError where the sandbox fails, TaskError where the task is malformed;
-    nothing in a submission can cause either.
+    ``submission`` is laid over the task's workspace; what an agent deleted (``Submission.deleted``) is deleted. With
+    a ``cache``, equal submissions to ``cases`` tasks are graded once (``pytest`` runs may be flaky, so they are never
+    cached, and a run that timed out is not either). Raises SandboxError where the sandbox fails, TaskError where the
+    task is malformed; nothing in a submission can cause either.
     """
     if task.info.grader not in GRADERS:
         raise TaskError(f"{task.path}/task.toml: grader {task.info.grader!r} is not one of {', '.join(GRADERS)}")

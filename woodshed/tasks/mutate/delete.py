@@ -46,11 +46,8 @@ def delete_body(source: str, function: str) -> str:
     first, last = body[0], node.end_lineno or node.lineno
     start = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
     head, own = lines[: start - 1], lines[start - 1].encode()[: first.col_offset].decode()
-    if own.strip():  # the body starts on the line of the signature or of the docstring
-        indent = " " * (node.col_offset + 4)
-        head.append(own.rstrip().removesuffix(";"))
-    else:
-        indent = own if start == first.lineno else " " * first.col_offset
+    # Where the body starts on the line of the signature or the docstring, the statement takes its place there.
+    indent = own if own.strip() or start == first.lineno else " " * first.col_offset
     return "\n".join([*head, f"{indent}raise NotImplementedError", *lines[last:]])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 _WORDS = (
     "apple", "bob", "cat", "dune", "echo", "fig", "gas", "Hat", "ink", "Jam", "kiwi", "lamp", "mum", "Nut",
     "oak", "pea", "rat", "sun", "tent", "Urn", "van", "wow", "yes", "Zoo", "area", "noon", "a", "ox",
+    "olive", "Peach", "river", "banana", "to", "be", "I", "level", "orange", "it",
 )  # fmt: skip
 _LETTERS = "aabbceeioxyzABEX013 -"
 
@@ -46,8 +47,8 @@ KINDS: dict[str, Callable[[random.Random], Any]] = {
     "ints": ints,
     "pool": _pool,
     "small": lambda rng: rng.randint(1, 4),
-    "int": lambda rng: rng.randint(-4, 12),
-    "count": lambda rng: rng.randint(2, 12),
+    "int": lambda rng: rng.randint(-8, 14),
+    "count": lambda rng: rng.randint(2, 30),
     "number": lambda rng: rng.randint(1, 999) * rng.choice((1, 1, 10)),
     "words": _words,
     "text": _text,

@@ -10,11 +10,11 @@ from .vocabulary import (
     FEW_CHANGES,
     FEW_CONDITIONS,
     FEW_EXPRESSIONS,
-    REDUCTIONS,
 )
 
 XS = {"xs": "ints"}
-_ANSWER = [("", "-1"), ("or_len", "len(xs)")]
+_ANSWER = [("", "i", "-1"), ("from_1", "i + 1", "0"), ("to_end", "len(xs) - i", "0")]
+_KEPT = [e for e in EXPRESSIONS if e[0] != "size"]
 
 TEMPLATES = [
     Template("fold_if", "{op[0]}_{c[0]}", XS, """
@@ -44,9 +44,9 @@ for x in xs:
     if {c[1]}:
         out.append({m[1]})
 return out
-""", {"c": CONDITIONS, "m": EXPRESSIONS}),
+""", {"c": CONDITIONS, "m": _KEPT}),
     Template("keep", "pick_{c[0]}_{m[0]}", XS, "return [{m[1]} for x in xs if {c[1]}]",
-             {"c": CONDITIONS, "m": EXPRESSIONS}),
+             {"c": CONDITIONS, "m": _KEPT}),
     Template("either", "{m[0]}_if_{c[0]}_{e[0]}", XS, "return [{m[1]} if {c[1]} else {e[1]} for x in xs]",
              {"c": CONDITIONS, "m": FEW_EXPRESSIONS[:4], "e": [("zero", "0"), ("next", "x + 1"), ("flip", "5 - x")]}),
     Template("either", "{m[0]}_when_{c[0]}_{e[0]}", XS, """
@@ -61,14 +61,14 @@ return out
     Template("first_index", "first_{c[0]}_{e[0]}", XS, """
 for i, x in enumerate(xs):
     if {c[1]}:
-        return i
-return {e[1]}
+        return {e[1]}
+return {e[2]}
 """, {"c": CONDITIONS, "e": _ANSWER}),
     Template("last_index", "last_{c[0]}_{e[0]}", XS, """
-acc = {e[1]}
+acc = {e[2]}
 for i, x in enumerate(xs):
     if {c[1]}:
-        acc = i
+        acc = {e[1]}
 return acc
 """, {"c": CONDITIONS, "e": _ANSWER}),
     Template("indices", "where_{c[0]}_{s[0]}", XS, "return [i{s[1]} for i, x in enumerate(xs) if {c[1]}]",
@@ -152,13 +152,13 @@ return acc
     Template("clip", "clip_{a[0]}_{b[0]}", XS, "return [max({a[1]}, min(x, {b[1]})) for x in xs]",
              {"a": [("low", "-2"), ("minus", "-1"), ("0", "0"), ("1", "1"), ("2", "2")],
               "b": [(str(v), str(v)) for v in (4, 5, 6, 7)]}),
-    Template("extreme_if", "{r[0]}_{m[0]}_{c[0]}", XS, "return {r[1]}([{m[1]} for x in xs if {c[1]}] + [0])",
-             {"r": REDUCTIONS[1:], "m": FEW_CHANGES, "c": FEW_CONDITIONS}),
+    Template("extreme_if", "{r[0]}_{m[0]}_{c[0]}", XS, "return {r[1]}([{m[1]} for x in xs if {c[1]}] + [{r[2]}])",
+             {"r": [("max", "max", "-9"), ("min", "min", "30")], "m": FEW_CHANGES, "c": FEW_CONDITIONS}),
     Template("split", "{s[0]}_split_{c[0]}", XS, """
 out = [x for x in xs if {c[1]}]
 acc = [x for x in xs if x not in out]
 return {s[1]}
-""", {"s": [("join", "out + acc"), ("back", "acc + out"), ("tilt", "sum(out) - sum(acc)"),
+""", {"s": [("join", "out + acc"), ("tilt", "sum(out) - sum(acc)"),
             ("more", "len(out) > len(acc)")], "c": CONDITIONS}),
     Template("twice", "sift_{c[0]}_{o[0]}", XS, """
 acc = 0
@@ -168,7 +168,7 @@ for x in xs:
     elif {o[1]}:
         acc {o[2]}
 return acc
-""", {"c": [CONDITIONS[i] for i in (0, 2, 4, 6, 8, 12)], "o": [
+""", {"c": [CONDITIONS[i] for i in (0, 2, 4, 7, 8, 12)], "o": [
         ("less", "x < -1", "-= 1"), ("plus", "x == 1", "+= 5"), ("odd", "x % 2 == 1", "-= x"),
         ("low", "x < k", "+= 2")]}),
 ]  # fmt: skip

@@ -60,7 +60,7 @@ return acc
 """, {"t": PAIR_TESTS, "o": [("count", "1"), ("sum", "a"), ("gap", "b - a"), ("area", "a * b")]}),
     Template("common", "{o[0]}_{m[0]}", TWO, "return [x for x in xs if {m[1]}{o[1]}]", {
         "m": [("shared", "x in ys"), ("new", "x not in ys"), ("next", "x + 1 in ys"), ("minus", "-x in ys"),
-              ("beyond", "x > max(ys)"), ("inside", "min(ys) < x and x < max(ys)")],
+              ("inside", "min(ys) < x and x < max(ys)")],
         "o": [("all", ""), ("positive", " and x > 0"), ("even", " and x % 2 == 0"), ("above", " and x > k")]}),
     Template("chunks", "chunks_{w[0]}", XS, "return [xs[i:i + {w[1]}] for i in range(0, len(xs), {w[1]})]",
              {"w": [*_WIDTHS, ("4", "4")]}),
@@ -119,7 +119,7 @@ for x in xs:
         cur = {m[1]}
     out.append(cur)
 return out
-""", {"c": CONDITIONS, "m": [("plain", "x"), ("size", "abs(x)"), ("more", "cur + 1"), ("add", "cur + x"),
+""", {"c": CONDITIONS, "m": [("plain", "x"), ("minus", "-x"), ("more", "cur + 1"), ("add", "cur + x"),
                              ("half", "x // 2")]}),
     Template("grid_rows", "{r[0]}_rows_{m[0]}", GRID, "return [{r[1]}([{m[1]} for x in row]) for row in grid]",
              {"r": REDUCTIONS, "m": EXPRESSIONS[:9]}),

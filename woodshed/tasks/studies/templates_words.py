@@ -38,8 +38,8 @@ out = ''
 for ch in text:
     out += {m[1]} if {c[1]} else {e[1]}
 return out
-""", {"c": _CHARS, "m": [("mark", "'*'"), ("upper", "ch.upper()"), ("double", "ch * 2")], "e": [
-        ("keep", "ch"), ("lower", "ch.lower()"), ("drop", "''")]}),
+""", {"c": _CHARS, "m": [("mark", "'*'"), ("next", "chr(ord(ch) + 1)"), ("double", "ch * 2")], "e": [
+        ("keep", "ch"), ("dash", "'-'"), ("drop", "''")]}),
     Template("char_index", "find_{c[0]}_{o[0]}", TEXT, """
 out = []
 for i, ch in enumerate(text{o[1]}):
@@ -63,7 +63,7 @@ for w in words[1:]:
         best = w
 return best
 """, {"r": [("top", ">"), ("low", "<"), ("top_late", ">="), ("low_late", "<=")], "m": [
-        ("len", "len(w)", "len(best)"), ("end", "w[-1]", "best[-1]"), ("lower", "w.lower()", "best.lower()"),
+        ("len", "len(w)", "len(best)"), ("end", "w[-1]", "best[-1]"), ("second", "w[1:2]", "best[1:2]"),
         ("vowels", "w.count('a')", "best.count('a')")]}),
     Template("word_sum", "{o[0]}_letters_{t[0]}", WORDS, """
 acc = 0

@@ -1,0 +1,163 @@
+"""Studies: how many meanings there are, how splits keep apart, that seeds decide everything, what lands on disk."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from woodshed.record.task import Task
+from woodshed.tasks.mutate import apply_line, normalise
+from woodshed.tasks.studies import (
+    HIDDEN,
+    NOUNS,
+    TEMPLATES,
+    VISIBLE,
+    StudySpec,
+    draw_functions,
+    draw_studies,
+    is_heldout,
+    semantic_keys,
+    solution_edit,
+    write_study,
+)
+from woodshed.tasks.studies.function import build_function
+from woodshed.tasks.studies.worker import build_study, failing_cases
+
+
+@pytest.fixture(scope="module")
+def specs() -> list[StudySpec]:
+    return draw_studies(40, split="train", seed=11, workers=1)
+
+
+_LOOP = """
+def NAME(*args):
+    while True:
+        try:
+            pass
+        except Exception:
+            pass
+"""
+
+
+def _run_tests(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "run_tests.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_there_are_enough_templates_meanings_and_names() -> None:
+    assert len(TEMPLATES) >= 30
+    keys = semantic_keys()
+    assert len(keys) == len(set(keys)) >= 1500
+    assert 0.15 < len(semantic_keys("heldout")) / len(keys) < 0.25
+    assert len(set(NOUNS)) == len(NOUNS) >= 200
+    assert not [n for n in NOUNS if n in sys.stdlib_module_names or keyword.iskeyword(n) or not n.isalpha()]
+
+
+def test_every_choice_of_every_template_renders_and_nearly_all_make_a_function() -> None:
+    rng = random.Random(0)
+    built = total = 0
+    for template in TEMPLATES:
+        for choice in template.choices()[::7]:
+            name, source, _ = template.render(choice, rng)
+            assert normalise(source) == source and name.isidentifier()
+            assert 2 <= len(source.splitlines()) <= 10
+            built += build_function(template, choice, rng) is not None
+            total += 1
+    assert built / total > 0.95
+
+
+def test_no_two_keys_of_one_family_are_the_same_function() -> None:
+    """Equal behaviour under two keys would let a held-out meaning into training."""
+    seen: dict[tuple[str, str, str], str] = {}
+    clashes = []
+    for template in TEMPLATES:
+        for choice in template.choices():
+            rng = random.Random(7)
+            function = build_function(template, choice, rng)
+            if function is None:
+                continue
+            values = json.dumps([[c.args, c.want] for c in function.cases])
+            mark = (template.family, str(template.args), values)
+            if seen.setdefault(mark, function.key) != function.key:
+                clashes.append((seen[mark], function.key))
+    assert len(clashes) < 0.02 * len(semantic_keys()), clashes
+
+
+def test_splits_share_no_key(specs: list[StudySpec]) -> None:
+    held = draw_studies(24, split="heldout", seed=11, workers=1)
+    assert all(is_heldout(key) for spec in held for key in spec.keys)
+    assert not any(is_heldout(key) for spec in specs for key in spec.keys)
+    assert not set(semantic_keys("heldout")) & set(semantic_keys("train"))
+    assert semantic_keys("train") == semantic_keys("sft")
+
+
+def test_a_seed_decides_everything_whatever_the_workers(specs: list[StudySpec]) -> None:
+    assert draw_studies(40, split="train", seed=11, workers=2) == specs
+    assert draw_studies(3, split="train", seed=11, start=5, workers=1) == specs[5:8]
+    assert build_study("train", 11, 2) == specs[2]
+    assert draw_studies(3, split="sft", seed=11, workers=1) != specs[:3]
+    assert draw_functions(5, 3, "train") == draw_functions(5, 3, "train")
+    assert draw_functions(5, 3, "train") != draw_functions(5, 4, "train")
+
+
+def test_each_study_has_one_killed_mutation(specs: list[StudySpec]) -> None:
+    assert {s.mutation.kind for s in specs} >= {"compare", "binop", "constant"}
+    for spec in specs:
+        function = spec.functions[spec.broken]
+        assert apply_line(spec.mutation.source, spec.mutation.line, spec.mutation.before) == function.source
+        assert spec.failing[0] < VISIBLE
+        assert failing_cases(spec.mutation.source, function.name, function.cases) == spec.failing
+        assert all(failing_cases(f.source, f.name, f.cases) == () for f in spec.functions)
+        for f in spec.functions:
+            assert len(f.cases) == VISIBLE + HIDDEN >= 16
+            assert len({json.dumps(c.args) for c in f.cases}) == len(f.cases)
+            assert json.loads(json.dumps([c.want for c in f.cases])) == [c.want for c in f.cases]
+        assert StudySpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_mutants_that_loop_are_passed_over() -> None:
+    function = draw_functions(1, 0, "train")[0]
+    assert failing_cases(_LOOP.replace("NAME", function.name), function.name, function.cases) == ()
+
+
+def test_written_studies_fail_and_the_solution_line_repairs_them(specs: list[StudySpec], tmp_path: Path) -> None:
+    for spec in specs[:6]:
+        task = write_study(spec, tmp_path / spec.name.rpartition("/")[2])
+        module = spec.modules[spec.broken]
+        assert task == Task.load(task.path) and task.instruction == f"fix: {' '.join(spec.modules)}"
+        assert set(task.workspace_files()) == {*(f"{m}.py" for m in spec.modules), "run_tests.py", "cases.json"}
+        assert len(json.loads(task.workspace_files()["cases.json"])[0][2]) == VISIBLE
+        ids = {*task.info.fail_to_pass, *task.info.pass_to_pass}
+        assert ids == {f"{m}::{i}" for m in spec.modules for i in range(VISIBLE + HIDDEN)}
+        broken = _run_tests(task.workspace)
+        lines = broken.stdout.splitlines()
+        assert broken.returncode == 1 and len(lines) == 4 and lines[0] == f"FAIL {module}"
+        assert lines[2].startswith("want ") and lines[3].startswith("got ")
+        assert [len(line) <= width for line, width in zip(lines[1:], (44, 33, 32))] == [True] * 3
+        path, line, text = solution_edit(task)
+        assert path == f"{module}.py"
+        target = task.workspace / path
+        target.write_text(apply_line(target.read_text(), line, text))
+        fixed = _run_tests(task.workspace)
+        assert (fixed.returncode, fixed.stdout) == (0, f"PASS {3 * VISIBLE}\n")
+        assert not list(task.workspace.rglob("*.pyc"))
+
+
+def test_visible_runner_survives_loops_and_broken_modules(specs: list[StudySpec], tmp_path: Path) -> None:
+    spec = specs[0]
+    task = write_study(spec, tmp_path / "study")
+    target, name = task.workspace / f"{spec.modules[0]}.py", spec.functions[0].name
+    for source, got in (
+        (_LOOP.replace("NAME", name), "Timeout"),
+        (f"def {name}(*args):\n    raise SystemExit(0)\n", "SystemExit"),
+        ("def nothing(:\n", "SyntaxError"),
+    ):  # fmt: skip
+        target.write_text(source)
+        done = _run_tests(task.workspace)
+        assert done.returncode == 1 and done.stdout.splitlines()[0] == f"FAIL {spec.modules[0]}"
+        assert done.stdout.splitlines()[3] == f"got {got}"

@@ -1,0 +1,121 @@
+"""Gates that every task must pass before a policy meets it.
+
+They are the union of what SWE-smith, R2E-Gym and SWE-bench post-mortems ask for: required tests of both kinds, a
+reference solution that passes twice, an untouched and an emptied workspace that score nothing, failures for the right
+reason, and no answer within the agent's reach. Everything is graded as it will be: in fresh boxes, by the task's own
+grader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from time import perf_counter
+
+from woodshed.grading.crossing import Submission, crossing
+from woodshed.grading.verify import grade
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
+
+from .leaks import scan_task
+
+_TYPES = "py pyi txt md rst json jsonl toml cfg ini yaml yml csv tsv xml html css js sh in tmpl typed lock po sql"
+TEXT_TYPES = frozenset(f".{kind}" for kind in _TYPES.split())
+"""File types that a workspace may hold unseen; others must be UTF-8 text (the leak scan reads both)."""
+
+
+@dataclass
+class GateReport:
+    """``failures``: gate -> what is wrong, empty for a good task. ``seconds`` is wall time."""
+
+    task: str
+    failures: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def __str__(self) -> str:
+        return f"{self.task}: " + ("; ".join(f"{k}: {v}" for k, v in self.failures.items()) or "all gates passed")
+
+
+async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateReport:
+    """Run every gate; a report names each one that fails. SandboxError only where the sandbox itself fails."""
+    start = perf_counter()
+    report = GateReport(task.name)
+    info = task.info
+    if not info.fail_to_pass:
+        report.failures["fail_to_pass"] = "no test tells the bug from the fix"
+    if not info.pass_to_pass:
+        report.failures["pass_to_pass"] = "no test guards what works"
+    if both := set(info.fail_to_pass) & set(info.pass_to_pass):
+        report.failures["ids"] = f"listed as failing and as passing: {min(both)}"
+
+    async def graded(submission: dict[str, bytes]) -> Outcome:
+        return await grade(task, submission, backend, layers)
+
+    await _solution(task, graded, report)
+    await _untouched(task, graded, report)
+    _files(task, report)
+    for leak in scan_task(task)[:1]:
+        report.failures["leak"] = f"{leak.path} holds {leak.share:.0%} of the answer ({leak.kind}): {leak.sample}"
+    report.seconds = perf_counter() - start
+    return report
+
+
+Graded = Callable[[dict[str, bytes]], Awaitable[Outcome]]
+
+
+async def _solution(task: Task, graded: Graded, report: GateReport) -> None:
+    gold = task.solution_files()
+    crossed = crossing(task.info, gold)
+    if not gold or set(crossed) != set(gold):
+        missing = sorted(set(gold) - set(crossed))
+        report.failures["solution"] = f"{missing[0]} may not be submitted" if missing else "there is none"
+        return
+    first, second = await graded(gold), await graded(gold)
+    if not first.resolved:
+        report.failures["oracle"] = f"the solution scores 0: {_bad(first)}"
+    elif first.tests != second.tests:
+        unstable = [t for t, status in first.tests.items() if second.tests.get(t) != status]
+        report.failures["stable"] = f"the solution passes once and then not: {unstable[0]}"
+
+
+async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
+    workspace = task.workspace_files()
+    start = await graded(crossing(task.info, workspace))
+    passing = [t for t in task.info.fail_to_pass if start.tests.get(t) == "passed"]
+    broken = [t for t in task.info.pass_to_pass if start.tests.get(t) != "passed"]
+    unreported = [t for t in task.info.fail_to_pass if start.tests.get(t) == "missing"]
+    if start.resolved or passing:
+        report.failures["no_op"] = f"passes before anything is fixed: {passing[0] if passing else 'everything'}"
+    if broken:
+        report.failures["guards"] = f"should pass before the fix and does not: {broken[0]} {start.detail}"
+    if unreported:
+        report.failures["reason"] = f"does not fail but is not run: {unreported[0]} {start.detail}"
+    emptied = await graded(Submission({}, crossing(task.info, workspace)))
+    if emptied.resolved:
+        report.failures["empty"] = "an empty submission scores"
+
+
+def _files(task: Task, report: GateReport) -> None:
+    """The ``files`` gate: every file of the workspace is of a known type or at least plain text."""
+    for path, data in task.workspace_files().items():
+        if PurePosixPath(path).suffix in TEXT_TYPES:
+            continue
+        try:
+            data.decode("utf-8")
+            plain = b"\0" not in data
+        except UnicodeDecodeError:
+            plain = False
+        if not plain:
+            report.failures["files"] = f"{path} is neither of a known type nor text"
+
+
+def _bad(outcome: Outcome) -> str:
+    failed = [f"{test} {status}" for test, status in outcome.tests.items() if status != "passed"]
+    return ", ".join(failed[:3]) + (f" ({outcome.detail})" if outcome.detail else "")
