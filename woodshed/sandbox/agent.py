@@ -14,9 +14,10 @@ import time
 from typing import Any
 
 from . import boxfiles, frames
-from .jobs import Job, kill_all, memory, processes
+from .jobs import Job, kill_all, kill_everything, memory, processes
 
 _TICK = 0.25
+_MAX_REPLY = 128 << 20
 
 
 class Agent:
@@ -32,6 +33,8 @@ class Agent:
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._decoder = frames.Decoder()
+        self._populated = False  # a command left processes behind
+        self._checked = 0.0
 
     def serve(self) -> None:
         """Answer until the host closes the socket."""
@@ -46,12 +49,12 @@ class Agent:
                         self._handle(header, body)
                 elif fd in self._fds:
                     self._progress(fd)
-            if self._jobs:
+            if self._jobs or self._populated:
                 self._enforce()
 
     def _wait_ms(self) -> float | None:
         if not self._jobs:
-            return None
+            return 1000 * _TICK if self._populated else None
         left = min(job.deadline for job in self._jobs.values()) - time.monotonic()
         return 1000 * max(0.0, min(left, _TICK))
 
@@ -68,7 +71,8 @@ class Agent:
             self._reply({"id": number, **header}, data)
         except OSError as error:
             message = error.strerror or str(error)
-            self._reply({"id": number, "errno": error.errno or errno.EIO, "message": message, "path": error.filename})
+            path = error.filename if isinstance(error.filename, str) else None
+            self._reply({"id": number, "errno": error.errno or errno.EIO, "message": message, "path": path})
         except (MemoryError, RecursionError, frames.FrameError, ValueError) as error:
             self._reply({"id": number, "errno": errno.EINVAL, "message": str(error) or type(error).__name__})
 
@@ -80,18 +84,22 @@ class Agent:
             if request.get("workdir"):
                 os.makedirs(self._spec["workdir"], exist_ok=True)
         elif operation == "read":
-            return {}, boxfiles.read(self._path(request["path"]), request["max_bytes"])
+            return {}, boxfiles.read(self._path(request["path"]), min(request["max_bytes"], _MAX_REPLY))
         elif operation == "delete":
             boxfiles.delete(self._path(request["path"]))
         elif operation == "list":
             path = self._path(request["path"])
             return {"entries": boxfiles.listing(path, request["recursive"], request["limit"])}, b""
         elif operation == "get":
-            found = boxfiles.collect(self._spec["workdir"], request["patterns"], request["max_bytes"])
+            found = boxfiles.collect(self._spec["workdir"], request["patterns"], min(request["max_bytes"], _MAX_REPLY))
             table, data = frames.pack_files(found)
             return {"files": table}, data
         elif operation == "seal":
             return self._seal_upper(request["token"]), b""
+        elif operation == "cancel":
+            for job in self._jobs.values():
+                if job.id == request["target"]:
+                    job.kill()
         elif operation == "stats":
             return self._stats(), b""
         else:
@@ -99,6 +107,8 @@ class Agent:
         return {}, b""
 
     def _path(self, name: str) -> str:
+        if "\0" in name:
+            raise ValueError("a path holds a NUL byte")
         return os.path.join(self._spec["workdir"], name)
 
     def _start(self, request: dict[str, Any], body: bytes) -> None:
@@ -134,8 +144,10 @@ class Agent:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._populated = False
                 return
             if pid == 0:
+                self._populated = True
                 return
             job = self._jobs.get(pid)
             if job is not None:
@@ -160,14 +172,18 @@ class Agent:
                 job.timed_out = True
                 job.deadline = now + _TICK  # again, should a child have been born meanwhile
                 job.kill()
+        if now - self._checked < _TICK:
+            return
+        self._checked = now
+        if not self._jobs:
+            self._reap()
+        elif all(now - job.started < _TICK for job in self._jobs.values()):
+            return  # most commands are over before this is worth a look
         limit = self._spec["memory"]
-        if limit is not None and now - getattr(self, "_checked", now - 1) >= _TICK:
-            self._checked = now
-            young = all(now - job.started < _TICK for job in self._jobs.values())
-            if not young and sum(size for _, _, size in processes()) > limit and memory() > limit:
-                for job in self._jobs.values():
-                    job.out_of_memory = True
-                os.kill(-1, 9)
+        if limit is not None and sum(size for _, _, size in processes()) > limit and memory() > limit:
+            for job in self._jobs.values():
+                job.out_of_memory = True
+            kill_everything()
 
     def _seal_upper(self, token: str) -> dict[str, Any]:
         """Stop all processes and hand the writable filesystem to the zygote."""

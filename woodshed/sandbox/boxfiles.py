@@ -1,8 +1,8 @@
 """File operations of PID 1, as the box's ordinary user would do them.
 
 PID 1 holds no capability that reaches files, so permissions are the user's own. What is left to guard: links that the
-kernel resolves in the *reader's* name (``/proc/self/...``) and files whose opening or reading never ends. Magic links are
-refused while the path is walked, and only regular files outside procfs are read or written.
+kernel resolves in the *reader's* name (``/proc/self/...``) and files whose opening or reading never ends. Magic links
+are refused while the path is walked, and only regular files outside procfs are read or written.
 """
 
 from __future__ import annotations

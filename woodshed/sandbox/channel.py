@@ -66,6 +66,10 @@ class Channel(asyncio.Protocol):
         handle = asyncio.get_running_loop().call_later(patience, self._expire, number, patience)
         try:
             reply, data = await future
+        except asyncio.CancelledError:
+            if self._failure is None:  # whoever asked is gone: end the command, if it is one
+                self._transport.write(encode({"id": 0, "op": "cancel", "target": number}))
+            raise
         finally:
             handle.cancel()
             self._waiting.pop(number, None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import kernel, pyrun
 
+_MAX_OUTPUT = 64 << 20
 _FLOOD = 64 << 20
 """Output discarded beyond ``max_output`` before the command is stopped: reading it for ever is work for nobody."""
 
@@ -19,7 +20,7 @@ class Job:
 
     def __init__(self, request: dict[str, Any], stdin: bytes, spec: dict[str, Any]) -> None:
         self.id = int(request["id"])
-        self.cap = int(request["max_output"])
+        self.cap = min(int(request["max_output"]), _MAX_OUTPUT)
         self.started = time.monotonic()
         self.deadline = self.started + float(request["timeout"])
         self.status: int | None = None
@@ -119,13 +120,18 @@ def memory() -> int:
     return total
 
 
+def kill_everything() -> None:
+    """Signal every process of the box but PID 1, without waiting for their end."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def kill_all() -> None:
     """End every process of the box but PID 1, also those that fork while they are being killed."""
     for _ in range(1000):
-        try:
-            os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        kill_everything()
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

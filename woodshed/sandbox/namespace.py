@@ -93,10 +93,14 @@ class NamespaceBackend:
         await self._spawner.ask("adopt", name=name, token=token)
         chain = (name, *box.chain)
         parent = box.chain[0] if box.chain else None
-        self._references.update(chain)  # the snapshot's own references
+        self._references.update(chain)  # the snapshot's references
+        self._references.update(chain)  # and those of the box, which goes on above it
         old, old_chain, old_channel = box.number, box.chain, box.channel
-        number, channel = await self._start(box.spec, chain, with_files=False)
-        self._references.update(chain)
+        try:
+            number, channel = await self._start(box.spec, chain, with_files=False)
+        except BaseException:
+            await self._release(chain + chain)
+            raise
         box.move(chain, number, channel)
         old_channel.close()
         await self._spawner.kill(old)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -75,7 +76,8 @@ class Spawner:
             answer = await asyncio.wait_for(self._loop.sock_recv(ours, 1 << 16), 60.0)
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"the sandbox's helper process did not start: {error!r}") from None
-        state: dict[str, Any] = json.loads(answer) if answer else {"error": "the helper process ended at once; see its message above"}
+        nothing = {"error": "its helper process ended at once; the reason is on standard error"}
+        state: dict[str, Any] = json.loads(answer) if answer else nothing
         if "error" in state:
             await self.close()
             raise SandboxError(explain(state["error"], state.get("errno")))
@@ -140,8 +142,8 @@ class Spawner:
             except BlockingIOError:
                 await asyncio.sleep(0.001)  # the zygote has a queue of requests before it
             except OSError as error:
-                if error.errno == 90:
-                    raise SandboxError(f"sandbox {message['op']}: layers and environment need {len(data)} bytes") from None
+                if error.errno == errno.EMSGSIZE:
+                    raise SandboxError(f"sandbox: layers and environment take {len(data)} bytes, too many") from None
                 raise SandboxError(f"the sandbox's helper process is gone: {error.strerror}") from None
 
     def _receive(self) -> None:
