@@ -16,8 +16,7 @@ from ..recipe.recipe import Recipe
 from ..record.trajectory import Effort, Outcome
 from ..rl.rollout import Arena, RewardFunction, raw_outcome
 from ..rl.settings import RewardSettings
-from ..sandbox import open_backend
-from .cache import layer_store
+from .cache import backend_of, layer_store
 from .directory import RunDirectory
 
 
@@ -41,7 +40,7 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
     address = json.loads((run.root / "server" / "address.json").read_text())
     await _ready(run.root / "server" / "ready.json")
     admin_key = Path(address["admin_key_file"]).read_text().strip()
-    backend = open_backend(recipe.sandbox)
+    backend = backend_of(recipe.sandbox)
     client = pooled_client()
     admin = GatewayAdmin(address["url"], admin_key)
     try:
@@ -55,6 +54,7 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
             policy=recipe.name,
             temperature=1.0 if training else recipe.evaluate.temperature,
             attempts=recipe.rl.attempts,
+            limits=recipe.sandbox.limits(),
             reward=shaped_reward(recipe.rl.rewards) if training else raw_outcome,
         )
     finally:

@@ -7,13 +7,13 @@ import shutil
 
 from rich.console import Console
 
-from ..sandbox import open_backend
 from ..sandbox.settings import SandboxSettings
+from .cache import backend_of
 
 
 def print_probe(console: Console) -> int:
     """0 where runs can work here, 2 otherwise."""
-    probe = open_backend(SandboxSettings()).probe()
+    probe = backend_of(SandboxSettings()).probe()
     console.print(f"sandbox: {'works' if probe.ok else 'does not work'}")
     for reason in probe.reasons:
         console.print(f"  {reason}")

@@ -15,6 +15,7 @@ from rich.live import Live
 from ..cluster.supervisor import ProgramFailed, Supervisor
 from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
+from .cache import backend_of
 from .directory import RunDirectory
 from .screen import Screen
 from .stages import Stage, plan
@@ -77,7 +78,6 @@ def _lock(run: RunDirectory) -> IO[str]:
 
 def check_machine(recipe: Recipe, run: RunDirectory) -> None:
     """Refuse before anything starts what would fail in an hour."""
-    from ..sandbox import open_backend
 
     free = shutil.disk_usage(run.root).free
     if free < 1 << 30:
@@ -85,7 +85,7 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
     source = recipe.policy.source
     if source not in ("scratch", "smollm2") and not (Path(source) / "config.json").exists():
         raise RunError(f'policy.source: {source} has no config.json; give a Hugging Face directory, or "scratch"')
-    probe = open_backend(recipe.sandbox).probe()
+    probe = backend_of(recipe.sandbox).probe()
     if not probe.ok:
         raise RunError("sandboxes do not work here: " + "\n".join(probe.reasons))
 

@@ -19,9 +19,8 @@ from ..policy.formats import get_format
 from ..policy.tokenizer import Tokenizer
 from ..recipe.recipe import Recipe
 from ..record.task import Task
-from ..sandbox import open_backend
 from ..sandbox.taskbox import box_spec
-from .cache import layer_store
+from .cache import backend_of, layer_store
 from .demonstrator import Script, line_script, replace_script
 from .directory import RunDirectory
 from .examples import Example, save_examples
@@ -78,7 +77,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Conversation], 
     family = recipe.tasks.main
     tasks = load_split(run, family, "sft" if family == "studies" else "train")
     make = line_script if "edit_line" in recipe.harness.tools else replace_script
-    backend, layers, grades = open_backend(recipe.sandbox), layer_store(), GradeCache()
+    backend, layers, grades = backend_of(recipe.sandbox), layer_store(), GradeCache()
     found: list[Conversation | None] = [None] * settings.episodes
     solved, done = 0, 0
     slots = asyncio.Semaphore(settings.concurrency)
@@ -87,7 +86,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Conversation], 
         nonlocal solved, done
         async with slots:
             rng = random.Random(f"demo-{recipe.seed}-{number}")
-            box = await backend.create(box_spec(task, layers))
+            box = await backend.create(box_spec(task, layers, limits=recipe.sandbox.limits()))
             try:
                 endpoint = ScriptedEndpoint(make(task, rng, settings))
                 episode = await run_episode(

@@ -7,15 +7,15 @@ from collections import Counter
 
 from ..recipe.recipe import Recipe
 from ..record.task import Task
-from ..sandbox import open_backend
 from ..tasks.gates import check_task
 from ..tasks.packages.build import build_package_tasks
 from ..tasks.studies.draw import draw_studies
 from ..tasks.studies.function import Split
 from ..tasks.studies.write import write_study
-from .cache import layer_store
+from .cache import backend_of, layer_store
 from .directory import RunDirectory, write_json
 from .tasks import task_folder
+
 
 def make_studies(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.tasks.studies
@@ -52,7 +52,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
     out = run.root / "tasks" / "packages"
 
     async def build() -> list[Task]:
-        backend = open_backend(recipe.sandbox)
+        backend = backend_of(recipe.sandbox)
         try:
             return await build_package_tasks(
                 settings,
@@ -78,7 +78,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
 
 
 async def _gate(recipe: Recipe, tasks: list[Task]) -> list[str]:
-    backend = open_backend(recipe.sandbox)
+    backend = backend_of(recipe.sandbox)
     try:
         reports = [await check_task(task, backend, layer_store()) for task in tasks]
     finally:

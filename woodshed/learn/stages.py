@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.supervisor import Program
-from ..gateway.settings import GatewaySettings
 from ..recipe.recipe import Recipe
 from ..train.worker_config import WorkerConfig
 from .directory import RunDirectory, write_json

@@ -18,7 +18,7 @@ from ..harness.settings import HarnessSettings
 from ..record.task import Task
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
-from ..sandbox.protocol import Backend, SandboxError
+from ..sandbox.protocol import Backend, Limits, SandboxError
 from ..sandbox.taskbox import box_spec
 
 RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
@@ -42,6 +42,7 @@ class Arena:
     policy: str
     temperature: float = 1.0
     attempts: int = 3
+    limits: Limits = field(default_factory=Limits)
     reward: RewardFunction = raw_outcome
     grades: GradeCache = field(default_factory=GradeCache)
 
@@ -84,7 +85,7 @@ async def _attempt(
     arena: Arena, task: Task, id: str, group: str, source: Source, labels: dict[str, str], seed: int | None
 ) -> Trajectory:
     key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels)
-    box = await arena.backend.create(box_spec(task, arena.layers))
+    box = await arena.backend.create(box_spec(task, arena.layers, limits=arena.limits))
     try:
         sampling = {"temperature": arena.temperature, **({} if seed is None else {"seed": seed})}
         endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling)

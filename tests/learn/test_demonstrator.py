@@ -1,0 +1,80 @@
+"""Scripts act on what they are told; fixes are edits that apply."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from woodshed.learn.demonstrator import Action, line_script, passed, replace_script
+from woodshed.learn.fixes import fix_of
+from woodshed.learn.settings import DemonstrationSettings
+from woodshed.record.task import Task, TaskError
+from woodshed.tasks.studies.draw import draw_studies
+from woodshed.tasks.studies.write import write_study
+
+FLAWLESS = DemonstrationSettings(right_edit=1, untested_finish=0, give_up=0, invalid_call=0, wrong_file=0, undo=1)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    (spec,) = draw_studies(1, split="sft", seed=5, workers=1)
+    return write_study(spec, tmp_path_factory.mktemp("study") / "t")
+
+
+def apply_line(task: Task, action: Action) -> str:
+    lines = task.workspace_files()[action.arguments["path"]].decode().split("\n")
+    lines[action.arguments["line"] - 1] = action.arguments["text"]
+    return "\n".join(lines)
+
+
+def test_a_flawless_demonstration_is_test_read_fix_test_finish(study: Task) -> None:
+    script = line_script(study, random.Random(0), FLAWLESS)
+    actions = [next(script)]
+    actions += [script.send(r) for r in ("FAIL x", "\n1def", "ok", "PASS 18")]
+    assert [a.name for a in actions] == ["run_tests", "read_file", "edit_line", "run_tests", "finish"]
+    fixed = apply_line(study, actions[2])
+    assert study.solution_files()[actions[2].arguments["path"]].decode() == fixed
+    with pytest.raises(StopIteration):
+        script.send("")
+
+
+def test_noise_is_there_and_episodes_end(study: Task) -> None:
+    settings = DemonstrationSettings()
+    lengths, names = [], set()
+    for seed in range(200):
+        script = line_script(study, random.Random(seed), settings)
+        action, count = next(script), 1
+        try:
+            while True:
+                names.add(action.name)
+                action = script.send("FAIL x" if action.name == "run_tests" else "ok")
+                count += 1
+        except StopIteration:
+            lengths.append(count)
+    assert names == {"run_tests", "read_file", "edit_line", "undo", "finish"}
+    assert min(lengths) >= 4 and 4 < max(lengths) <= 20
+
+
+def test_fix_of_makes_the_solution_by_search_and_replace(study: Task) -> None:
+    fix = fix_of(study)
+    assert fix.before.count(fix.old_unique) == 1
+    assert fix.before.replace(fix.old_unique, fix.new_unique) == study.solution_files()[fix.path].decode()
+    script = replace_script(study, random.Random(1), FLAWLESS)
+    action = next(script)
+    while action.name != "edit_file":
+        action = script.send("FAIL")
+    assert action.arguments["path"] == fix.path and action.arguments["new_string"] == fix.new
+
+
+def test_fix_of_refuses_a_solution_that_changes_nothing(study: Task, tmp_path: Path) -> None:
+    for name, data in study.solution_files().items():
+        (study.path / "environment" / "workspace" / name).write_bytes(data)
+    with pytest.raises(TaskError, match="changes nothing"):
+        fix_of(Task.load(study.path))
+
+
+def test_passed_reads_both_runners() -> None:
+    assert passed("PASS 18") and passed("===== 12 passed in 0.3s =====")
+    assert not passed("FAIL ridge\nwant 1\ngot 2") and not passed("1 failed, 3 passed in 1s")

@@ -1,0 +1,61 @@
+"""The controller's memory: a prompt once, a batch all or nothing, staleness bounded; across reopening."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from woodshed.rl.ledger import Ledger
+from woodshed.rl.staleness import may_dispatch
+
+
+def test_a_prompt_is_dispatched_once_even_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    first = Ledger(path)
+    row = first.dispatch("org/a", first.next_position(), 0)
+    assert (row.id, row.position) == ("g000000", 0)
+    first.close()
+    again = Ledger(path)
+    assert again.next_position() == 1
+    assert [g.task for g in again.open_groups()] == ["org/a"]
+    with pytest.raises(sqlite3.IntegrityError):
+        again.dispatch("org/a", 1, 3)
+
+
+def test_batches_are_all_or_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "s")
+    rows = [ledger.dispatch(f"t{n}", n, 0) for n in range(3)]
+    for row in rows[:2]:
+        ledger.finish(row.id, "ready")
+    with pytest.raises(ValueError, match="g000002 is not ready"):
+        ledger.batch(1, [rows[0].id, rows[2].id])
+    assert ledger.batches() == {} and len(ledger.ready_groups()) == 2
+    ledger.batch(1, [rows[0].id, rows[1].id])
+    with pytest.raises((ValueError, sqlite3.IntegrityError)):
+        ledger.batch(2, [rows[0].id])
+    assert ledger.batches() == {1: ["g000000", "g000001"]}
+    ledger.finish(rows[0].id, "stale")
+    assert ledger.counts() == {"batched": 2, "open": 1}, "a trained group stays trained"
+
+
+def test_swept_groups_free_their_capacity(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "s")
+    for n in range(4):
+        ledger.dispatch(f"t{n}", n, 0)
+    ledger.finish("g000001", "stale")
+    ledger.finish("g000002", "failed")
+    assert ledger.capacity_used() == 2
+
+
+@pytest.mark.parametrize(("batch", "bound"), [(1, 0), (4, 0), (4, 1), (3, 5)])
+def test_capacity_bounds_staleness_exactly(batch: int, bound: int) -> None:
+    """Dispatch greedily at every version: group g is trained at step g // batch, never more than ``bound`` late."""
+    used, worst = 0, 0
+    for version in range(20):
+        while may_dispatch(used, version, batch, bound):
+            worst = max(worst, used // batch - version)
+            used += 1
+    assert worst == bound
+    assert used == (19 + bound + 1) * batch, "and the bound is used up: no rollout waits without need"

@@ -1,0 +1,109 @@
+"""``woodshed agent``: the policy of a run, or any endpoint, on a task in a box, in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from ..cluster.supervisor import ProgramFailed, Supervisor
+from ..gateway.client import GatewayAdmin
+from ..grading.verify import grade, submission_from
+from ..harness.endpoint import HttpEndpoint
+from ..harness.errors import EndpointLost
+from ..harness.terminal import agent_main
+from ..recipe.load import RecipeError, load_recipe
+from ..recipe.recipe import Recipe
+from ..record.task import Task, TaskError
+from ..sandbox.protocol import SandboxError
+from ..sandbox.taskbox import box_spec
+from .cache import backend_of, layer_store
+from .directory import RunDirectory
+from .stages import server_program
+from .tasks import load_split
+
+
+class AgentError(Exception):
+    """The agent cannot start; the message says what to do."""
+
+
+def drive(
+    root: Path,
+    *,
+    task: Path | None,
+    stage: str,
+    endpoint: str | None,
+    model: str,
+    step: bool,
+    temperature: float,
+) -> None:
+    run = RunDirectory(root.absolute())
+    supervisor = Supervisor()
+    console = Console()
+    try:
+        recipe = load_recipe(run.recipe)
+        chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.main, "heldout"))
+        console.print(f"[dim]{chosen.path}[/]")
+        key = os.environ.get("OPENAI_API_KEY", "none")
+        if endpoint is None:
+            if not (run.policy(stage) / "config.json").exists():
+                have = sorted(p.name for p in (run.root / "policy").glob("*")) or ["none"]
+                raise AgentError(f"{run.policy(stage)} does not exist; this run has: {', '.join(have)} (--stage)")
+            endpoint, key = _serve(recipe, run, stage, supervisor)
+        asyncio.run(_episode(recipe, chosen, endpoint, key, model, step, temperature, console))
+    except (RecipeError, TaskError, EndpointLost, SandboxError, ProgramFailed) as error:
+        raise AgentError(str(error)) from None
+    finally:
+        supervisor.stop()
+
+
+def _serve(recipe: Recipe, run: RunDirectory, stage: str, supervisor: Supervisor) -> tuple[str, str]:
+    """Start a policy server of our own, in a temporary place, and open one trajectory on it."""
+    folder = RunDirectory(Path(tempfile.mkdtemp(prefix="woodshed-agent-")))
+    supervisor.start(server_program(recipe, folder, run.policy(stage), weights=False))
+    ready = folder.root / "server" / "ready.json"
+    deadline = time.monotonic() + 180
+    while not ready.exists():
+        supervisor.check()
+        if time.monotonic() > deadline:
+            raise AgentError(f"the policy server did not start; see {folder.log('server')}")
+        time.sleep(0.05)
+    address = json.loads((folder.root / "server" / "address.json").read_text())
+
+    async def open_trajectory() -> str:
+        admin = GatewayAdmin(address["url"], Path(address["admin_key_file"]).read_text().strip())
+        try:
+            return await admin.open("agent", task="agent", group="agent", source="live")
+        finally:
+            await admin.close()
+
+    return address["url"], asyncio.run(open_trajectory())
+
+
+async def _episode(
+    recipe: Recipe, task: Task, url: str, key: str, model: str, step: bool, temperature: float, console: Console
+) -> None:
+    backend, layers = backend_of(recipe.sandbox), layer_store()
+    endpoint = HttpEndpoint(url, key, model, sampling={"temperature": temperature})
+    try:
+        box = await backend.create(box_spec(task, layers, limits=recipe.sandbox.limits()))
+        try:
+            episode = await agent_main(
+                endpoint, box, task.instruction, recipe.harness, console, test_command=task.info.test_command,
+                step=step, talk=step,
+            )  # fmt: skip
+            submission = await submission_from(box, task)
+        finally:
+            await box.close()
+        outcome = await grade(task, submission, backend, layers)
+        verdict = "[green]resolved[/]" if outcome.resolved else "[red]not resolved[/]"
+        console.print(f"{episode.status}, graded in a fresh box: {verdict}")
+    finally:
+        await endpoint.close()
+        await backend.close()
