@@ -1,0 +1,1 @@
+"""The gateway: OpenAI's dialect in front of an engine, recording every token."""

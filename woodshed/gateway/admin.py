@@ -1,0 +1,110 @@
+"""Routes of the operator: open, finish and forget trajectories, move to other weights. They need the admin key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from . import segments_wire
+from .errors import ApiError, invalid
+from .keys import Keys, bearer
+from .segments_wire import Finished
+from .trajectories import Trajectories
+
+Follow = Callable[[int], Awaitable[int]]
+"""Move the engine to at least this version of the weights; answers the version it then has."""
+
+_SOURCES = ("train", "eval", "live")
+
+
+class Admin:
+    """The admin routes over the open trajectories. ``follow`` is None where the server follows no weight chain."""
+
+    def __init__(self, trajectories: Trajectories, keys: Keys, follow: Follow | None) -> None:
+        self.trajectories = trajectories
+        self.keys = keys
+        self.follow = follow
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/admin/trajectories", self.open, methods=["POST"]),
+            Route("/admin/trajectories", self.list, methods=["GET"]),
+            Route("/admin/trajectories/{id:path}/finish", self.finish, methods=["POST"]),
+            Route("/admin/trajectories/{id:path}", self.delete, methods=["DELETE"]),
+            Route("/admin/weights", self.weights, methods=["POST"]),
+        ]
+
+    async def open(self, request: Request) -> Response:
+        self._check(request)
+        data = await json_object(request)
+        id = data.get("id")
+        if not isinstance(id, str) or not id:
+            raise invalid("id", "must be a non-empty string")
+        source = data.get("source", "train")
+        if source not in _SOURCES:
+            raise invalid("source", f"must be one of {', '.join(_SOURCES)}")
+        labels = data.get("labels") or {}
+        if not isinstance(labels, dict):
+            raise invalid("labels", "must be an object")
+        about: dict[str, Any] = {"source": source, "labels": labels}
+        for name in ("task", "group"):
+            about[name] = data.get(name) or ""
+            if not isinstance(about[name], str):
+                raise invalid(name, "must be a string")
+        return JSONResponse({"id": id, "key": self.trajectories.open(id, about)})
+
+    async def list(self, request: Request) -> Response:
+        self._check(request)
+        found = [
+            {"id": t.id, "requests": t.requests, "segments": len(t.recorder.segments), "opened": t.opened, **t.about}
+            for t in self.trajectories.by_id.values()
+        ]
+        return JSONResponse({"trajectories": found})
+
+    async def finish(self, request: Request) -> Response:
+        self._check(request)
+        closed = self.trajectories.close(request.path_params["id"])
+        recorder = closed.recorder
+        finished = Finished(
+            closed.id, recorder.freeze(), recorder.prefix_breaks, closed.requests, closed.feedback, closed.about,
+            closed.opened,
+        )  # fmt: skip
+        return Response(segments_wire.encode(finished), media_type=segments_wire.CONTENT_TYPE)
+
+    async def delete(self, request: Request) -> Response:
+        self._check(request)
+        self.trajectories.close(request.path_params["id"])
+        return Response(status_code=204)
+
+    async def weights(self, request: Request) -> Response:
+        self._check(request)
+        version = (await json_object(request)).get("version")
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise invalid("version", "must be a policy version, an integer from 0")
+        if self.follow is None:
+            raise ApiError(409, "no_weight_chain", "this server follows no weight chain; start it with --weights")
+        try:
+            return JSONResponse({"version": await self.follow(version)})
+        except TimeoutError:
+            raise ApiError(504, "weights_timeout", f"version {version} has not appeared in the weight chain") from None
+
+    def _check(self, request: Request) -> None:
+        key = bearer(request.headers.get("authorization", "").encode("latin-1"))
+        if key is None or not self.keys.is_admin(key):
+            raise ApiError(401, "invalid_admin_key", "this route needs the server's admin key")
+
+
+async def json_object(request: Request) -> dict[str, Any]:
+    """The request's body. Raises ApiError where it is not a JSON object."""
+    try:
+        data = json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"the request body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ApiError(400, "invalid_json", "the request body must be a JSON object")
+    return data

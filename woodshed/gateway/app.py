@@ -1,0 +1,107 @@
+"""The gateway's ASGI application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from woodshed.engine.protocol import Engine
+from woodshed.policy.formats.base import ChatFormat
+from woodshed.policy.tokenizer import Tokenizer
+
+from .admin import Admin, Follow, json_object
+from .chat import ChatRoute
+from .errors import ApiError
+from .journal import Journal
+from .keys import Keys, bearer
+from .metrics import Metrics
+from .rendering import Rendering
+from .settings import GatewaySettings
+from .trajectories import Trajectories
+from .turns import Turns
+
+
+@dataclass
+class Gateway:
+    """The parts behind the routes."""
+
+    engine: Engine
+    settings: GatewaySettings
+    trajectories: Trajectories
+    metrics: Metrics
+    chat: ChatRoute
+    admin: Admin
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/feedback", self.feedback, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/metrics", self.prometheus),
+            *self.admin.routes(),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        model = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "woodshed"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def feedback(self, request: Request) -> Response:
+        trajectory = self.trajectories.of_key(bearer(request.headers.get("authorization", "").encode("latin-1")))
+        event = await json_object(request)
+        self.trajectories.add_feedback(trajectory, event)
+        self.metrics.feedback += 1
+        return JSONResponse({"events": len(trajectory.feedback)})
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": self.settings.model, "version": self.engine.version})
+
+    async def prometheus(self, request: Request) -> Response:
+        opened = self.trajectories.by_id.values()
+        gauges = {
+            "open_trajectories": len(opened),
+            "running_requests": sum(len(t.running) for t in opened),
+            "policy_version": self.engine.version,
+        }
+        text = self.metrics.text(gauges, self.engine.stats())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def build_app(
+    engine: Engine,
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    *,
+    admin_key: str,
+    settings: GatewaySettings | None = None,
+    follow: Follow | None = None,
+    journal: Journal | None = None,
+) -> Starlette:
+    """A gateway in front of ``engine``. Serve it from the event loop that ``journal`` and ``follow`` belong to.
+
+    The parts are at ``app.state.gateway``. Raises ValueError for an admin key that is too short.
+    """
+    settings = settings or GatewaySettings()
+    rendering = Rendering(format, tokenizer)
+    keys = Keys(admin_key)
+    metrics = Metrics()
+    trajectories = Trajectories(rendering, keys, engine.release, journal)
+    turns = Turns(engine, rendering, metrics, max_tokens=settings.max_tokens, journal=journal)
+    chat = ChatRoute(turns, trajectories, model=settings.model, max_body=settings.max_body)
+    gateway = Gateway(engine, settings, trajectories, metrics, chat, Admin(trajectories, keys, follow))
+    app = Starlette(routes=gateway.routes(), exception_handlers={ApiError: _api_error, 404: _not_found})
+    app.state.gateway = gateway
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), status_code=error.status)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return await _api_error(request, ApiError(404, "not_found", f"there is no {request.method} {request.url.path}"))

@@ -1,0 +1,93 @@
+"""The operator's side of a gateway, for controllers and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from woodshed.record.trajectory import Source
+
+from .segments_wire import Finished, decode
+
+
+class GatewayError(RuntimeError):
+    """The gateway refused; ``status`` and ``code`` are those of its answer."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"gateway answered {status} {code}: {message}")
+        self.status = status
+        self.code = code
+
+
+class GatewayAdmin:
+    """Calls of the admin routes. Raises GatewayError for a refusal, httpx.HTTPError where no answer comes.
+
+    Use as an async context manager, or call ``close``; a ``client`` that is passed in stays open.
+    """
+
+    def __init__(self, base_url: str, admin_key: str, *, client: httpx.AsyncClient | None = None) -> None:
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._owned = client is None
+        self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(60.0), trust_env=False)
+        self._headers = {"authorization": f"Bearer {admin_key}"}
+
+    async def open(
+        self,
+        id: str,
+        *,
+        task: str = "",
+        group: str = "",
+        source: Source = "train",
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
+        """Open a trajectory and get its API key. One that is open under this id is forgotten."""
+        about = {"id": id, "task": task, "group": group, "source": source, "labels": dict(labels or {})}
+        return str((await self._call("POST", "/admin/trajectories", about)).json()["key"])
+
+    async def finish(self, id: str) -> Finished:
+        """Close it and get what was recorded. Raises ValueError if the answer is damaged."""
+        return decode((await self._call("POST", f"/admin/trajectories/{quote(id)}/finish")).content)
+
+    async def delete(self, id: str) -> None:
+        """Close it and forget what was recorded."""
+        await self._call("DELETE", f"/admin/trajectories/{quote(id)}")
+
+    async def follow(self, version: int, *, timeout: float = 300.0) -> int:
+        """Have the engine follow the weight chain to at least ``version``; the version that it then serves."""
+        answer = await self._call("POST", "/admin/weights", {"version": version}, timeout=timeout)
+        return int(answer.json()["version"])
+
+    async def health(self) -> dict[str, Any]:
+        return dict((await self._call("GET", "/health")).json())
+
+    async def list(self) -> list[dict[str, Any]]:
+        """The open trajectories."""
+        return list((await self._call("GET", "/admin/trajectories")).json()["trajectories"])
+
+    async def close(self) -> None:
+        if self._owned:
+            await self._client.aclose()
+
+    async def __aenter__(self) -> GatewayAdmin:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> httpx.Response:
+        extra: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        url = self.base_url + path
+        response = await self._client.request(method, url, json=body, headers=self._headers, **extra)
+        if response.is_success:
+            return response
+        try:
+            error = response.json()["error"]
+            code, message = str(error["code"]), str(error["message"])
+        except (ValueError, KeyError, TypeError):
+            code, message = "unknown", response.text[:300]
+        raise GatewayError(response.status_code, code, message)

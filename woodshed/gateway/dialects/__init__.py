@@ -1,0 +1,1 @@
+"""What clients speak. A dialect parses requests and writes replies; it knows nothing of tokens."""

@@ -1,0 +1,170 @@
+"""Append-only journal of open trajectories: one write per turn, made before the turn is answered.
+
+A frame is ``length u32, crc32 u32, payload``; a payload is ``head length u32, head (JSON)`` and, for a turn, the raw
+arrays of the tokens that it added. After a crash the last frame may be torn: it was never answered and is dropped.
+Keys are kept as hashes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from woodshed.record.segment import Span
+
+from .recorder import Mark, OpenSegment, Recorder
+from .rendering import Rendering
+
+_FRAME = struct.Struct("<II")
+_HEAD = struct.Struct("<I")
+
+
+@dataclass
+class Kept:
+    """An open trajectory as the journal remembers it."""
+
+    id: str
+    key_digest: bytes
+    about: dict[str, Any]
+    recorder: Recorder
+    feedback: list[dict[str, Any]] = field(default_factory=list)
+    opened: float = 0.0
+
+
+class JournalError(RuntimeError):
+    """The journal cannot be used."""
+
+
+class Journal:
+    """One file, ``open.journal``, of one server. ``restore`` comes first and also shortens the file."""
+
+    def __init__(self, directory: Path, *, fsync: bool = False) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / "open.journal"
+        self._fsync = fsync
+        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise JournalError(f"{directory}: another server uses this journal") from None
+        self._file = -1
+
+    def restore(self, rendering: Rendering) -> list[Kept]:
+        """Open trajectories, each ready to go on; the file is rewritten to hold only these."""
+        kept: dict[str, Kept] = {}
+        data = self.path.read_bytes() if self.path.exists() else b""
+        for head, arrays in _frames(data):
+            kind, id = head["kind"], head["id"]
+            if kind == "open":
+                digest = bytes.fromhex(head["key"])
+                kept[id] = Kept(id, digest, head["about"], Recorder(rendering), opened=head["opened"])
+            elif kind == "close":
+                kept.pop(id, None)
+            elif id in kept and kind == "feedback":
+                kept[id].feedback.append(head["event"])
+            elif id in kept:
+                _replay(kept[id].recorder, head, arrays)
+        temporary = self.path.with_suffix(".tmp")
+        self._file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        for k in kept.values():
+            self.opened(k.id, k.key_digest, k.about, k.opened)
+            for event in k.feedback:
+                self.feedback(k.id, event)
+            for i, segment in enumerate(k.recorder.segments):
+                self.turn(k.id, i, segment, Mark(0, 0, 0))
+        os.fsync(self._file)
+        os.replace(temporary, self.path)
+        return list(kept.values())
+
+    def opened(self, id: str, key_digest: bytes, about: dict[str, Any], opened: float) -> None:
+        self._write({"kind": "open", "id": id, "key": key_digest.hex(), "about": about, "opened": opened})
+
+    def closed(self, id: str) -> None:
+        self._write({"kind": "close", "id": id})
+
+    def feedback(self, id: str, event: dict[str, Any]) -> None:
+        self._write({"kind": "feedback", "id": id, "event": event})
+
+    def turn(self, id: str, index: int, segment: OpenSegment, before: Mark) -> None:
+        """What ``segment``, the trajectory's ``index``-th, has gained since ``before``."""
+        start, spans = before.tokens, max(0, before.spans - 1)
+        ends = max(0, before.messages - 1)
+        routes = segment.routes.rows(max(0, start - 1), len(segment.tokens))
+        head = {
+            "kind": "turn", "id": id, "segment": index, "start": start, "count": len(segment.tokens) - start,
+            "messages": [before.messages, segment.messages[before.messages :]],
+            "spans": [spans, [[s.start, s.end, s.role, s.message] for s in segment.spans[spans:]]],
+            "ends": [ends, segment.ends[ends:]], "pending": list(segment.pending),
+            "routes": None if routes is None else list(routes.shape),
+        }  # fmt: skip
+        if not start:
+            head["tools"] = segment.tools
+        arrays = [
+            segment.tokens[start:].tobytes(), bytes(segment.sampled[start:]),
+            segment.logprobs[start:].tobytes(), segment.versions[start:].tobytes(),
+        ]  # fmt: skip
+        if routes is not None:
+            arrays.append(routes.tobytes())
+        self._write(head, b"".join(arrays))
+
+    def close(self) -> None:
+        for handle in (self._file, self._lock):
+            if handle >= 0:
+                os.close(handle)
+        self._file = self._lock = -1
+
+    def _write(self, head: dict[str, Any], arrays: bytes = b"") -> None:
+        text = json.dumps(head, separators=(",", ":")).encode()
+        payload = _HEAD.pack(len(text)) + text + arrays
+        frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        if os.write(self._file, frame) != len(frame):
+            raise JournalError(f"{self.path}: the disk took only part of a record")
+        if self._fsync:
+            os.fsync(self._file)
+
+
+def _frames(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    position = 0
+    while position + _FRAME.size <= len(data):
+        length, checksum = _FRAME.unpack_from(data, position)
+        payload = data[position + _FRAME.size : position + _FRAME.size + length]
+        if len(payload) < length or zlib.crc32(payload) != checksum:
+            return
+        (size,) = _HEAD.unpack_from(payload)
+        yield json.loads(payload[_HEAD.size : _HEAD.size + size]), payload[_HEAD.size + size :]
+        position += _FRAME.size + length
+
+
+def _replay(recorder: Recorder, head: dict[str, Any], data: bytes) -> None:
+    if head["segment"] == len(recorder.segments):
+        recorder.adopt(head["tools"])
+    segment, count = recorder.segments[head["segment"]], head["count"]
+    position = 0
+    for held in (segment.tokens, segment.sampled, segment.logprobs, segment.versions):
+        end = position + count * memoryview(held).itemsize
+        piece = data[position:end]
+        if isinstance(held, bytearray):
+            held += piece
+        else:
+            held.frombytes(piece)
+        position = end
+    if head["routes"] is not None:
+        rows = np.frombuffer(data, np.int16, offset=position).reshape(head["routes"])
+        segment.routes.fill(len(segment.tokens), rows)
+    known, new = head["messages"]
+    segment.messages = segment.messages[:known] + new
+    at, spans = head["spans"]
+    segment.spans[at:] = [Span(*span) for span in spans]
+    at, ends = head["ends"]
+    segment.ends[at:] = ends
+    segment.pending = tuple(head["pending"])

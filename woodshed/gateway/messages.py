@@ -1,0 +1,121 @@
+"""Chat messages as clients send them: normalised for the chat format, compared across requests.
+
+Clients do not echo an assistant message byte for byte: null fields come and go, content becomes a list of parts,
+arguments are serialised again. ``same_message`` says whether two messages mean the same, so that the sampled tokens
+of the first may stand for the second.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .errors import invalid
+
+Message = dict[str, Any]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def normalise(message: Any, index: int) -> Message:
+    """The message in the one shape that chat formats render. Raises ApiError naming ``messages[index]``.
+
+    Content becomes a string, ``developer`` becomes ``system``, arguments become a JSON string, empty fields vanish.
+    """
+    where = f"messages[{index}]"
+    if not isinstance(message, dict):
+        raise invalid(where, "must be an object with role and content")
+    role = _ROLES.get(message.get("role"))  # type: ignore[arg-type]
+    if role is None:
+        raise invalid(f"{where}.role", f"unknown role {message.get('role')!r}; one of {', '.join(_ROLES)}")
+    out: Message = {"role": role, "content": _text(message.get("content"), where)}
+    if role == "assistant":
+        calls = message.get("tool_calls")
+        if calls:
+            if not isinstance(calls, list):
+                raise invalid(f"{where}.tool_calls", "must be a list")
+            out["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+        if thinking := _thinking(message):
+            out["reasoning_content"] = thinking
+    elif role == "tool":
+        call_id = message.get("tool_call_id")
+        if not isinstance(call_id, str):
+            raise invalid(f"{where}.tool_call_id", "a tool message needs the id of the call that it answers")
+        out["tool_call_id"] = call_id
+    name = message.get("name")
+    if isinstance(name, str) and name:
+        out["name"] = name
+    return out
+
+
+def same_message(ours: Message, theirs: Any) -> bool:
+    """True where ``theirs`` means what ``ours`` (already accepted) says; cheap where nothing changed."""
+    if ours == theirs:
+        return True
+    if not isinstance(theirs, dict):
+        return False
+    a, b = _canonical(ours), _canonical(theirs)
+    if a is None or a != b:
+        return False
+    # Clients may drop the reasoning when they send a message back, but not change it.
+    thinking = _thinking(theirs)
+    return not thinking or thinking == _thinking(ours)
+
+
+def _canonical(message: Message) -> tuple[Any, ...] | None:
+    try:
+        role = _ROLES[message["role"]]
+        content = _text(message.get("content"), "")
+        if role != "assistant":
+            return (role, content, message.get("tool_call_id") if role == "tool" else None, message.get("name") or None)
+        # Ids of calls are names that a client may choose anew; they are not part of what was said.
+        calls = [_call(call, "") for call in message.get("tool_calls") or ()]
+        said = [(c["function"]["name"], _arguments(c["function"]["arguments"])) for c in calls]
+        return (role, content.strip(), said)
+    except Exception:  # not a message at all: it equals nothing, and normalise reports what is wrong with it
+        return None
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise invalid(f"{where}.content", "must be a string or a list of text parts")
+    parts: list[str] = []
+    for i, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise invalid(f"{where}.content[{i}]", f"only text parts are supported, got {kind!r}")
+    return "".join(parts)
+
+
+def _call(call: Any, where: str) -> Message:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(where, "must be {id, type: 'function', function: {name, arguments}}")
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments)
+    identity = call.get("id")
+    return {
+        "id": identity if isinstance(identity, str) else "",
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _arguments(text: str) -> Any:
+    """Arguments by value where they are JSON, else by text; tagged, so that a text never equals a value."""
+    try:
+        return ("json", json.dumps(json.loads(text), sort_keys=True))
+    except ValueError:
+        return ("text", text)
+
+
+def _thinking(message: Message) -> str:
+    value = message.get("reasoning_content") or message.get("reasoning") or ""
+    return value if isinstance(value, str) else ""

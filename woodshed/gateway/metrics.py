@@ -1,0 +1,52 @@
+"""Counters of a server, as Prometheus text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+_HELP = {
+    "turns": "Replies recorded",
+    "prompt_tokens": "Prompt tokens of recorded replies",
+    "cached_tokens": "Prompt tokens that the engine had in its cache",
+    "sampled_tokens": "Sampled tokens of recorded replies",
+    "prefix_breaks": "Requests that started a new segment in a trajectory that had one",
+    "parse_errors": "Replies whose tool call could not be read",
+    "cancelled": "Requests that ended because the client left or the trajectory was closed",
+    "feedback": "Feedback events",
+}
+
+
+class Metrics:
+    """Counters since the start; plain attributes, changed from the event loop only."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.sampled_tokens = 0
+        self.prefix_breaks = 0
+        self.parse_errors = 0
+        self.cancelled = 0
+        self.feedback = 0
+        self.responses: Counter[int] = Counter()
+
+    def text(self, gauges: Mapping[str, float], engine: Mapping[str, Any]) -> str:
+        """Counters, ``gauges``, and the numbers among the engine's ``stats()``."""
+        lines: list[str] = []
+        for name, about in _HELP.items():
+            lines += _metric(f"woodshed_gateway_{name}_total", "counter", about, getattr(self, name))
+        name = "woodshed_gateway_responses_total"
+        lines += [f"# HELP {name} Chat completion responses by HTTP status", f"# TYPE {name} counter"]
+        lines += [f'{name}{{status="{status}"}} {n}' for status, n in sorted(self.responses.items())]
+        for key, value in gauges.items():
+            lines += _metric(f"woodshed_gateway_{key}", "gauge", key.replace("_", " "), value)
+        for key, value in engine.items():
+            if isinstance(value, (int, float)):
+                lines += _metric(f"woodshed_engine_{key}", "gauge", f"Engine: {key.replace('_', ' ')}", float(value))
+        return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, about: str, value: float) -> list[str]:
+    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", f"{name} {value}"]

@@ -1,0 +1,234 @@
+"""Token-exact record of what one client does.
+
+Invariants, which the tests check with hostile text:
+
+1. The ids that the engine gets are the ids of the segment so far plus newly encoded ones; never anything else.
+2. Sampled ids enter a segment as they were sampled. No text is ever encoded a second time within a segment.
+3. A token is ``sampled`` in one segment only: what a branch copies from another segment is context there.
+4. A request changes nothing until it is committed, and two requests never extend the same segment at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from woodshed.engine.protocol import Completion
+from woodshed.record.segment import Segment, Span
+
+from .messages import Message, normalise, same_message
+from .rendering import Part, Rendering, Tools
+from .routes import Routes
+
+
+class Mark(NamedTuple):
+    """How far a segment had come before a turn."""
+
+    tokens: int
+    messages: int
+    spans: int
+
+
+@dataclass(eq=False)
+class OpenSegment:
+    """A segment that may still grow. ``ends[i]`` counts the tokens up to the end of message i.
+
+    ``number`` is unique in its trajectory and names the engine's session.
+
+    ``pending`` are ids that the next request must put before its own: the stop token that a completion cut by length
+    lacks.
+    """
+
+    tools: Tools
+    number: int
+    messages: list[Message] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    sampled: bytearray = field(default_factory=bytearray)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    versions: array[int] = field(default_factory=lambda: array("i"))
+    spans: list[Span] = field(default_factory=list)
+    routes: Routes = field(default_factory=Routes)
+    pending: tuple[int, ...] = ()
+    busy: bool = False
+
+    def add_context(self, ids: Sequence[int]) -> None:
+        self.tokens.extend(ids)
+        self.sampled.extend(bytes(len(ids)))
+        self.logprobs.extend([0.0] * len(ids))
+        self.versions.extend([-1] * len(ids))
+
+    def add_sampled(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        if not len(tokens) == len(logprobs) == len(versions):
+            raise ValueError("completion: tokens, logprobs and versions differ in length")
+        self.tokens.extend(tokens)
+        self.sampled.extend(b"\1" * len(tokens))
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+
+    def common_messages(self, messages: list[Any]) -> int:
+        """How many leading messages mean the same here and in ``messages``."""
+        n = 0
+        for ours, theirs in zip(self.messages, messages):
+            if not same_message(ours, theirs):
+                break
+            n += 1
+        return n
+
+    def freeze(self) -> Segment:
+        segment = Segment(
+            tokens=np.array(self.tokens, np.int32),
+            sampled=np.frombuffer(bytes(self.sampled), np.bool_).copy(),
+            logprobs=np.array(self.logprobs, np.float32),
+            versions=np.array(self.versions, np.int32),
+            spans=list(self.spans),
+            routes=self.routes.freeze(len(self.tokens)),
+        )
+        segment.check()
+        return segment
+
+
+@dataclass
+class Turn:
+    """One request, planned and not yet committed. ``prompt`` is what the engine gets, ``parts`` what is new in it."""
+
+    segment: OpenSegment
+    tools: Tools
+    messages: list[Message]
+    prompt: list[int]
+    parts: list[Part]
+    fresh: bool
+
+    def mark(self) -> Mark:
+        """How far the segment has come; nothing of a new segment has been recorded yet."""
+        held = self.segment
+        return Mark(0, 0, 0) if self.fresh else Mark(len(held.tokens), len(held.messages), len(held.spans))
+
+
+class Recorder:
+    """Segments of one trajectory."""
+
+    def __init__(self, rendering: Rendering) -> None:
+        self.rendering = rendering
+        self.segments: list[OpenSegment] = []
+        self.started = 0
+        self.prefix_breaks = 0
+
+    def plan(self, messages: list[Any], tools: Tools) -> Turn:
+        """Decide which segment the request extends and encode what is new. Raises ApiError for a bad message.
+
+        The segment is reserved until ``commit`` or ``abandon``.
+        """
+        segment = self._extended(messages, tools)
+        fresh = segment is None
+        if segment is None:
+            segment = self._branch(messages, tools)
+        known = len(segment.messages)
+        new = [normalise(messages[i], i) for i in range(known, len(messages))]
+        parts = self.rendering.parts(new, known, tools, opened=known > 0)
+        if segment.pending:
+            parts.insert(0, ("assistant", -1, segment.pending))
+        prompt = segment.tokens.tolist()
+        for _, _, ids in parts:
+            prompt += ids
+        segment.busy = True
+        return Turn(segment, tools, messages, prompt, parts, fresh)
+
+    def abandon(self, turn: Turn) -> None:
+        """The request came to nothing; the segment is as it was."""
+        turn.segment.busy = False
+
+    def commit(self, turn: Turn, completion: Completion, reply: Message) -> None:
+        """Record what the engine was given and what it sampled; ``reply`` is the message the client gets."""
+        segment = turn.segment
+        segment.busy = False
+        for role, index, ids in turn.parts:
+            self._append(segment, role, index, ids)
+        segment.add_sampled(completion.tokens, completion.logprobs, completion.versions)
+        total = len(segment.tokens)
+        last = segment.spans[-1]
+        segment.spans[-1] = Span(last.start, total, last.role, last.message)
+        segment.ends[-1] = total
+        segment.messages = [*turn.messages, reply]
+        stops = self.rendering.stop_ids
+        complete = bool(completion.tokens) and completion.tokens[-1] in stops
+        segment.pending = () if complete or not stops else stops[:1]
+        prompt = len(turn.prompt)
+        segment.routes.fill(prompt, completion.prompt_routes)
+        segment.routes.fill(total, completion.routes)
+        if turn.fresh:
+            self.segments.append(segment)
+            self.prefix_breaks = len(self.segments) - 1
+
+    def adopt(self, tools: Tools) -> None:
+        """Make room for a segment that was recorded before a restart."""
+        self.segments.append(OpenSegment(tools, self.started))
+        self.started += 1
+        self.prefix_breaks = len(self.segments) - 1
+
+    def freeze(self) -> list[Segment]:
+        """The committed segments, in the order in which they were first committed."""
+        return [segment.freeze() for segment in self.segments]
+
+    @staticmethod
+    def _append(segment: OpenSegment, role: str, index: int, ids: Sequence[int]) -> None:
+        start = len(segment.tokens)
+        segment.add_context(ids)
+        end = len(segment.tokens)
+        spans = segment.spans
+        if index < 0 or (spans and spans[-1].role == role and spans[-1].message == index):
+            spans[-1] = Span(spans[-1].start, end, spans[-1].role, spans[-1].message)
+            segment.ends[-1:] = [end] if segment.ends else []
+            if index < 0:
+                return
+        else:
+            spans.append(Span(start, end, role, index))
+        if len(segment.ends) == index:
+            segment.ends.append(end)
+        else:
+            segment.ends[index] = end
+
+    def _extended(self, messages: list[Any], tools: Tools) -> OpenSegment | None:
+        """The longest segment that the request continues; the newest first, as it nearly always is the one."""
+        best: OpenSegment | None = None
+        for segment in reversed(self.segments):
+            n = len(segment.messages)
+            if segment.busy or n > len(messages) or (best is not None and n <= len(best.messages)):
+                continue
+            if segment.tools == tools and segment.common_messages(messages) == n:
+                best = segment
+        return best
+
+    def _branch(self, messages: list[Any], tools: Tools) -> OpenSegment:
+        """A new segment that shares the longest known beginning, ids and all, as context."""
+        source, common = None, 0
+        for segment in reversed(self.segments):
+            if segment.tools == tools and (n := segment.common_messages(messages)) > common:
+                source, common = segment, n
+        new = OpenSegment(tools, self.started)
+        self.started += 1
+        while source is not None and common and _shares_turn(source.messages, messages, common):
+            common -= 1
+        if source is None or not common:
+            return new
+        end = source.ends[common - 1]
+        new.add_context(source.tokens[:end])
+        new.routes = source.routes.copy(end)
+        new.messages = source.messages[:common]
+        new.ends = source.ends[:common]
+        new.spans = [span for span in source.spans if span.end <= end]
+        if common == len(source.messages):
+            new.pending = source.pending
+        return new
+
+
+def _shares_turn(ours: list[Message], theirs: list[Any], n: int) -> bool:
+    """True where message n-1 is a tool's result and is followed by another one, which formats may put in its turn."""
+    following = [messages[n] for messages in (ours, theirs) if n < len(messages)]
+    return ours[n - 1].get("role") == "tool" and any(
+        isinstance(message, dict) and message.get("role") == "tool" for message in following
+    )

@@ -1,0 +1,69 @@
+"""Text of new messages to token ids, through the policy's chat format."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from woodshed.policy.formats.base import ChatFormat, FormatError
+from woodshed.policy.tokenizer import Tokenizer
+
+from .errors import ApiError
+from .messages import Message
+
+Tools = list[dict[str, Any]]
+Part = tuple[str, int, Sequence[int]]
+"""(role, index of the message or -1 for what continues the one before, token ids)"""
+
+
+class Rendering:
+    """A chat format with its tokenizer. Ends of messages are ends of tokens: each message is encoded by itself."""
+
+    def __init__(self, format: ChatFormat, tokenizer: Tokenizer) -> None:
+        self.format = format
+        self.tokenizer = tokenizer
+        tokenizer.special_id(format.stop_tokens[0])
+        self.stop_ids = tuple(tokenizer.special_ids[t] for t in format.stop_tokens if t in tokenizer.special_ids)
+        self.generation = tokenizer.encode_pieces(format.generation())
+        self._openings: OrderedDict[tuple[str, str | None], list[int]] = OrderedDict()
+
+    def opening(self, tools: Tools, system: str | None) -> list[int]:
+        """What comes before the other messages. Cached: the rollouts of a run share their tools."""
+        name = (json.dumps(tools), system)
+        ids = self._openings.get(name)
+        if ids is None:
+            ids = self._openings[name] = self.tokenizer.encode_pieces(self.format.open(tools, system))
+            if len(self._openings) > 64:
+                self._openings.popitem(last=False)
+        return ids
+
+    def parts(self, messages: Sequence[Message], first: int, tools: Tools, *, opened: bool) -> list[Part]:
+        """Ids of normalised ``messages``, the first of which has index ``first``, up to the policy's turn.
+
+        Raises ApiError for a message or a schema that the format cannot render.
+        """
+        out: list[Part] = []
+        start = 0
+        try:
+            if not opened:
+                system = None
+                if messages and messages[0]["role"] == "system":
+                    system, start = messages[0]["content"], 1
+                ids = self.opening(tools, system)
+                if ids or start:
+                    out.append(("system", 0, ids))
+            rest = messages[start:]
+            encode = self.tokenizer.encode_pieces
+            for i, pieces in enumerate(self.format.messages(rest, tools)):
+                out.append((rest[i]["role"], first + start + i, encode(pieces)))
+        except FormatError as error:
+            raise ApiError(400, "invalid_message", f"chat format {self.format.name}: {error}") from None
+        out.append(("assistant", first + len(messages), self.generation))
+        return out
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Sampled text without the stop token that may end it."""
+        end = len(tokens) - 1 if tokens and tokens[-1] in self.stop_ids else len(tokens)
+        return self.tokenizer.decode(tokens[:end])

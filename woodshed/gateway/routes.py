@@ -1,0 +1,53 @@
+"""Expert ids of a growing segment."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Routes:
+    """int16 ``[T, L, K]``, -1 where unknown; nothing at all for dense policies.
+
+    The first routes seen for a token stay: they are those under which the tokens after it were sampled. A cache that
+    is computed again, later and by newer weights, does not change them.
+    """
+
+    def __init__(self) -> None:
+        self._ids: NDArray[np.int16] | None = None
+
+    def fill(self, end: int, ids: NDArray[np.int16] | None) -> None:
+        """Write ``ids`` ``[n, L, K]`` of the tokens before ``end`` where nothing is known yet."""
+        if ids is None or not len(ids):
+            return
+        self._grow(end, ids.shape[1:])
+        assert self._ids is not None
+        view = self._ids[end - len(ids) : end]
+        np.copyto(view, ids, where=view < 0)
+
+    def copy(self, end: int) -> Routes:
+        other = Routes()
+        if self._ids is not None:
+            other._ids = self._ids[:end].copy()
+        return other
+
+    def freeze(self, length: int) -> NDArray[np.int16] | None:
+        """The first ``length`` rows, or None if no route was ever seen."""
+        if self._ids is None:
+            return None
+        self._grow(length, self._ids.shape[1:])
+        return self._ids[:length].copy()
+
+    def rows(self, start: int, end: int) -> NDArray[np.int16] | None:
+        """Rows ``[start, end)`` as far as they are known."""
+        return None if self._ids is None else self._ids[start:end]
+
+    def _grow(self, length: int, shape: tuple[int, ...]) -> None:
+        have = 0 if self._ids is None else len(self._ids)
+        if self._ids is not None and self._ids.shape[1:] != shape:
+            raise ValueError(f"routes: shape {shape} where earlier tokens had {self._ids.shape[1:]}")
+        if length > have:
+            grown = np.full((max(length, 2 * have), *shape), -1, np.int16)
+            if self._ids is not None:
+                grown[:have] = self._ids
+            self._ids = grown

@@ -1,0 +1,90 @@
+"""What ``finish`` answers: segments and counters as bytes. A JSON head, then raw arrays; every length is checked.
+
+Layout: ``WSSG1\\n``, length of the head (u64 little endian), head (JSON), then per segment tokens int32, sampled bool,
+logprobs float32, versions int32 and, where present, routes int16, all little endian.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from woodshed.record.segment import Segment, Span
+
+CONTENT_TYPE = "application/x-woodshed-segments"
+_MAGIC = b"WSSG1\n"
+_ARRAYS = (("tokens", "<i4"), ("sampled", "|b1"), ("logprobs", "<f4"), ("versions", "<i4"))
+
+
+@dataclass
+class Finished:
+    """A closed trajectory as the gateway recorded it. ``about`` is what it was opened with; times are Unix seconds."""
+
+    id: str
+    segments: list[Segment]
+    prefix_breaks: int = 0
+    requests: int = 0
+    feedback: list[dict[str, Any]] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
+    opened: float = 0.0
+
+
+def encode(finished: Finished) -> bytes:
+    head: dict[str, Any] = {k: v for k, v in vars(finished).items() if k != "segments"}
+    shapes: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for segment in finished.segments:
+        routes = None if segment.routes is None else list(segment.routes.shape)
+        spans = [[s.start, s.end, s.role, s.message] for s in segment.spans]
+        shapes.append({"length": len(segment), "routes": routes, "spans": spans})
+        parts += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
+        if segment.routes is not None:
+            parts.append(np.ascontiguousarray(segment.routes, "<i2").tobytes())
+    text = json.dumps({**head, "segments": shapes}, separators=(",", ":")).encode()
+    return b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
+
+
+def decode(data: bytes) -> Finished:
+    """Raises ValueError for anything that ``encode`` did not write, and for segments that contradict themselves."""
+    start = len(_MAGIC) + 8
+    if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
+        raise ValueError("not a segments record")
+    end = start + int.from_bytes(data[len(_MAGIC) : start], "little")
+    if end > len(data):
+        raise ValueError("segments record is cut short in its head")
+    try:
+        head = json.loads(data[start:end])
+        segments = []
+        for shape in head.pop("segments"):
+            segment, end = _segment(data, end, shape)
+            segments.append(segment)
+        finished = Finished(segments=segments, **head)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"segments record has a broken head: {error!r}") from None
+    if end != len(data):
+        raise ValueError(f"segments record has {len(data) - end} bytes too many")
+    return finished
+
+
+def _segment(data: bytes, position: int, shape: dict[str, Any]) -> tuple[Segment, int]:
+    values: dict[str, Any] = {}
+    for name, dtype in _ARRAYS:
+        values[name], position = _take(data, position, dtype, [shape["length"]])
+    routes = None
+    if shape["routes"] is not None:
+        routes, position = _take(data, position, "<i2", shape["routes"])
+    segment = Segment(**values, spans=[Span(*span) for span in shape["spans"]], routes=routes)
+    segment.check()
+    return segment, position
+
+
+def _take(data: bytes, position: int, dtype: str, shape: list[int]) -> tuple[Any, int]:
+    count = math.prod(shape)
+    end = position + np.dtype(dtype).itemsize * count
+    if any(n < 0 for n in shape) or end > len(data):
+        raise ValueError("segments record is cut short")
+    return np.frombuffer(data, dtype, count, position).reshape(shape).copy(), end

@@ -1,0 +1,107 @@
+"""The open trajectories of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from .errors import ApiError
+from .journal import Journal
+from .keys import Keys, key_hash
+from .recorder import Recorder
+from .rendering import Rendering
+
+
+@dataclass
+class OpenTrajectory:
+    """One key's conversation. ``about`` is what the admin said of it: task, group, source, labels."""
+
+    id: str
+    serial: int
+    key_digest: bytes
+    about: dict[str, Any]
+    recorder: Recorder
+    feedback: list[dict[str, Any]] = field(default_factory=list)
+    requests: int = 0
+    opened: float = 0.0
+    running: set[asyncio.Task[Any]] = field(default_factory=set)
+    closed: bool = False
+
+    def session(self, segment: int) -> str:
+        """The engine's name for a segment. The serial number keeps a reopened trajectory apart from its past."""
+        return f"{self.id}.{self.serial}.{segment}"
+
+
+class Trajectories:
+    """Opens, finds, closes. ``release`` frees an engine session."""
+
+    def __init__(
+        self, rendering: Rendering, keys: Keys, release: Callable[[str], None], journal: Journal | None = None
+    ) -> None:
+        self.rendering = rendering
+        self.keys = keys
+        self.by_id: dict[str, OpenTrajectory] = {}
+        self._release = release
+        self._journal = journal
+        self._serials = count()
+        if journal is not None:
+            for kept in journal.restore(rendering):
+                self._add(kept.id, kept.key_digest, kept.about, kept.recorder, kept.feedback, kept.opened)
+
+    def open(self, id: str, about: dict[str, Any]) -> str:
+        """A new trajectory and its key; one that was open under this id is forgotten."""
+        if id in self.by_id:
+            self._drop(id)
+        key = self.keys.issue(id)
+        opened = self._add(id, key_hash(key), about, Recorder(self.rendering), [], time.time())
+        if self._journal is not None:
+            self._journal.opened(opened.id, opened.key_digest, opened.about, opened.opened)
+        return key
+
+    def of_key(self, key: str | None) -> OpenTrajectory:
+        """Raises ApiError 401 for a key that was never issued or is revoked."""
+        owner = self.keys.owner(key) if key else None
+        if owner is None:
+            raise ApiError(401, "invalid_api_key", "this API key is unknown or its trajectory is closed")
+        return self.by_id[owner]
+
+    def get(self, id: str) -> OpenTrajectory:
+        try:
+            return self.by_id[id]
+        except KeyError:
+            raise ApiError(404, "trajectory_not_found", f"no open trajectory {id!r}") from None
+
+    def close(self, id: str) -> OpenTrajectory:
+        """Revoke the key, cancel what runs, free the engine's cache. Its committed segments stay readable."""
+        trajectory = self.get(id)
+        self._drop(id)
+        if self._journal is not None:
+            self._journal.closed(id)
+        return trajectory
+
+    def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any]) -> None:
+        event = {**event, "time": time.time()}
+        trajectory.feedback.append(event)
+        if self._journal is not None:
+            self._journal.feedback(trajectory.id, event)
+
+    def _add(
+        self, id: str, digest: bytes, about: dict[str, Any], recorder: Recorder, feedback: list[Any], opened: float
+    ) -> OpenTrajectory:
+        self.keys.restore(digest, id)
+        added = OpenTrajectory(id, next(self._serials), digest, about, recorder, feedback, opened=opened)
+        self.by_id[id] = added
+        return added
+
+    def _drop(self, id: str) -> None:
+        trajectory = self.by_id.pop(id)
+        trajectory.closed = True
+        self.keys.revoke(trajectory.key_digest)
+        for task in trajectory.running:
+            task.cancel()
+        for segment in range(trajectory.recorder.started):
+            self._release(trajectory.session(segment))

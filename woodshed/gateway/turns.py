@@ -1,0 +1,181 @@
+"""One request from messages to a recorded reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
+from woodshed.engine.protocol import Completion, Engine, Sampling
+from woodshed.policy.formats.base import ParsedMessage
+
+from .dialects.openai_chat import ChatRequest
+from .errors import ApiError
+from .journal import Journal
+from .messages import Message
+from .metrics import Metrics
+from .recorder import Turn
+from .rendering import Rendering
+from .trajectories import OpenTrajectory
+from .watch import Watch
+
+Parse = Callable[[str], ParsedMessage]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a dialect turns into a reply. ``reply`` is the assistant message as recorded."""
+
+    reply: Message
+    finish_reason: str
+    completion: Completion
+    prompt_tokens: int
+    thinking_tokens: int
+    parse_error: str | None
+
+
+class Turns:
+    """Plans, samples, records, journals: in this order, and only then answers."""
+
+    def __init__(
+        self, engine: Engine, rendering: Rendering, metrics: Metrics, *, max_tokens: int, journal: Journal | None = None
+    ) -> None:
+        self.engine = engine
+        self.rendering = rendering
+        self.metrics = metrics
+        self.max_tokens = max_tokens
+        self.journal = journal
+
+    def parser(self, request: ChatRequest) -> Parse:
+        """Reads sampled text under the request's tools."""
+        tools = request.tools if request.call_tools else []
+        return lambda text: self.rendering.format.parse(text, tools)
+
+    async def run(
+        self,
+        trajectory: OpenTrajectory,
+        request: ChatRequest,
+        on_text: Callable[[str], None] | None = None,
+        settle: Callable[[Message], None] | None = None,
+    ) -> Answer:
+        """Sample a reply and record it. ``on_text`` gets the whole text so far whenever there is more.
+
+        ``settle`` may change the reply to what a streaming client has been sent. A request that is cancelled, or
+        whose trajectory is closed meanwhile, records nothing. Raises ApiError.
+        """
+        turn = trajectory.recorder.plan(request.messages, request.tools)
+        task = asyncio.current_task()
+        assert task is not None
+        trajectory.running.add(task)
+        try:
+            watch = None
+            if on_text is not None or request.stop:
+                watch = Watch(self.rendering.tokenizer, request.stop, self.rendering.stop_ids, on_text)
+            completion = await self._sample(trajectory, turn, request, watch)
+            if trajectory.closed:
+                raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
+            text = watch.text() if watch is not None else self.rendering.text(completion.tokens)
+            answer = self._answer(turn, completion, text, request)
+            if settle is not None:
+                settle(answer.reply)
+            self._record(trajectory, turn, answer)
+            return answer
+        except asyncio.CancelledError:
+            self.metrics.cancelled += 1
+            if trajectory.closed:
+                raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran") from None
+            raise
+        finally:
+            trajectory.running.discard(task)
+            turn.segment.busy = False
+
+    async def _sample(
+        self, trajectory: OpenTrajectory, turn: Turn, request: ChatRequest, watch: Watch | None
+    ) -> Completion:
+        sampling = Sampling(
+            max_tokens=request.max_tokens or self.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            stop_ids=self.rendering.stop_ids,
+            seed=request.seed,
+            logit_bias=request.logit_bias,
+        )
+        session = trajectory.session(turn.segment.number)
+        try:
+            if watch is None:
+                return await self.engine.generate(turn.prompt, sampling, session=session)
+            call = self.engine.generate(turn.prompt, sampling, session=session, on_token=watch.on_token)
+            return await _watched(call, watch)
+        except ContextLengthExceeded as error:
+            message = f"This model's maximum context length is {error.context} tokens, the messages have {error.tokens}"
+            raise ApiError(400, "context_length_exceeded", message, param="messages") from None
+        except EngineBusy as error:
+            raise ApiError(429, "engine_busy", str(error), type="rate_limit_error") from None
+        except EngineClosed as error:
+            raise ApiError(503, "engine_closed", str(error)) from None
+        except EngineError as error:
+            raise ApiError(500, "engine_error", f"{error}") from error
+        except ValueError as error:
+            raise ApiError(400, "invalid_value", str(error)) from None
+
+    def _answer(self, turn: Turn, completion: Completion, text: str, request: ChatRequest) -> Answer:
+        parsed = self.parser(request)(text)
+        reply: Message = {"role": "assistant", "content": parsed.content or None}
+        if parsed.thinking:
+            reply["reasoning_content"] = parsed.thinking
+        if parsed.tool_calls:
+            reply["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+                for call in parsed.tool_calls
+            ]
+        else:
+            reply["content"] = parsed.content
+        finish = "length" if completion.stop_reason == "length" else "tool_calls" if parsed.tool_calls else "stop"
+        thinking = len(self.rendering.tokenizer.encode(parsed.thinking)) if parsed.thinking else 0
+        return Answer(reply, finish, completion, len(turn.prompt), thinking, parsed.error)
+
+    def _record(self, trajectory: OpenTrajectory, turn: Turn, answer: Answer) -> None:
+        recorder, before = trajectory.recorder, turn.mark()
+        recorder.commit(turn, answer.completion, answer.reply)
+        trajectory.requests += 1
+        if self.journal is not None:
+            self.journal.turn(trajectory.id, recorder.segments.index(turn.segment), turn.segment, before)
+        metrics = self.metrics
+        metrics.turns += 1
+        metrics.prompt_tokens += answer.prompt_tokens
+        metrics.cached_tokens += answer.completion.cached_tokens
+        metrics.sampled_tokens += len(answer.completion.tokens)
+        metrics.parse_errors += answer.parse_error is not None
+        metrics.prefix_breaks += turn.fresh and len(recorder.segments) > 1
+
+
+async def _watched(call: Any, watch: Watch) -> Completion:
+    """The completion, ended at a stop string."""
+    task: asyncio.Task[Completion] = asyncio.ensure_future(call)
+    watch.on_stop = task.cancel
+    done: Completion | None = None
+    try:
+        done = await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if watch.cut is None or (current is not None and current.cancelling()):
+            raise
+    watch.look()
+    if watch.cut is None:
+        assert done is not None
+        return done
+    cut = watch.cut
+    kept = watch.tokens[:cut]
+    return Completion(
+        tokens=[token for token, _, _ in kept],
+        logprobs=[logprob for _, logprob, _ in kept],
+        versions=[version for _, _, version in kept],
+        stop_reason="stop",
+        routes=done.routes[:cut] if done is not None and done.routes is not None else None,
+        prompt_routes=done.prompt_routes if done is not None else None,
+        cached_tokens=done.cached_tokens if done is not None else 0,
+    )

@@ -1,0 +1,69 @@
+"""Looks at tokens while they are sampled: for stop strings, and for streaming."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from woodshed.policy.tokenizer import Tokenizer
+
+
+class Watch:
+    """Collects what the engine's thread reports and looks at it in the event loop, many tokens per wake-up.
+
+    ``cut`` is the number of tokens up to the end of the first stop string, or None; ``on_stop`` is called when one is
+    found. The engine may sample a few tokens more before it is stopped: they are not part of the completion.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        stop_ids: tuple[int, ...],
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        self.tokens: list[tuple[int, float, int]] = []
+        self.cut: int | None = None
+        self.on_stop: Callable[[], object] | None = None
+        self._stop = [s.encode("utf-8", "replace") for s in stop]
+        self._keep = max((len(s) for s in self._stop), default=1) - 1
+        self._stop_ids = stop_ids
+        self._on_text = on_text
+        self._tokenizer = tokenizer
+        self._bytes = bytearray()
+        self._seen = 0
+        self._woken = False
+        self._loop = asyncio.get_running_loop()
+
+    def on_token(self, token: int, logprob: float, version: int) -> None:
+        """Called in the engine's thread."""
+        self.tokens.append((token, logprob, version))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self.look)
+            except RuntimeError:  # the loop was closed; nobody is left to tell
+                pass
+
+    def look(self) -> None:
+        """Take in what is new. Called in the event loop, and once more when the completion is there."""
+        self._woken = False
+        while self._seen < len(self.tokens) and self.cut is None:
+            token = self.tokens[self._seen][0]
+            self._seen += 1
+            if token in self._stop_ids:
+                continue
+            before = len(self._bytes)
+            self._bytes += self._tokenizer.token_bytes(token)
+            found = [at for s in self._stop if (at := self._bytes.find(s, max(0, before - self._keep))) >= 0]
+            if found:
+                self.cut = self._seen
+                del self._bytes[min(found) :]
+                if self.on_stop is not None:
+                    self.on_stop()
+        if self._on_text is not None:
+            self._on_text(self.text())
+
+    def text(self) -> str:
+        """The text so far, up to the stop string and without a stop token."""
+        return self._bytes.decode("utf-8", "replace")
