@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 
@@ -166,9 +166,11 @@ def _read_rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         raise ConfigError(f"config.json: rope_type {kind!r} is not supported; supported: default, linear, llama3")
     if "factor" not in rope:
         raise ConfigError(f"config.json: rope_type {kind!r} needs a factor")
+    if kind == "linear":
+        return theta, RopeScaling("linear", float(rope["factor"]))
     original = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 8192
     return theta, RopeScaling(
-        kind=cast(Literal["linear", "llama3"], kind),
+        kind="llama3",
         factor=float(rope["factor"]),
         low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
         high_freq_factor=float(rope.get("high_freq_factor", 4.0)),

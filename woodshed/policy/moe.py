@@ -59,13 +59,15 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, replay: Tensor | None = None, ratio: float = 0.0) -> tuple[Tensor, Tensor]:
         """x ``[..., D]``, replay ``[..., K]`` -> (y ``[..., D]``, chosen int64 ``[..., K]``)."""
         x_ND = x.reshape(-1, x.shape[-1])
-        scores_NE = F.linear(x_ND, self.router).softmax(-1, dtype=torch.float32)
+        logits_NE = F.linear(x_ND, self.router).float()
         replay_NK = None if replay is None else replay.reshape(-1, replay.shape[-1])
         with torch.no_grad():
-            chosen_NK = choose_experts(scores_NE.detach(), self.k, replay_NK, ratio)
-        gates_NK = scores_NE.gather(-1, chosen_NK)
+            chosen_NK = choose_experts(logits_NE.softmax(-1), self.k, replay_NK, ratio)
         if self.normalise:
-            gates_NK = gates_NK / gates_NK.sum(-1, keepdim=True)
+            # Softmax over the chosen logits is the chosen probabilities divided by their sum, without the rounding.
+            gates_NK = logits_NE.gather(-1, chosen_NK).softmax(-1)
+        else:
+            gates_NK = logits_NE.softmax(-1).gather(-1, chosen_NK)
         y_ND = self._mix(x_ND, chosen_NK, gates_NK.to(x.dtype))
         return y_ND.view(x.shape), chosen_NK.view(*x.shape[:-1], self.k)
 

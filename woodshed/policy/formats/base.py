@@ -134,3 +134,18 @@ def calls_of(message: Message) -> list[tuple[str, str]]:
 def new_call_id() -> str:
     """An id that no other call of the conversation has."""
     return "call_" + os.urandom(9).hex()
+
+
+def read_json_object(text: str) -> dict[str, Any]:
+    """A JSON object that a policy wrote. Raises ValueError on anything else: bad syntax, a nesting too deep to handle,
+    half of a surrogate pair (which no UTF-8 reply could carry on)."""
+    try:
+        data = json.loads(text)
+        json.dumps(data, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair") from None
+    if not isinstance(data, dict):
+        raise ValueError("not an object")
+    return data

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from woodshed.policy.formats.base import (
     FormatError,
@@ -21,6 +20,7 @@ from woodshed.policy.formats.base import (
     calls_of,
     function_of,
     new_call_id,
+    read_json_object,
     text_content,
 )
 from woodshed.policy.formats.hermes_template import TEMPLATE
@@ -92,8 +92,8 @@ class HermesFormat:
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Text before and after the calls is the content. A block that is not a call stays in it, with ``error``."""
-        for stop in self.stop_tokens:
-            text = text.removesuffix(stop)
+        stop = next((t for t in self.stop_tokens if text.endswith(t)), "")
+        text = text.removesuffix(stop)
         thinking, text = _split_thinking(text)
         calls: list[ToolCall] = []
         kept: list[str] = []
@@ -148,17 +148,18 @@ def _split_thinking(text: str) -> tuple[str | None, str]:
     if not stripped.startswith(THINK):
         return None, text
     thinking, _, rest = stripped[len(THINK) :].partition(THINK_END)
-    return thinking.strip("\n"), rest.lstrip("\n")
+    thinking = thinking.removeprefix("\n").removesuffix("\n")
+    return thinking, rest.removeprefix("\n\n") if rest.startswith("\n\n") else rest.removeprefix("\n")
 
 
 def _read_call(block: str, *, closed: bool) -> tuple[ToolCall | None, str | None]:
     if not closed:
         return None, "tool call without </tool_call>"
     try:
-        data: Any = json.loads(block)
-    except (ValueError, RecursionError) as error:
-        return None, f"tool call is not JSON: {error}"
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        data = read_json_object(block)
+    except ValueError as error:
+        return None, f"tool call is not a JSON object: {error}"
+    if not isinstance(data.get("name"), str):
         return None, 'tool call must be a JSON object with "name" and "arguments"'
     arguments = data.get("arguments", {})
     if isinstance(arguments, str):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from woodshed.policy.formats.base import FormatError, Tool, function_of
+from woodshed.policy.formats.base import FormatError, Tool, function_of, read_json_object
 
 RAW = "_text"
 """Argument that holds what could not be read, exactly as written."""
@@ -84,11 +84,11 @@ class Verb:
 
     def _read_json(self, rest: str) -> dict[str, Any] | None:
         try:
-            arguments = json.loads(rest)
-        except (ValueError, RecursionError):
+            arguments = read_json_object(rest)
+        except ValueError:
             return None
         known = self.types if self.template is not None else arguments
-        return arguments if isinstance(arguments, dict) and all(k in known for k in arguments) else None
+        return arguments if all(k in known for k in arguments) else None
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,11 @@ def _verb(tool: Tool) -> Verb:
     if compact is None:
         return Verb(name, name, None if types else "", types, required)
     word, template = compact.get("verb") or name, compact.get("template") or ""
-    unknown = [f for f in _FIELD.findall(template) if f not in types]
-    if unknown or not isinstance(word, str) or not word or re.search(r"\s", word):
-        problem = f"template names unknown fields {unknown}" if unknown else f"verb {word!r} must be one word"
-        raise FormatError(f"tool {name!r}: x-compact {problem}")
+    fields = _FIELD.findall(template)
+    if not isinstance(word, str) or word.split() != [word]:
+        raise FormatError(f"tool {name!r}: x-compact verb {word!r} must be one word")
+    if unknown := [f for f in fields if f not in types or fields.count(f) > 1]:
+        raise FormatError(f"tool {name!r}: x-compact template names {unknown}, not a parameter, or twice")
     return Verb(word, name, template, types, required)
 
 
