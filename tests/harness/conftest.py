@@ -79,8 +79,10 @@ async def serve(script: Script) -> AsyncIterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
-            await task
+            server.force_exit = True
+            await server.shutdown([listener])
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture

@@ -64,8 +64,7 @@ class FolderBox:
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
         self.calls.append(f"read {path}")
         await asyncio.sleep(0)
-        with open(self.root / path, "rb") as file:
-            return file.read(max_bytes)
+        return (self.root / path).read_bytes()[:max_bytes]
 
     async def write(self, path: str, data: bytes) -> None:
         self._write({path: data})
@@ -73,7 +72,9 @@ class FolderBox:
     async def delete(self, path: str) -> None:
         (self.root / path).unlink()
 
-    async def list(self, path: str = ".", *, recursive: bool = False, limit: int = 10_000) -> list[tuple[str, str, int]]:
+    async def list(
+        self, path: str = ".", *, recursive: bool = False, limit: int = 10_000
+    ) -> list[tuple[str, str, int]]:
         found = (self.root / path).rglob("*") if recursive else (self.root / path).iterdir()
         kinds = ((p.relative_to(self.root / path).as_posix(), "dir" if p.is_dir() else "file", p) for p in found)
         return sorted((name, kind, p.stat().st_size) for name, kind, p in kinds)[:limit]

@@ -135,7 +135,8 @@ def test_overflow_is_told_apart_from_other_refusals() -> None:
         async with serve(Script([JSONResponse(body, 400)])) as url, pooled_client() as client:
             await HttpEndpoint(url, "k", "m", client).complete([], [], max_tokens=1)
 
-    for body in ({"error": {"code": "context_length_exceeded"}}, {"message": "This model's maximum context length is 5"}):
+    coded, worded = {"error": {"code": "context_length_exceeded"}}, {"message": "the maximum context length is 5"}
+    for body in (coded, worded):
         with pytest.raises(ContextFull):
             asyncio.run(go(body))
     with pytest.raises(EndpointLost, match="400"):
@@ -145,7 +146,7 @@ def test_overflow_is_told_apart_from_other_refusals() -> None:
 def test_streaming_adds_up_to_the_same_message() -> None:
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}, {"reasoning_content": "hm"},
-        {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "read_file", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "read_file", "arguments": ""}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"path":'}}]},
         {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "grep", "arguments": "{}"}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '"x"}'}}]},

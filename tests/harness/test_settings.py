@@ -16,7 +16,7 @@ from woodshed.harness.settings import COMPACT_TOOLS, HarnessSettings, LimitSetti
 
 
 def test_the_hash_is_stable_across_processes_and_notices_everything() -> None:
-    code = "from woodshed.harness.registry import *;from woodshed.harness.settings import *;print(harness_hash(HarnessSettings()))"
+    code = "from woodshed.harness.registry import *; print(harness_hash(HarnessSettings()))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert harness_hash(HarnessSettings()) == there
     variants = [

@@ -60,7 +60,7 @@ def test_a_folder_is_written_back_only_with_consent(folder: Path) -> None:
     steps = [call(EDIT, content="I change \x1b[2J it"), say("All done")]
     episode, shown, _ = drive(folder, *steps, prompt="raise A", lines=["n"])
     assert episode.status == "submitted" and (folder / "a.py").read_text() == "A = 1\n"
-    for text in ("raise A", "edit_file path=a.py", "All done", "-A = 1", "+A = 2", "submitted after 2 turns", "1 edits"):
+    for text in ("raise A", "edit_file path=a.py", "All done", "-A = 1", "+A = 2", "submitted after 2 turns"):
         assert text in shown
     assert "\x1b[2J" not in shown
     drive(folder, *steps, prompt="raise A", lines=[])

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from .folder_box import FolderBox
 from woodshed.harness.errors import TOOL_ERRORS, ToolError
 from woodshed.harness.registry import TOOLS, ToolRegistry
 from woodshed.harness.session import Session
 from woodshed.harness.settings import ALL_TOOLS, COMPACT_TOOLS, HarnessSettings, OutputSettings
 from woodshed.harness.tools.base import ToolResult
 from woodshed.harness.tools.run_tests import python_script
+
+from .folder_box import FolderBox
 
 PLAIN = HarnessSettings(tools=(*ALL_TOOLS, "edit_line", "undo"))
 TINY = PLAIN.model_copy(update={"output": OutputSettings(separator="", snippet=False, error_detail=False)})
@@ -142,13 +143,14 @@ def test_an_edit_of_a_broken_file_is_allowed(box: FolderBox) -> None:
 
 def test_edit_line_and_undo_go_back_step_by_step(box: FolderBox) -> None:
     original = (box.root / "ridge.py").read_bytes()
-    steps = [
+    steps: list[tuple[str, dict[str, Any]]] = [
         ("edit_line", {"path": "ridge.py", "line": 2, "text": "    return x + 1"}),
         ("edit_line", {"path": "ridge.py", "line": 2, "text": "    return x + 2"}),
         ("write_file", {"path": "new/file.py", "content": "a = 1\n"}),
         ("delete_file", {"path": "pkg/a.py"}),
     ]
-    results = use_all(box, *steps, *[("undo", {})] * 5, settings=TINY)
+    undo: tuple[str, dict[str, Any]] = ("undo", {})
+    results = use_all(box, *steps, *[undo] * 5, settings=TINY)
     assert [r.text for r in results] == ["ok"] * 8 + ["error: nothing to undo"]
     assert (box.root / "ridge.py").read_bytes() == original
     assert not (box.root / "new/file.py").exists() and (box.root / "pkg/a.py").exists()
@@ -192,7 +194,7 @@ def test_run_command(box: FolderBox) -> None:
 def test_run_tests(box: FolderBox) -> None:
     box._write(
         {
-            "check.py": b"import sys, ridge\nprint('PASS', ridge.f(2), __name__, sys.argv)\nprint('noise', file=sys.stderr)",
+            "check.py": b"import sys, ridge\nprint('PASS', ridge.f(2), __name__, sys.argv)\nprint(3, file=sys.stderr)",
             "boom.py": b"import ridge\nraise SystemExit(ridge.g)",
             "silent.py": b"",
             "loop.py": b"print('start', flush=True)\nwhile True: pass",
@@ -223,12 +225,14 @@ def test_which_commands_run_warm(command: str, script: str | None) -> None:
 
 
 def test_read_lints_without_ruff(box: FolderBox) -> None:
-    box._write({"bad.py": b"def f(:\n", "undef.py": b"def g():\n    return nope + len(g.__doc__)\n\ndef g():\n    pass\n"})
+    box._write({"bad.py": b"def f(:\n"})
+    box._write({"undef.py": b"def g():\n    return nope + len(g.__doc__)\n\ndef g():\n    pass\n"})
     real = box.exec
 
     async def missing(command: Any, **kwargs: Any) -> Any:
         argv = list(command)
-        return await real(["/bin/sh", "-c", "exit 127"] if "ruff" in argv[2] and argv[0] == "/bin/sh" else argv, **kwargs)
+        asks_ruff = argv[0] == "/bin/sh" and "ruff" in argv[2]
+        return await real(["/bin/sh", "-c", "exit 127"] if asks_ruff else argv, **kwargs)
 
     box.exec = missing  # type: ignore[method-assign]
     text = use(box, ("read_lints", {})).text

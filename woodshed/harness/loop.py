@@ -134,6 +134,8 @@ class _Agent:
         self.events += events
         self.effort.tool_calls += len(events)
         self.effort.invalid_calls += invalid
+        if reply.parse_error:
+            await self._tell(ToolError("malformed_call", reply.parse_error), reply)
         return invalid < len(events)
 
     def _no_call(self, reply: Reply) -> ToolError | None:
@@ -149,7 +151,7 @@ class _Agent:
         return None
 
     async def _tell(self, problem: ToolError, reply: Reply) -> None:
-        """Answer a reply that has no call to answer."""
+        """Answer what no call result can answer: no call at all, or one that could not be read."""
         result = self.registry.error(problem)
         content = reply.message.get("content")
         raw = content if isinstance(content, str) else None

@@ -93,8 +93,8 @@ class ToolRegistry:
             raise
         except OSError as error:
             kind = next((kind for cause, kind in OS_ERRORS if isinstance(error, cause)), "io_error")
-            path = getattr(args, "path", "")
-            return self.error(ToolError(kind, f"{path}" if kind != "io_error" else f"{path}: {error.strerror}"))
+            path = str(getattr(args, "path", ""))
+            return self.error(ToolError(kind, path if kind != "io_error" else f"{error.strerror}: {path}"))
         except Exception:
             log.exception("tool %s failed on %r", tool.name, args)
             return self.error(ToolError("internal_error", f"{tool.name} failed; try another way"))
