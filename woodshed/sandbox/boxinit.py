@@ -29,15 +29,15 @@ _RESERVED_PIDS = 300
 _SHM = 64 << 20
 
 
-def run(spec: dict[str, Any], root: str, binds: list[tuple[str, str]], outer: int, control: int, seal: int) -> None:
+def run(spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, seal: int) -> None:
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
 
-    ``root``: the template's folder. ``outer``: this process's id in the zygote's user namespace.
+    The working folder is the template's. ``outer``: this process's id in the zygote's user namespace.
     """
     try:
         _keep(control, seal)
         _become_user(outer)
-        _mounts(spec, root, binds)
+        _mounts(spec, binds)
         _limits(spec)
         _confine(spec)
         agent = Agent(CONTROL, SEAL, UPPER, spec)
@@ -82,8 +82,7 @@ def _become_user(outer: int) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
-def _mounts(spec: dict[str, Any], root: str, binds: list[tuple[str, str]]) -> None:
-    os.chdir(root)
+def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
     size = f",size={spec['disk']}" if spec["disk"] is not None else ""
     inner = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("upper", "upper", "tmpfs", inner, f"mode=755{size}")

@@ -43,6 +43,7 @@ class Zygote:
         kernel.mount("woodshed", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64m")
         for name in ("upper", "new", "stores", "snaps"):
             os.mkdir(f"{root}/{name}")
+        os.chdir(root)  # from here on by relative paths: the folder's parents need not be open to boxes' user
         self._outer = BOX_UID if self.privileged else 0
         self._binds = template.build(root, self._outer)
         if self.privileged:
@@ -92,11 +93,13 @@ class Zygote:
 
     def close(self) -> None:
         """Kill every box and wait for it, so that nothing outlives the zygote."""
+        self._host.close()
         for pid in list(self._names):
             os.kill(pid, signal.SIGKILL)
         for pid in list(self._names):
             os.waitpid(pid, 0)
         self._raise()
+        os.chdir("/")
         kernel.umount(self._root)
         try:
             os.rmdir(self._root)
@@ -131,7 +134,7 @@ class Zygote:
             self._send({"gone": spec["box"]})
             return
         if pid == 0:
-            boxinit.run(spec, self._root, self._binds, self._outer, control, self._seal_out.fileno())
+            boxinit.run(spec, self._binds, self._outer, control, self._seal_out.fileno())
         self._names[pid], self._pids[spec["box"]] = spec["box"], pid
 
     def _layer(self, path: str) -> str:
@@ -147,15 +150,15 @@ class Zygote:
             self._raise()
             try:
                 place = f"stores/{len(self._stores)}"
-                os.mkdir(f"{self._root}/{place}")
-                kernel.mount(parent, f"{self._root}/{place}", flags=kernel.MS_BIND)
+                os.mkdir(place)
+                kernel.mount(parent, place, flags=kernel.MS_BIND)
             except OSError as error:
                 raise OSError(error.errno, f"layer {path}: {error.strerror}") from None
             finally:
                 self._lower()
             self._stores[parent] = place
         relative = f"{self._stores[parent]}/{name}"
-        if not os.access(f"{self._root}/{relative}", os.R_OK | os.X_OK, effective_ids=True):
+        if not os.access(relative, os.R_OK | os.X_OK, effective_ids=True):
             raise OSError(2, f"layer {path}: no such folder, or not readable for other users (chmod a+rX)")
         return relative
 
@@ -164,7 +167,7 @@ class Zygote:
         fd = self._sealed.pop(message["token"], None)
         if fd is None:
             raise OSError(2, "the box handed over no filesystem")
-        place = f"{self._root}/snaps/{message['name']}"
+        place = f"snaps/{message['name']}"
         self._raise()
         try:
             if kernel.filesystem(fd) != kernel.TMPFS_MAGIC:
@@ -177,7 +180,7 @@ class Zygote:
             self._lower()
 
     def _release(self, message: dict[str, Any]) -> None:
-        place = f"{self._root}/snaps/{message['name']}"
+        place = f"snaps/{message['name']}"
         self._raise()
         try:
             kernel.umount(place)
