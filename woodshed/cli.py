@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 
 app = typer.Typer(
-    help="Woodshed trains coding agents in the very harness they ship in.\n\nStart with: woodshed run recipes/laptop.toml",
+    help="Trains coding agents in the very harness they ship in.\n\nStart with: woodshed run recipes/laptop.toml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -76,9 +77,16 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one")] = 8000,
 ) -> None:
     """Serve a policy as an OpenAI-compatible API (chat completions, streaming, tools)."""
-    from .gateway.serve import main
+    import secrets
 
-    raise typer.Exit(main(["--policy", str(policy), "--host", host, "--port", str(port)]))
+    from .gateway.serve import main, parse_arguments
+
+    os.environ.setdefault("WOODSHED_ADMIN_KEY", secrets.token_urlsafe(32))
+    Console().print(f"serving {policy} on http://{host}:{port}/v1; admin key: {os.environ['WOODSHED_ADMIN_KEY']}")
+    try:
+        main(parse_arguments(["--policy", str(policy), "--host", host, "--port", str(port)]))
+    except (ValueError, OSError) as error:
+        raise _fail(error) from None
 
 
 @app.command()

@@ -11,6 +11,11 @@ from ..record.task import Task
 from ..rl.rollout import Arena, rollout
 
 
+def group_name(evaluation: str, task: str) -> str:
+    """Group of a task's samples in an evaluation."""
+    return f"{evaluation}:{task.replace('/', '.')}"
+
+
 async def evaluate(
     arena: Arena,
     tasks: Sequence[Task],
@@ -23,11 +28,11 @@ async def evaluate(
 ) -> dict[str, list[bool]]:
     """Resolved or not, per task name and sample. Infrastructure errors count as not resolved and keep their status.
 
-    Trajectories are stored with ``source="eval"``, group ``NAME/TASK`` and label ``evaluation=NAME``.
+    Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label ``evaluation=NAME``.
     """
-    group_of = {task.name: f"{name}/{task.name}" for task in tasks}
-    stored = {row["id"]: bool(row["resolved"]) for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}/%'")}
-    wanted = [(task, f"{group_of[task.name]}/{k:02d}") for task in tasks for k in range(samples)]
+    group_of = {task.name: group_name(name, task.name) for task in tasks}
+    stored = {row["id"]: bool(row["resolved"]) for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")}
+    wanted = [(task, f"{group_of[task.name]}:{k:02d}") for task in tasks for k in range(samples)]
     results = {id: stored[id] for _, id in wanted if id in stored}
     slots = asyncio.Semaphore(concurrency)
 

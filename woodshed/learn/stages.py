@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.supervisor import Program
+from ..gateway.settings import GatewaySettings
 from ..recipe.recipe import Recipe
 from ..train.worker_config import WorkerConfig
 from .directory import RunDirectory, write_json
@@ -83,21 +84,24 @@ def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: 
         port = free.getsockname()[1]
     admin = run.root / "server" / "admin.key"
     admin.parent.mkdir(parents=True, exist_ok=True)
-    settings = run.root / "server" / "settings.json"
-    write_json(
-        settings,
-        {
-            "engine": json.loads(recipe.engine.model_dump_json()),
-            "gateway": json.loads(recipe.gateway.model_dump_json()),
-        },
-    )
+    if not admin.exists():
+        admin.touch(mode=0o600)
+        admin.write_text(secrets.token_urlsafe(32))
     ready = run.root / "server" / "ready.json"
     ready.unlink(missing_ok=True)
+    settings = GatewaySettings(
+        policy=policy,
+        weights=run.weights if weights else None,
+        model=recipe.name,
+        port=port,
+        admin_key_file=admin,
+        ready_file=ready,
+        engine=recipe.engine,
+    )
+    path = run.root / "server" / "settings.json"
+    write_json(path, settings.model_dump(mode="json"))
     write_json(run.root / "server" / "address.json", {"url": f"http://127.0.0.1:{port}", "admin_key_file": str(admin)})
-    argv = ["-m", "woodshed.gateway.serve", "--policy", str(policy), "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--admin-key-file", str(admin), "--ready-file", str(ready), "--settings", str(settings)]
-    if weights:
-        argv += ["--weights", str(run.weights)]
+    argv = ["-m", "woodshed.gateway.serve", "--settings", str(path)]
     return Program("server", argv, run.log("server"), env=_threads(1), max_restarts=20)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from ..gateway.client import GatewayAdmin
+from ..gateway.client import GatewayAdmin, GatewayError
 from ..grading.verify import GradeCache, grade, submission_from
 from ..harness.endpoint import HttpEndpoint
 from ..harness.errors import EndpointLost
@@ -69,7 +69,7 @@ async def rollout(
     for attempt in range(1, arena.attempts + 1):
         try:
             trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
-        except (SandboxError, EndpointLost, httpx.HTTPError) as failure:
+        except (SandboxError, EndpointLost, GatewayError, httpx.HTTPError) as failure:
             error = f"{type(failure).__name__}: {failure}"
             continue
         trajectory.attempts, trajectory.started = attempt, started

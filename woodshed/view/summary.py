@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..evaluate.run import group_name
 from ..evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
 from ..record.store import TrajectoryStore
 
@@ -38,7 +39,7 @@ class Evaluation:
 
 def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None = None) -> Evaluation | None:
     """The stored evaluation ``name``, or None if there is none. ``kinds`` maps task names to their kind of change."""
-    rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}/%'")
+    rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")
     if not rows:
         return None
     by_task: dict[str, list[dict[str, Any]]] = {}
@@ -82,10 +83,10 @@ def telling_pairs(
     ranked = sorted(set(a) & set(b), key=lambda t: (b[t] - a[t], t))
     pairs = []
     for task in ranked[:count]:
-        first = [t for t in store.group(f"{before.name}/{task}") if not (t.outcome and t.outcome.resolved)]
-        second = [t for t in store.group(f"{after.name}/{task}") if t.outcome and t.outcome.resolved]
-        left = first or store.group(f"{before.name}/{task}")
-        right = second or store.group(f"{after.name}/{task}")
+        first = [t for t in store.group(group_name(before.name, task)) if not (t.outcome and t.outcome.resolved)]
+        second = [t for t in store.group(group_name(after.name, task)) if t.outcome and t.outcome.resolved]
+        left = first or store.group(group_name(before.name, task))
+        right = second or store.group(group_name(after.name, task))
         if left and right:
             pairs.append((left[0], right[0]))
     return pairs
