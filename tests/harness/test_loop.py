@@ -190,7 +190,7 @@ def test_wall_limit_in_a_reply_and_in_a_tool(box: FolderBox) -> None:
     episode, _ = play(box, never, settings=limits(wall_seconds=0.2))
     assert episode.status == "timeout" and episode.effort.turns == 0
     sleep = ("run_command", {"command": "sleep 9"})
-    episode, _ = play(box, call(sleep, sleep), settings=limits(wall_seconds=0.4))
+    episode, _ = play(box, call(sleep, sleep), settings=limits(wall_seconds=1.5))
     assert episode.status == "timeout"
     assert [e.error for e in episode.events] == ["timeout", "not_executed"]
 

@@ -183,7 +183,7 @@ def test_run_command(box: FolderBox) -> None:
     assert where[1].text == "a.py"
     gone = [("run_command", {"command": c}) for c in ("mkdir t; cd t", "rmdir ../t; false", "echo here")]
     assert use_all(box, *gone)[2].text.endswith("here")
-    slow = use(box, ("run_command", {"command": "echo first; sleep 5", "timeout": 0.3}))
+    slow = use(box, ("run_command", {"command": "echo first; sleep 9", "timeout": 1.0}))
     assert slow.error == "timeout" and slow.text.startswith("first\nerror: timeout")
     late = use(box, ("run_command", {"command": "sleep 5"}), deadline=0.0)
     assert late.error == "timeout"
@@ -208,7 +208,7 @@ def test_run_tests(box: FolderBox) -> None:
     assert "No such file" in use(box, ("run_tests", {}), test_command="python gone.py").text
     assert use(box, ("run_tests", {}), test_command="echo A; echo B >&2; false").text == "A\nB"
     assert use(box, ("run_tests", {}), test_command="false").text == "[exit code 1]"
-    quick = PLAIN.model_copy(update={"command": PLAIN.command.model_copy(update={"test_timeout": 0.5})})
+    quick = PLAIN.model_copy(update={"command": PLAIN.command.model_copy(update={"test_timeout": 2.0})})
     loop = use(box, ("run_tests", {}), test_command="python loop.py", settings=quick)
     assert loop.error == "timeout" and loop.text.startswith("start\nerror: timeout")
 
