@@ -36,14 +36,14 @@ class ChatRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
-        left: asyncio.Task[AsgiMessage] | None = None
+        left: asyncio.Future[AsgiMessage] | None = None
         sender = _Counted(send, self.turns.metrics.responses)
         try:
             trajectory = self.trajectories.of_key(bearer(dict(scope["headers"]).get(b"authorization")))
             body = await read_body(receive, self.max_body)
             if body is None:
                 return
-            left = asyncio.ensure_future(_as_coroutine(receive()))
+            left = asyncio.ensure_future(receive())
             left.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
             request = parse_request(body)
             if request.stream:
@@ -151,8 +151,3 @@ async def read_body(receive: Callable[[], Awaitable[Any]], limit: int) -> bytes 
             raise ApiError(413, "request_too_large", f"the request body is larger than {limit} bytes")
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _as_coroutine(awaitable: Awaitable[AsgiMessage]) -> AsgiMessage:
-    return await awaitable
-

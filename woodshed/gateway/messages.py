@@ -25,9 +25,10 @@ def normalise(message: Any, index: int) -> Message:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
         raise invalid(where, "must be an object with role and content")
-    role = _ROLES.get(message.get("role"))  # type: ignore[arg-type]
+    given = message.get("role")
+    role = _ROLES.get(given) if isinstance(given, str) else None
     if role is None:
-        raise invalid(f"{where}.role", f"unknown role {message.get('role')!r}; one of {', '.join(_ROLES)}")
+        raise invalid(f"{where}.role", f"unknown role {given!r:.60}; one of {', '.join(_ROLES)}")
     out: Message = {"role": role, "content": _text(message.get("content"), where)}
     if role == "assistant":
         calls = message.get("tool_calls")

@@ -62,7 +62,14 @@ class Watch:
                 if self.on_stop is not None:
                     self.on_stop()
         if self._on_text is not None:
-            self._on_text(self.text())
+            self._on_text(self._bytes[: len(self._bytes) - self._held()].decode("utf-8", "replace"))
+
+    def _held(self) -> int:
+        """Length of the end that may become a stop string."""
+        if self.cut is not None:
+            return 0
+        end = range(min(self._keep, len(self._bytes)), 0, -1)
+        return next((n for n in end if any(s.startswith(self._bytes[-n:]) for s in self._stop)), 0)
 
     def text(self) -> str:
         """The text so far, up to the stop string and without a stop token."""

@@ -1,0 +1,112 @@
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from woodshed.gateway.app import build_app
+from woodshed.gateway.client import GatewayAdmin
+from woodshed.gateway.journal import Journal, JournalError
+from woodshed.gateway.segments_wire import Finished
+from woodshed.policy.formats import get_format
+
+from .parts import ADMIN, COMPACT, TOOLS, ScriptedEngine, replies
+
+USER = {"role": "user", "content": "fix it"}
+
+
+class Server:
+    """One life of a server; ``end`` is a crash: nothing is flushed or written."""
+
+    def __init__(self, directory: Path, *texts: str) -> None:
+        self.engine = ScriptedEngine(replies(*texts), routes=True)
+        self.journal = Journal(directory)
+        app = build_app(self.engine, get_format("compact"), COMPACT, admin_key=ADMIN, journal=self.journal)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+        self.admin = GatewayAdmin("http://gateway", ADMIN, client=self.http)
+
+    async def chat(self, key: str, messages: list[Any]) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"messages": messages, "tools": TOOLS}
+        response = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert response.status_code == 200, response.text
+        return dict(response.json()["choices"][0]["message"])
+
+    def end(self) -> None:
+        self.journal.close()
+
+
+def result_of(message: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": text}
+
+
+async def conversation(directory: Path, crash_after: set[int], torn: bool = False) -> tuple[Finished, list[Any]]:
+    """Three turns and a branch, with a crash after the turns in ``crash_after``."""
+    texts = ["read a.py<end>", "test", "submit<end>", "test<end>"]
+    server = Server(directory, *texts)
+    key = await server.admin.open("t", task="x")
+    await server.admin.open("closed")
+    await server.admin.finish("closed")
+    messages: list[Any] = [USER]
+    prompts: list[Any] = []
+    for i in range(4):
+        reply = await server.chat(key, messages if i < 3 else [USER, {"role": "user", "content": "other"}])
+        prompts.append(server.engine.calls[-1][1:])
+        messages += [reply, result_of(reply, f"result {i}")]
+        if i in crash_after:
+            server.end()
+            if torn:
+                with (directory / "open.journal").open("ab") as file:
+                    file.write(b"\xff\0\0\0half a rec")
+            server = Server(directory, *texts[i + 1 :])
+    finished = await server.admin.finish("t")
+    server.end()
+    return finished, prompts
+
+
+@pytest.mark.parametrize("crashes", [{0}, {1}, {2}, {3}, {0, 1, 2, 3}])
+def test_a_restart_changes_nothing(tmp_path: Path, crashes: set[int]) -> None:
+    async def main() -> None:
+        expected, prompts = await conversation(tmp_path / "a", set())
+        got, again = await conversation(tmp_path / "b", crashes, torn=True)
+        assert [p[0] for p in prompts] == [p[0] for p in again]
+        assert (got.prefix_breaks, got.about) == (1, expected.about)
+        assert len(got.segments) == len(expected.segments) == 2
+        for a, b in zip(expected.segments, got.segments, strict=True):
+            for name in ("tokens", "sampled", "logprobs", "versions", "routes"):
+                assert np.array_equal(getattr(a, name), getattr(b, name)), name
+            assert a.spans == b.spans
+
+    asyncio.run(main())
+
+
+def test_keys_are_not_written_and_closed_trajectories_are_dropped(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server(tmp_path, "test<end>")
+        key = await server.admin.open("t")
+        await server.http.post("/v1/feedback", json={"kind": "x"}, headers={"authorization": f"Bearer {key}"})
+        await server.chat(key, [USER])
+        assert key.encode() not in (tmp_path / "open.journal").read_bytes()
+        server.end()
+        server = Server(tmp_path)
+        (kept,) = await server.admin.list()
+        assert kept["id"] == "t" and kept["segments"] == 1
+        finished = await server.admin.finish("t")
+        assert finished.feedback[0]["kind"] == "x"
+        server.end()
+        server = Server(tmp_path)
+        assert await server.admin.list() == []
+        assert (tmp_path / "open.journal").stat().st_size == 0
+        server.end()
+
+    asyncio.run(main())
+
+
+def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    with pytest.raises(JournalError, match="another server"):
+        Journal(tmp_path)
+    first.close()
+    Journal(tmp_path).close()
