@@ -101,7 +101,7 @@ def test_closed_descriptors_background_processes_and_odd_ends(with_backend):
     async def body(backend):
         box = await backend.create(BoxSpec())
         assert (await box.exec("exec <&- >&- 2>&-; exit 3")).returncode == 3
-        closer = "import os, time\nfor n in range(99):\n  try: os.close(n)\n  except OSError: pass\ntime.sleep(0.05); os._exit(4)"
+        closer = "import os, time\nos.closerange(0, 99)\ntime.sleep(0.05)\nos._exit(4)"
         assert (await box.exec_python(closer)).returncode == 4
         result = await box.exec("sleep 30 & echo started")  # the background keeps the pipe open; no waiting for it
         assert result.stdout == b"started\n" and result.seconds < 20
@@ -123,15 +123,15 @@ def test_hostile_names_and_depths_are_answers_not_failures(with_backend):
         source = """
 import os
 open(b"bad-\\xff\\n.txt", "w").write("odd")
-for depth in range(1500):
-    os.mkdir("d")
-    os.chdir("d")
+for depth in range(25):
+    os.mkdir(("d" if depth == 0 else "d" * 200))
+    os.chdir(("d" if depth == 0 else "d" * 200))
 """
         await box.exec_python(source)
         files = await box.get(["*.txt"])
         assert files == {"bad-\udcff\n.txt": b"odd"}
         assert await box.read("bad-\udcff\n.txt") == b"odd"
-        assert len(await box.list(recursive=True)) > 100
+        assert len(await box.list(recursive=True)) > 15
         with pytest.raises(OSError):
             await box.delete("d")
         with pytest.raises(OSError):

@@ -69,7 +69,7 @@ def listing(path: str, recursive: bool, limit: int) -> list[tuple[str, str, int]
             name = folder + entry.name
             try:
                 found.append((name, _kind(entry), entry.stat(follow_symlinks=False).st_size))
-            except FileNotFoundError:
+            except OSError:  # removed since, or deeper than a path can say
                 continue
             if recursive and entry.is_dir(follow_symlinks=False):
                 pending.append(name + "/")

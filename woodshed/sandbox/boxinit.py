@@ -43,16 +43,23 @@ def run(spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control:
         agent = Agent(CONTROL, SEAL, UPPER, spec)
     except BaseException as error:
         detail = str(error) or type(error).__name__
-        os.write(CONTROL, encode({"id": 0, "error": "setup", "message": detail}))
+        _report("setup", detail)
         os._exit(1)
     try:
         agent.serve()
     except BaseException as error:
-        try:
-            os.write(CONTROL, encode({"id": 0, "error": "agent", "message": repr(error)}))
-        except OSError:
-            pass
+        _report("agent", repr(error))
     os._exit(0)
+
+
+def _report(what: str, detail: str) -> None:
+    """Tell the host, then wait for it to hang up: a socket that closes with unread data loses what it sent."""
+    try:
+        os.write(CONTROL, encode({"id": 0, "error": what, "message": detail}))
+        while os.read(CONTROL, 1 << 16):
+            pass
+    except OSError:
+        pass
 
 
 def _keep(control: int, seal: int) -> None:

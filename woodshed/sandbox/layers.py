@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .protocol import SandboxError
+from .template import BOX_UID
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{24}")
 
@@ -35,6 +36,9 @@ class LayerStore:
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
         try:
             fill(work)
+            hidden = sorted({"usr", "proc", "dev", "bin", "lib", "lib64", "sbin"} & set(os.listdir(work)))
+            if hidden:
+                raise SandboxError(f"layer {prefix}: the base system hides {hidden}; packages go to opt/site-packages")
             _open_up(work)
             name = f"{prefix}-{digest(work)[:24]}"
             try:
@@ -79,8 +83,10 @@ def digest(folder: Path) -> str:
 
 
 def _open_up(folder: Path) -> None:
-    folder.chmod(0o755)
-    for path in folder.rglob("*"):
+    """Readable for all, and owned by boxes' user where root fills the store: its folders are writable in a box."""
+    for path in (folder, *folder.rglob("*")):
+        if os.geteuid() == 0:
+            os.lchown(path, BOX_UID, BOX_UID)
         if not path.is_symlink():
             mode = path.stat().st_mode
             path.chmod(0o755 if path.is_dir() or mode & 0o100 else 0o644)

@@ -148,6 +148,9 @@ class NamespaceBackend:
             except BaseException as error:
                 channel.close()
                 await self._spawner.kill(number)
+                reason = self._spawner.reason(number)
+                if reason is not None:
+                    raise SandboxError(f"sandbox: {reason}") from None
                 if isinstance(error, OSError):
                     raise SandboxError(f"the box's first files cannot be written: {error}") from None
                 raise

@@ -37,6 +37,7 @@ class Spawner:
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gone: dict[int, asyncio.Future[None]] = {}
+        self._reasons: dict[int, str] = {}
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self._starting: asyncio.Task[None] | None = None
@@ -102,6 +103,10 @@ class Spawner:
             await asyncio.shield(future)
         self._gone.pop(number, None)
 
+    def reason(self, number: int) -> str | None:
+        """Why the box of that number was never born, if so; asked once, after ``kill``."""
+        return self._reasons.pop(number, None)
+
     async def ask(self, operation: str, **fields: Any) -> None:
         """``adopt`` or ``release`` a snapshot. Raises SandboxError."""
         number = next(self._numbers)
@@ -164,6 +169,8 @@ class Spawner:
                 return
             message = json.loads(data)
             if "gone" in message:
+                if "error" in message:
+                    self._reasons[message["gone"]] = message["error"]
                 future = self._gone.get(message["gone"])
                 if future is not None and not future.done():
                     future.set_result(None)

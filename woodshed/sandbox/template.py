@@ -17,6 +17,9 @@ SITE_PACKAGES = "/opt/site-packages"
 """Where a layer puts Python packages: on the path of every interpreter in the box, also in isolated mode."""
 
 UID = 1000
+BOX_UID = 1_877_001
+"""Host user id of boxes when root runs them: not in any passwd file, outside the ranges that systems hand out."""
+
 HOME = "/home/box"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")

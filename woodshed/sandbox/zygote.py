@@ -20,10 +20,7 @@ import sys
 from typing import Any
 
 from . import boxinit, kernel, template
-from .frames import encode
-
-BOX_UID = 1_877_001
-"""Host user id of boxes when root runs them: not in any passwd file, outside the ranges that systems hand out."""
+from .template import BOX_UID
 
 
 class Zygote:
@@ -126,16 +123,23 @@ class Zygote:
             for name in spec["preload"]:
                 if name.partition(".")[0] not in sys.stdlib_module_names:
                     raise OSError(22, f"preload {name!r}: only modules of the standard library can be preloaded")
-                importlib.import_module(name)
+                self._import(name)
             spec["layers"] = [self._layer(path) for path in spec["layers"]]
             pid = kernel.clone(boxinit.NAMESPACES)
         except (OSError, ImportError) as error:
-            os.write(control, encode({"id": 0, "error": "setup", "message": str(error)}))
-            self._send({"gone": spec["box"]})
+            self._send({"gone": spec["box"], "error": str(error)})
             return
         if pid == 0:
             boxinit.run(spec, self._binds, self._outer, control, self._seal_out.fileno())
         self._names[pid], self._pids[spec["box"]] = spec["box"], pid
+
+    def _import(self, name: str) -> None:
+        if name not in sys.modules:
+            self._raise()  # the interpreter may lie where boxes' user cannot go
+            try:
+                importlib.import_module(name)
+            finally:
+                self._lower()
 
     def _layer(self, path: str) -> str:
         """The layer's path as overlayfs is to see it: below the template for root, as it is for others."""

@@ -1,0 +1,127 @@
+"""Nothing outlives its owner; an ordinary user can do all of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import woodshed
+from woodshed.sandbox.spawner import explain, sweep
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from woodshed.sandbox.namespace import NamespaceBackend
+from woodshed.sandbox.protocol import BoxSpec
+
+async def main():
+    backend = NamespaceBackend(Path(sys.argv[1]))
+    boxes = [await backend.create(BoxSpec(files={"a": b"written"})) for _ in range(4)]
+    await boxes[0].exec("setsid sleep 321 & echo")
+    snapshot = await boxes[1].snapshot()
+    [fork] = await backend.fork(snapshot)
+    assert await fork.read("a") == b"written"
+    assert (await fork.exec_python("import os; print(os.getuid())")).stdout == b"1000\\n"
+    assert (await fork.exec("id -u; cat a")).stdout == b"1000\\nwritten"
+    print(backend.pid, backend.privileged, flush=True)
+    if sys.argv[2] == "wait":
+        await asyncio.sleep(60)
+    await backend.close()
+
+asyncio.run(main())
+"""
+
+
+def _family(pid: int) -> list[int]:
+    """Processes below ``pid``, itself included."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    family = [pid]
+    for member in family:
+        family += [child for child, parent in parents.items() if parent == member]
+    return family
+
+
+@pytest.mark.parametrize("victim", ["owner", "zygote"])
+def test_kill_9_leaves_nothing(_possible, tmp_path, victim):
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True)
+    zygote = int(owner.stdout.readline().split()[0])
+    family = _family(zygote)
+    assert len(family) >= 7  # the zygote, five boxes, a background process
+    os.kill(zygote if victim == "zygote" else owner.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while any(_state(pid) not in ("", "Z") for pid in family):
+        assert time.monotonic() < deadline, [(_state(pid), pid) for pid in family]
+        time.sleep(0.02)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_spares_the_living(tmp_path):
+    start = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    alive = tmp_path / f"woodshed-boxes-{os.getpid()}-{start}-x"
+    reused = tmp_path / f"woodshed-boxes-{os.getpid()}-1-x"
+    for folder in (alive, reused, tmp_path / "woodshed-boxes-4194399-5-x", tmp_path / "other"):
+        folder.mkdir()
+    sweep(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {alive.name, "other"}
+
+
+def test_an_ordinary_user_can_do_it_too(_possible):
+    """Dropped to a user without any rights, under an interpreter that such a user can reach."""
+    python = sys.executable
+    code = "import os, sys; sys.path.insert(0, sys.argv.pop(1)); exec(sys.argv.pop(1))"
+    demote = {}
+    if os.geteuid() == 0:
+        python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or python
+        demote = {"user": 54321, "group": 54321, "extra_groups": []}
+    check = [python, "-c", "import sys; print(sys.version_info >= (3, 11))"]
+    version = subprocess.run(check, capture_output=True, text=True, cwd="/", **demote)
+    if version.stdout.strip() != "True":
+        pytest.skip("no Python 3.11 or newer that an ordinary user can run")
+    place = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        package, state = place / "package" / "woodshed", place / "state"
+        shutil.copytree(Path(woodshed.__file__).parent / "sandbox", package / "sandbox")
+        shutil.copy(woodshed.__file__, package)
+        state.mkdir()
+        subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
+        state.chmod(0o777)
+        command = [python, "-I", "-c", code, str(package.parent), OWNER, str(state), "end"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", **demote)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.split()[1] == "False"
+        assert list(state.iterdir()) == []
+    finally:
+        shutil.rmtree(place)
+
+
+def test_missing_user_namespaces_are_explained():
+    text = explain("[Errno 1] unshare: Operation not permitted", 1)
+    assert "sysctl user.max_user_namespaces" in text and "apparmor_restrict_unprivileged_userns" in text
+    assert len(text.splitlines()) < 12
+    assert "sysctl" not in explain("[Errno 2] mount: nothing there", 2)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
