@@ -154,7 +154,7 @@ for x in range({s[1]}):
 return acc
 """, {"s": [("zero", "n"), ("one", "1, n + 1"), ("two", "2, n, 2"), ("odd", "1, n, 3")],
         "o": [("sum", "+="), ("less", "-=")],
-        "m": [("plain", "x"), *CHANGES[:3], CHANGES[4], CHANGES[7], CHANGES[8]]}),
+        "m": [("plain", "x"), *CHANGES[:2], CHANGES[4], CHANGES[7], CHANGES[8]]}),
     Template("sequence", "sequence_{s[0]}_{r[0]}", {"n": "count"}, """
 a, b = {s[1]}
 for i in range(n):
@@ -163,24 +163,31 @@ return a
 """, {"s": [("01", "(0, 1)"), ("11", "(1, 1)"), ("21", "(2, 1)"), ("13", "(1, 3)"), ("32", "(3, 2)")],
         "r": [("sum", "a + b"), ("twice", "a + 2 * b"), ("gap", "a - b"), ("next", "a + b + 1"), ("count", "a + i"),
               ("wheel", "(a + b) % 7"), ("flip", "b - a + 1")]}),
-    Template("grade", "grade_{a[0]}_{b[0]}_{l[0]}", {"n": "int"}, """
-if n >= {b[1]}:
-    return {l[1]}
-if n >= {a[1]}:
-    return {l[2]}
-return {l[3]}
+    Template("grade", "grade_{a[0]}_{b[0]}_{l[0]}", {"xs": "ints"}, """
+out = []
+for x in xs:
+    if x >= {b[1]}:
+        out.append({l[1]})
+    elif x >= {a[1]}:
+        out.append({l[2]})
+    else:
+        out.append({l[3]})
+return out
 """, {"a": [("low", "-1"), ("0", "0"), ("1", "1"), ("2", "2")], "b": [(str(v), str(v)) for v in (4, 5, 6, 7, 8)],
-        "l": [("size", "'big'", "'mid'", "'small'"), ("mark", "'A'", "'B'", "'C'"),
-              ("heat", "'hot'", "'warm'", "'cold'"),
-              ("score", "3", "2", "n")]}),
-    Template("fizz", "fizz_{a[0]}_{b[0]}_{o[0]}", {"n": "count"}, """
-if n % {a[1]} == 0 {o[1]} n % {b[1]} == {r[1]}:
-    return {o[2]}
-return {o[3]}
-""", {"a": [(str(v), str(v)) for v in (2, 3, 4)], "b": [(str(v), str(v)) for v in (3, 5)],
+        "l": [("size", "'L'", "'M'", "'S'"), ("mark", "'A'", "'B'", "'C'"), ("heat", "'hot'", "'ok'", "'cold'"),
+              ("score", "3", "2", "x")]}),
+    Template("fizz", "fizz_{a[0]}_{b[0]}_{o[0]}", {"xs": "ints"}, """
+out = []
+for x in xs:
+    if x % {a[1]} == 0 {o[1]} x % {b[1]} {o[4]} {r[1]}:
+        out.append({o[2]})
+    else:
+        out.append({o[3]})
+return out
+""", {"a": [("2", "2"), ("3", "3"), ("4", "4")], "b": [("3", "3"), ("5", "5")],
         "r": [("0", "0"), ("1", "1"), ("2", "2")],
-        "o": [("and", "and", "n * 2", "n + 1"), ("or", "or", "'fizz'", "'buzz'"), ("none", "or", "0", "n"),
-              ("half", "and", "0", "n // 2")]}),
+        "o": [("and", "and", "x * 2", "x + 1", "!="), ("or", "or", "'fizz'", "'buzz'", "=="),
+              ("none", "or", "0", "x", "=="), ("half", "and", "0", "x // 2", "!=")]}),
     Template("fee", "fee_{a[0]}_{b[0]}_{c[0]}", {"n": "count", "k": "small"}, """
 acc = n * {a[1]}
 if {c[1]}:

@@ -44,6 +44,9 @@ def build_study(split: Split, seed: int, index: int) -> StudySpec:
         found = find_bug(functions[broken], rng)
         if found is not None:
             mutation, failing = found
+            lines = {line.strip() for f in functions for line in f.source.split("\n") if f is not functions[broken]}
+            if mutation.before.strip() in lines:
+                continue  # another module would show the answer
             name = f"woodshed/study-{split}-{seed}-{index:05d}"
             return StudySpec(name, split, seed, modules, tuple(functions), broken, mutation, failing)
 

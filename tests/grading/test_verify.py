@@ -1,0 +1,131 @@
+"""What crosses into grading, what a grade says, and when the cache answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from woodshed.grading.crossing import Submission, collected, crossed_digest, crossing, matches_any
+from woodshed.grading.settings import GradingSettings
+from woodshed.grading.verify import GradeCache, grade, submission_from
+from woodshed.record.task import Task, TaskError, TaskInfo
+from woodshed.record.trajectory import Outcome
+from woodshed.sandbox.taskbox import box_spec
+from woodshed.tasks.studies import StudySpec
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "match"),
+    [("a.py", "**/*.py", True), ("x/y/a.py", "**/*.py", True), ("x/a.py", "*.py", False), ("a.pyc", "*.py", False),
+     ("src/p/m.py", "src/**", True), ("src", "src/**", False), ("xsrc/m.py", "src/**", False), ("a.b", "a?b", True),
+     ("a/b", "a?b", False), ("a1.py", "a[0-9].py", True), ("ax.py", "a[!0-9].py", True), ("a+b.py", "a+b.py", True),
+     ("x/tests/y/t.py", "**/tests/**/*.py", True)],
+)  # fmt: skip
+def test_globs(path: str, pattern: str, match: bool) -> None:
+    assert matches_any(path, (pattern,)) is match
+    if "[" not in pattern and pattern != "src/**":
+        root = {p for p in (path,) if Path("/r", p).match("/r/" + pattern.replace("**/", "")) or match}
+        assert bool(root) >= match
+
+
+def test_only_allow_listed_files_cross() -> None:
+    info = TaskInfo(submission=("**/*.py",), protected=("tests/**", "keep.py"))
+    files = {name: b"x" for name in ("a.py", "p/b.py", "keep.py", "tests/t.py", "data.json", "../a.py", "/a.py", "p/../c.py",
+                                     "./d.py", "e\0.py")}  # fmt: skip
+    assert list(crossing(info, files)) == ["a.py", "p/b.py"]
+
+
+def test_sizes_and_counts_are_capped() -> None:
+    info = TaskInfo(submission=("*.py",))
+    files = {f"{n}.py": b"x" * n for n in range(1, 9)}
+    assert list(crossing(info, files, GradingSettings(max_file_bytes=4))) == ["1.py", "2.py", "3.py", "4.py"]
+    assert list(crossing(info, files, GradingSettings(max_total_bytes=6))) == ["1.py", "2.py", "3.py"]
+    assert len(crossing(info, files, GradingSettings(max_files=5))) == 5
+
+
+def test_what_an_agent_deleted_is_known(studies: list[Task]) -> None:
+    task = studies[0]
+    files = task.workspace_files()
+    gone = task.info.submission[1]
+    del files[gone]
+    found = collected(task, files)
+    assert found.deleted == (gone,) and set(found) == set(task.info.submission) - {gone}
+    assert crossed_digest(found, found.deleted) != crossed_digest(found)
+    assert crossed_digest({"a": b"bc"}) != crossed_digest({"ab": b"c"})
+
+
+def test_cache_is_bounded_and_gives_copies() -> None:
+    cache = GradeCache(entries=2)
+    for n in range(3):
+        cache.put(("t", str(n)), Outcome(True, {"a": "passed"}))
+    assert cache.get(("t", "0")) is None
+    first = cache.get(("t", "2"))
+    assert first is not None
+    first.tests["a"] = "failed"
+    again = cache.get(("t", "2"))
+    assert again is not None and again.tests == {"a": "passed"}
+    assert (cache.hits, cache.misses) == (2, 1)
+
+
+def test_grades_of_real_studies(
+    studies: list[Task], study_specs: list[StudySpec], in_boxes: Callable[[Any], Any]
+) -> None:
+    async def run(backend: Any, layers: Any) -> None:
+        for task, spec in zip(studies[:6], study_specs):
+            fixed = await grade(task, task.solution_files(), backend, layers)
+            assert fixed.resolved and set(fixed.tests.values()) == {"passed"} and not fixed.detail
+            start = await grade(task, task.workspace_files(), backend, layers)
+            assert not start.resolved
+            passed = {t for t, status in start.tests.items() if status == "passed"}
+            assert passed == set(task.info.pass_to_pass)
+            everything = Submission({}, task.info.submission)
+            emptied = await grade(task, everything, backend, layers)
+            assert not emptied.resolved and set(emptied.tests.values()) == {"error"}
+            whole = {**task.workspace_files(), **task.solution_files()}
+            other = f"{spec.modules[(spec.broken + 1) % 3]}.py"
+            del whole[other]
+            assert not (await grade(task, collected(task, whole), backend, layers)).resolved
+
+    in_boxes(run)
+
+
+def test_submission_comes_from_the_box_and_the_cache_answers_twice(
+    studies: list[Task], in_boxes: Callable[[Any], Any]
+) -> None:
+    task = studies[1]
+
+    async def run(backend: Any, layers: Any) -> None:
+        box = await backend.create(box_spec(task, layers))
+        try:
+            await box.put({**task.solution_files(), "extra.py": b"x = 1\n"})
+            await box.exec(["ln", "-s", "/etc/passwd", "link.py"])
+            submission = await submission_from(box, task)
+        finally:
+            await box.close()
+        assert set(submission) == set(task.info.submission) and not submission.deleted
+        cache = GradeCache()
+        first = await grade(task, submission, backend, layers, cache=cache)
+        second = await grade(task, dict(submission), backend, layers, cache=cache)
+        assert first.resolved and second == first
+        assert (cache.hits, cache.misses) == (1, 1)
+
+    in_boxes(run)
+
+
+def test_malformed_tasks_say_so(studies: list[Task], tmp_path: Path, in_boxes: Callable[[Any], Any]) -> None:
+    source = studies[2]
+    for name in ("task.toml", "instruction.md"):
+        (tmp_path / name).write_bytes((source.path / name).read_bytes())
+
+    async def run(backend: Any, layers: Any) -> None:
+        with pytest.raises(TaskError, match=r"cases\.json"):
+            await grade(Task.load(tmp_path), {}, backend, layers)
+        toml = (tmp_path / "task.toml").read_text().replace('grader = "cases"', 'grader = "vibes"')
+        (tmp_path / "task.toml").write_text(toml)
+        with pytest.raises(TaskError, match="vibes"):
+            await grade(Task.load(tmp_path), {}, backend, layers)
+
+    in_boxes(run)
