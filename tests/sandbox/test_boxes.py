@@ -37,7 +37,8 @@ def test_warm_python_behaves_as_python_and_forgets(with_backend):
         box = await backend.create(BoxSpec(preload=("json", "xml.dom")))
         change = "import builtins, json, os, sys; builtins.x = json.x = 1; os.environ['X'] = '1'; os.chdir('/')"
         assert (await box.exec_python(change)).returncode == 0
-        check = "import builtins as b, json, os\nprint(hasattr(b, 'x'), hasattr(json, 'x'), 'X' in os.environ, os.getcwd())"
+        head = "import builtins as b, json, os\n"
+        check = head + "print(hasattr(b, 'x'), hasattr(json, 'x'), 'X' in os.environ, os.getcwd())"
         assert (await box.exec_python(check)).stdout == b"False False False /workspace\n"
         main = "import sys; print(__name__, sys.modules['__main__'].__dict__ is globals(), sys.argv, input())"
         assert (await box.exec_python(main, stdin="grüße\n".encode())).stdout.decode() == "__main__ True ['-c'] grüße\n"
