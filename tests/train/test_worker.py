@@ -1,0 +1,214 @@
+"""The trainer process is killed with SIGKILL wherever it happens to be, and every batch is trained exactly once."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.formats import get_format
+from woodshed.policy.hf import Policy, save_policy
+from woodshed.policy.tokenizer import Tokenizer, train_bpe
+from woodshed.train.batch import BatchError
+from woodshed.train.checkpoint import latest_checkpoint
+from woodshed.train.settings import TrainSettings
+from woodshed.train.worker import Worker, batch_path
+from woodshed.train.worker_config import WorkerConfig
+from woodshed.weights.chain import verify_chain
+from woodshed.weights.errors import VersionConflict
+from woodshed.weights.follow import Follower
+from woodshed.weights.settings import WeightSettings
+
+from .conftest import CONFIG
+
+STEPS = 8
+TIMED = {"seconds", "idle_seconds", "busy_seconds", "time"}
+
+
+@pytest.fixture(scope="module")
+def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    chat = get_format("compact")
+    tokenizer = Tokenizer(train_bpe(["def f(x):\n    return x\n" * 9], 300, chat.special_tokens))
+    config = type(CONFIG)(**{**CONFIG.__dict__, "vocab_size": tokenizer.vocab_size})
+    folder = tmp_path_factory.mktemp("policy") / "start"
+    return save_policy(Policy(Decoder(config, seed=5), tokenizer, chat, config), folder)
+
+
+def configure(root: Path, policy: Path, make_batch, *, steps: int = STEPS, batches: int = STEPS, **kw) -> WorkerConfig:
+    config = WorkerConfig(
+        policy=policy, batches=root / "batches", weights=root / "weights", checkpoints=root / "checkpoints",
+        metrics=root / "metrics" / "trainer.jsonl", steps=steps, poll_seconds=0.002,
+        train=TrainSettings(fsync=False), chain=WeightSettings(fsync=False, anchor_every=4, keep_anchors=0), **kw,
+    )  # fmt: skip
+    for step in range(1, batches + 1):
+        make_batch(seed=step, step=step, parts=("rl", "ce")).save(batch_path(config.batches, step))
+    return config
+
+
+def outcome(config: WorkerConfig) -> tuple[dict[str, bytes], list[dict]]:
+    """Final weights of the chain and of the checkpoint (which must agree), and the metrics without timings."""
+    verify_chain(config.weights)
+    got, checkpoint = Follower(config.weights).poll(), latest_checkpoint(config.checkpoints)
+    assert got is not None and checkpoint is not None and got[0] == checkpoint.step
+    for name, tensor in got[1].items():
+        assert torch.equal(tensor, checkpoint.model[name]), name
+    lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
+    metrics = [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
+    return {k: v.numpy().tobytes() for k, v in got[1].items()}, metrics
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(policy_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uninterrupted")
+
+
+def run_whole(root: Path, policy: Path, make_batch) -> WorkerConfig:
+    config = configure(root, policy, make_batch)
+    if not config.metrics.exists():
+        Worker(config).run()
+    return config
+
+
+def test_one_step_per_batch(uninterrupted: Path, policy_dir: Path, make_batch) -> None:
+    config = run_whole(uninterrupted, policy_dir, make_batch)
+    _, metrics = outcome(config)
+    assert [m["step"] for m in metrics] == list(range(1, STEPS + 1))
+    assert [m["batch"] for m in metrics] == [f"b{s}" for s in range(1, STEPS + 1)]
+    first = Follower(config.weights).poll(up_to=0)
+    assert first is not None
+    lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
+    assert all(line["idle_seconds"] >= 0 and line["busy_seconds"] > 0 for line in lines)
+
+
+DRIVER = """
+import os, random, signal, sys, time
+import torch._dynamo  # The first optimizer would import it, in every child again.
+from woodshed.train.worker import main
+config, checkpoints, kills = sys.argv[1], sys.argv[2], 0
+rng = random.Random(7)
+def newest():
+    return max(os.listdir(checkpoints), default="") if os.path.isdir(checkpoints) else ""
+while True:
+    before, child = newest(), os.fork()
+    if child == 0:
+        os._exit(main([config]))
+    if kills % 4 != 3:  # Every fourth kill may hit the start, the others hit the work after a step of progress.
+        while newest() == before and os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.0005)
+    time.sleep(rng.uniform(0, 0.03))
+    try:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    except (ProcessLookupError, ChildProcessError):
+        break
+    if os.WIFEXITED(status):
+        sys.exit(os.WEXITSTATUS(status)) if os.WEXITSTATUS(status) else None
+        break
+    kills += 1
+print(kills)
+sys.exit(main([config]))
+"""
+
+
+@pytest.mark.slow
+def test_sigkill_anywhere(tmp_path: Path, uninterrupted: Path, policy_dir: Path, make_batch) -> None:
+    """Real kills of real processes; the parent has imported everything, so that the kills hit the work."""
+    expected = outcome(run_whole(uninterrupted, policy_dir, make_batch))
+    config = configure(tmp_path, policy_dir, make_batch)
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json())
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", DRIVER, str(path), str(config.checkpoints)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 2, "the kills did not hit the work"
+    assert outcome(config) == expected
+    assert not [p for p in config.checkpoints.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("lost", ["nothing", "metrics", "chain"])
+def test_what_is_behind_the_checkpoint_is_brought_up(
+    tmp_path: Path, uninterrupted: Path, policy_dir: Path, make_batch, lost: str
+) -> None:
+    """The three states that a kill can leave after a checkpoint."""
+    whole = run_whole(uninterrupted, policy_dir, make_batch)
+    config = configure(tmp_path, policy_dir, make_batch, steps=STEPS - 2)
+    Worker(config).run()
+    if lost in ("metrics", "chain"):
+        lines = config.metrics.read_text().splitlines(keepends=True)
+        config.metrics.write_text("".join(lines[:-1]) + lines[-1][:20])
+    if lost == "chain":
+        shutil.rmtree(config.weights / f"v{STEPS - 2:06d}")
+    config = config.model_copy(update={"steps": STEPS})
+    Worker(config).run()
+    assert outcome(config) == outcome(whole)
+
+
+def test_a_damaged_checkpoint_costs_one_step_and_changes_nothing(
+    tmp_path: Path, uninterrupted: Path, policy_dir: Path, make_batch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step is trained again from the same batch and publishes the same bytes under the same version."""
+    whole = run_whole(uninterrupted, policy_dir, make_batch)
+    config = configure(tmp_path, policy_dir, make_batch, steps=STEPS - 2)
+    Worker(config).run()
+    (config.checkpoints / f"step-{STEPS - 2:06d}" / "model.safetensors").write_bytes(b"torn")
+    config = config.model_copy(update={"steps": STEPS})
+    Worker(config).run()
+    assert outcome(config) == outcome(whole)
+    assert "skipped a checkpoint" in caplog.text
+
+
+def test_other_weights_under_a_published_version_are_refused(tmp_path: Path, policy_dir: Path, make_batch) -> None:
+    config = configure(tmp_path, policy_dir, make_batch, steps=2)
+    Worker(config).run()
+    shutil.rmtree(config.checkpoints)
+    make_batch(seed=77, step=1, parts=("rl", "ce")).save(batch_path(config.batches, 1))
+    with pytest.raises(VersionConflict, match="version 1 was already published"):
+        Worker(config).run()
+
+
+def test_batches_that_do_not_belong_are_refused(tmp_path: Path, policy_dir: Path, make_batch) -> None:
+    config = configure(tmp_path, policy_dir, make_batch, batches=1)
+    make_batch(step=1).save(batch_path(config.batches, 2))
+    worker = Worker(config)
+    with pytest.raises(BatchError, match="header says step 1"):
+        worker.run()
+    again = make_batch(step=2)
+    again.id = "b1"
+    again.save(batch_path(config.batches, 2))
+    with pytest.raises(BatchError, match="already trained"):
+        worker.run()
+
+
+def test_old_batches_are_deleted_but_not_what_a_fall_back_needs(tmp_path: Path, policy_dir: Path, make_batch) -> None:
+    config = configure(tmp_path, policy_dir, make_batch, delete_batches=True)
+    Worker(config).run()
+    assert sorted(p.name for p in config.batches.iterdir()) == [batch_path(config.batches, STEPS).name]
+
+
+def test_command_line_waits_for_batches_and_ends_on_sigterm(tmp_path: Path, policy_dir: Path, make_batch) -> None:
+    config = configure(tmp_path, policy_dir, make_batch, steps=0, batches=0)
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json())
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "woodshed.train.worker", str(path)], env=env)
+    try:
+        for step in (1, 2):
+            make_batch(seed=step, step=step, parts=("rl",)).save(batch_path(config.batches, step))
+            deadline = time.monotonic() + 60
+            while not (config.metrics.exists() and len(config.metrics.read_text().splitlines()) == step):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert Follower(config.weights).poll() is not None
