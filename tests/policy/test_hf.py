@@ -154,9 +154,7 @@ def test_a_sharded_checkpoint_loads(tokenizer: Tokenizer, tmp_path: Path) -> Non
         assert (theirs(tokens).logits - our_logits(load_policy(tmp_path / "p").decoder, tokens)).abs().max() < 1e-4
 
 
-def test_saving_is_all_or_nothing(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_is_all_or_nothing(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(Decoder(BASE, seed=1), tokenizer, get_format("compact"), BASE, version=1)
     save_policy(policy, tmp_path / "p")
     policy.version = 2

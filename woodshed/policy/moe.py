@@ -64,7 +64,7 @@ class Experts(nn.Module):
         with torch.no_grad():
             chosen_NK = choose_experts(logits_NE.softmax(-1), self.k, replay_NK, ratio)
         if self.normalise:
-            # Softmax over the chosen logits is the chosen probabilities divided by their sum, without the rounding.
+            # Softmax over the chosen logits equals the chosen probabilities divided by their sum.
             gates_NK = logits_NE.gather(-1, chosen_NK).softmax(-1)
         else:
             gates_NK = logits_NE.softmax(-1).gather(-1, chosen_NK)

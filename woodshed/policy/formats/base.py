@@ -127,7 +127,9 @@ def calls_of(message: Message) -> list[tuple[str, str]]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise FormatError(f"assistant message has a tool call without function.name: {call!r}")
         arguments = function.get("arguments", "{}")
-        calls.append((function["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)))
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        calls.append((function["name"], arguments))
     return calls
 
 
