@@ -106,8 +106,8 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
                         supervisor.start(program)
                     break
                 for name, (stage, supervisor, started) in list(running.items()):
-                    for program in supervisor.check():
-                        screen.notice(f"{program} died and was started again (see {run.log(program)})")
+                    for died in supervisor.check():
+                        screen.notice(f"{died} died and was started again (see {run.log(died)})")
                     if all(supervisor.programs[p].done for p in stage.until):
                         supervisor.stop()
                         del running[name]

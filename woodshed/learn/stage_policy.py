@@ -61,7 +61,7 @@ def pretrain(recipe: Recipe, run: RunDirectory) -> None:
         progress=lambda done, total, loss: run.write_progress("pretrain", done, total, f"loss {loss:.3f}"),
     )
     save_policy(Policy(decoder, tokenizer, get_format(chat_format(recipe.policy)), config), run.policy("pretrain"))
-    note = f"{decoder.num_parameters() / 1e6:.2f}M parameters, loss {figures['loss']:.3f}"
+    note = f"{decoder.num_parameters / 1e6:.2f}M parameters, loss {figures['loss']:.3f}"
     run.write_result_of("pretrain", {**figures, "note": f"{note}, {figures['tokens_per_second']:.0f} tokens/s"})
 
 
@@ -78,7 +78,7 @@ def convert(recipe: Recipe, run: RunDirectory) -> None:
     if recipe.policy.format != "auto":
         policy.format = get_format(recipe.policy.format)
     save_policy(policy, run.policy("pretrain"))
-    run.write_result_of("convert", {"note": f"{policy.decoder.num_parameters() / 1e6:.0f}M parameters"})
+    run.write_result_of("convert", {"note": f"{policy.decoder.num_parameters / 1e6:.0f}M parameters"})
 
 
 def fine_tune(recipe: Recipe, run: RunDirectory) -> None:

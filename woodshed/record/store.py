@@ -182,7 +182,7 @@ class TrajectoryStore:
     def _compressor(self) -> zstandard.ZstdCompressor:
         if not hasattr(self._compress, "zstd"):
             self._compress.zstd = zstandard.ZstdCompressor(level=1)
-        return self._compress.zstd  # type: ignore[no-any-return]
+        return self._compress.zstd
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:

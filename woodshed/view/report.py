@@ -37,7 +37,8 @@ class ReportError(Exception):
 class Run(Protocol):
     """The parts of a run directory that a report reads."""
 
-    root: Path
+    @property
+    def root(self) -> Path: ...
 
     @property
     def trajectories(self) -> Path: ...
