@@ -124,7 +124,6 @@ def test_wrong_base_is_refused_and_an_anchor_heals(tmp_path: Path, caplog: pytes
     with pytest.raises(WrongBase, match="other weights"):
         lost.poll()
     assert lost.version == 1
-    Publisher(tmp_path, 4)._base = None
     publisher = Publisher(tmp_path, 4)
     publisher._base = (3, take(state_at(3)))
     publisher.publish(4, state_at(4))
