@@ -13,7 +13,7 @@ from woodshed.grading.effort import effort_cost, effort_penalty, effort_units
 from woodshed.grading.settings import EffortWeights
 from woodshed.record.trajectory import Effort, ToolEvent
 
-X = st.floats(0, 1e4)
+X = st.just(0.0) | st.floats(1e-9, 1e4)
 K = st.floats(1e-3, 1e3)
 Q = st.floats(0, 4)
 

@@ -26,15 +26,12 @@ from woodshed.tasks.studies import StudySpec
 )  # fmt: skip
 def test_globs(path: str, pattern: str, match: bool) -> None:
     assert matches_any(path, (pattern,)) is match
-    if "[" not in pattern and pattern != "src/**":
-        root = {p for p in (path,) if Path("/r", p).match("/r/" + pattern.replace("**/", "")) or match}
-        assert bool(root) >= match
 
 
 def test_only_allow_listed_files_cross() -> None:
     info = TaskInfo(submission=("**/*.py",), protected=("tests/**", "keep.py"))
-    files = {name: b"x" for name in ("a.py", "p/b.py", "keep.py", "tests/t.py", "data.json", "../a.py", "/a.py", "p/../c.py",
-                                     "./d.py", "e\0.py")}  # fmt: skip
+    names = ["a.py", "p/b.py", "keep.py", "tests/t.py", "data.json", "../a.py", "/a.py", "p/../c.py", "./d.py", "e\0.py"]
+    files = dict.fromkeys(names, b"x")
     assert list(crossing(info, files)) == ["a.py", "p/b.py"]
 
 

@@ -63,7 +63,7 @@ def _check(source: str, found: list[Mutation]) -> None:
     assert len({(m.line, m.after) for m in found}) == len(found)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(_EXPRESSIONS)
 def test_property_one_line_changes_and_output_is_normalised(expression: str) -> None:
     body = f"c = 1\n    if {expression}:\n        c += {expression}\n    return {expression}\n"
@@ -76,7 +76,7 @@ def test_property_one_line_changes_and_output_is_normalised(expression: str) -> 
         assert ast.dump(ast.parse(m.source)) != ast.dump(ast.parse(source))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(_EXPRESSIONS)
 def test_property_formatting_outside_the_changed_expression_is_kept(expression: str) -> None:
     body = f"c  =  {expression}\n    return  (c )  # kept\n"
