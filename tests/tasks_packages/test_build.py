@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from woodshed.sandbox.backends import open_backend
-from woodshed.sandbox.taskbox import box_spec
 
 from woodshed.grading.pytest_grader import grade_pytest
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
+from woodshed.sandbox.backends import open_backend
 from woodshed.sandbox.protocol import Backend
+from woodshed.sandbox.taskbox import box_spec
 from woodshed.tasks.leaks import scan_task
 from woodshed.tasks.packages.build import BuildReport, build_package_tasks
 from woodshed.tasks.packages.catalogue import load_catalogue
@@ -157,7 +157,7 @@ EXPLOITS: dict[str, dict[str, bytes]] = {
         b"setattr(p, 'pytest_pyfunc_call', lambda pyfuncitem: True)\np.Function.runtest = lambda self: None\n"
     },
     "forged frames": {
-        "tinyshapes/__init__.py": b"import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'\\n' + b'0' * 32"
+        "tinyshapes/__init__.py": b"import os\nfor f in range(3, 64):\n    try:\n        os.write(f, b'\\n' + b'0' * 32"
         b" + b' {\"end\": 0}\\n')\n    except OSError:\n        pass\ngetattr(os, '_ex' + 'it')(0)\n"
     },
     "flood": {
@@ -201,7 +201,7 @@ def test_added_files_do_not_shadow_and_tests_are_restored(built: Built) -> None:
 
 def test_workspace_of_the_suite_box(built: Built) -> None:
     spec = package_spec(tiny.package(), (), workspace_of(tiny.package(), tiny.FILES))
-    assert spec.env["PYTHONPATH"] == "/opt/deps:/workspace"
+    assert spec.env["PYTHONPATH"] == "/opt/site-packages:/workspace"
     assert all(name.startswith("/workspace/") for name in spec.files)
 
 

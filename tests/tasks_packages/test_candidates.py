@@ -33,7 +33,7 @@ def test_workspace_holds_sources_and_tests_only() -> None:
         "tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py",
         "tests/test_other.py", "pytest.ini",
     }  # fmt: skip
-    assert kept["pytest.ini"] == b"[pytest]\naddopts = -p no:cacheprovider\n"
+    assert kept["pytest.ini"] == b"[pytest]\naddopts = -p no:cacheprovider\npythonpath = .\n"
     assert submission_globs(tiny.package()) == ("tinyshapes/**/*.py",)
     assert "**/conftest.py" in protected_globs(tiny.package())
     with pytest.raises(PackageError, match="nothing under 'tests'"):

@@ -115,6 +115,9 @@ FILES = {
 }
 
 
+_PYGMENTS = ("__init__.py", "_mapping.py", "diff.py", "python.py", "default.py", "terminal.py", "terminal256.py")
+
+
 def sdist() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -143,11 +146,16 @@ def local_index(root: Path) -> Path:
     """
     wheel = root / "testing-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging"):
+        py = importlib.util.find_spec("py")
+        assert py is not None and py.origin is not None
+        archive.write(py.origin, "py.py")
+        for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
             spec = importlib.util.find_spec(name)
             assert spec is not None and spec.origin is not None
             folder = Path(spec.origin).parent
             for file in sorted(folder.rglob("*.py")):
+                if file.parent.name in ("lexers", "styles", "formatters") and file.name not in _PYGMENTS:
+                    continue  # most of pygments, and nothing that a test run loads
                 archive.write(file, f"{name}/{file.relative_to(folder)}")
     source = root / "tinyshapes-1.0.tar.gz"
     source.write_bytes(sdist())

@@ -102,6 +102,7 @@ async def run_pytest(
         detail = f"reported status {end['end']} but ended with {done.returncode}"
     elif done.returncode not in (0, 1) or (done.returncode == 1) != (failed or bool(problems)):
         detail = f"status {done.returncode} does not follow from the results; " + "; ".join(problems)
+        detail += done.stderr[-600:].decode("utf-8", "replace").strip()
     else:
         return PytestRun(results, True, "; ".join(problems), end.get("collected", 0), seconds)
     return PytestRun(results, False, detail, 0, seconds)

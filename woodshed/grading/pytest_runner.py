@@ -2,7 +2,7 @@
 
 Standalone source (started as ``python -I -c SOURCE`` with a JSON request on stdin): it imports nothing of Woodshed.
 The request is read before any code of the submission is imported; the result channel is a duplicate of the original
-stdout, fds 1 and 2 point elsewhere by then, and a line counts only with the nonce of this run.
+stdout, fd 1 points elsewhere by then, and a line counts only with the nonce of this run.
 """
 
 import importlib
@@ -19,7 +19,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     channel = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
+    for fd in (0, 1):
         os.dup2(null, fd)
     sys.path = [request["path"][0], *(p for p in sys.path if p), *request["path"][1:]]
     sys.dont_write_bytecode = True
@@ -34,7 +34,8 @@ def main() -> None:
     plugin = _plugin(request, channel, pytest)
     # The duration of a run must not depend on where its temporary files are kept.
     arguments = ["-q", "-p", "no:cacheprovider", "-c", request["workdir"] + "/pytest.ini", "--capture=sys"]
-    arguments += ["--rootdir", request["workdir"], "--tb=short", "--color=no", *request["files"]]
+    arguments += ["--rootdir", request["workdir"], "--tb=short", "--color=no", "--continue-on-collection-errors"]
+    arguments += request["files"]
     status = int(pytest.main(arguments, plugins=[plugin]))
     plugin.finish(status)
     os._exit(status)  # no handler of the submission runs after the last line
@@ -76,6 +77,8 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
                 items[:] = [i for i in items if i.nodeid in wanted]
             if request["reverse"]:
                 items.reverse()
+            for item in items:
+                item.repr_failure = _brief  # a formatted traceback costs more than most tests
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
@@ -123,13 +126,20 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
                 return
             self.status[report.nodeid] = status
             if status in ("failed", "error"):
-                crash = getattr(report.longrepr, "reprcrash", None)
-                self.text[report.nodeid] = str(crash.message if crash else report.longrepr)[:2000]
+                self.text[report.nodeid] = str(report.longrepr)[:2000]
 
         def finish(self, status: int) -> None:
             emit({"end": status, "collected": self.collected})
 
     return Reporter()
+
+
+def _brief(excinfo: Any, style: Any = None) -> str:
+    """What failed, without the traceback; an exception whose own text fails is named."""
+    try:
+        return str(excinfo.exconly(tryshort=True))
+    except BaseException:
+        return f"{excinfo.typename} (its message cannot be shown)"
 
 
 def _tracer(seen: set[Any]) -> Any:

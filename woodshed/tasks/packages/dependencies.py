@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import compileall
 import hashlib
+import os
+import sys
 from pathlib import Path
 from py_compile import PycInvalidationMode
-from typing import TYPE_CHECKING
+
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import SandboxError
+from woodshed.sandbox.template import SITE_PACKAGES
 
 from .catalogue import Catalogue, Package, Wheel
 from .index import Index
 from .source import fetch, unpack_wheel
 
-if TYPE_CHECKING:
-    from woodshed.sandbox.layers import LayerStore
-
-MOUNT = "/opt/deps"
+MOUNT = SITE_PACKAGES
+"""Where the wheels appear in a box: on the path of every interpreter there, after the standard library."""
 
 
 def dependency_layers(
     catalogue: Catalogue, package: Package, layers: LayerStore, *, cache: Path | None = None, index: Index | None = None
 ) -> tuple[str, ...]:
-    """Names of the layers that hold the package's test dependencies under ``/opt/deps``, lowest first.
+    """Names of the layers that hold the package's test dependencies on the interpreter's path, lowest first.
 
     Wheels are unpacked, never installed: no code of theirs runs on the host. Bytecode is compiled ahead, since a box
     cannot write to its layers. Raises PackageError as ``fetch`` does.
@@ -37,19 +40,27 @@ def python_path(package: Package, workdir: str = "/workspace") -> tuple[str, ...
 def _layer(
     group: str, wheels: tuple[Wheel, ...], layers: LayerStore, cache: Path | None, index: Index | None
 ) -> str:
+    pinned = hashlib.sha256("".join(w.sha256 for w in wheels).encode()).hexdigest()[:16]
+    # A layer is named by its contents, which take seconds to make: the name is remembered by what went in.
+    note = layers.root / f".wheels-{pinned}-{sys.implementation.cache_tag}"
+    try:
+        name = note.read_text("utf-8")
+        layers.path(name)
+        return name
+    except (OSError, SandboxError):
+        pass
     paths = [fetch(w.name, w.version, w.file, w.sha256, cache=cache, index=index) for w in wheels]
-    digest = hashlib.sha256("".join(w.sha256 for w in wheels).encode()).hexdigest()[:12]
 
     def fill(root: Path) -> None:
         target = root / MOUNT.lstrip("/")
         for path in paths:
             unpack_wheel(path, target)
-        # Checked by hash, not by time: the layer stays valid when it is copied.
-        compileall.compile_dir(
-            str(target), ddir=MOUNT, quiet=2, workers=1, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH
-        )
+        # Checked by no time stamp: the layer stays valid when it is copied.
+        mode = PycInvalidationMode.UNCHECKED_HASH
+        compileall.compile_dir(str(target), ddir=MOUNT, quiet=2, workers=1, invalidation_mode=mode)
 
-    return layers.add(f"deps-{group}-{digest}", fill)
-
-
-
+    name = layers.add(f"wheels-{group}", fill)
+    temporary = note.with_suffix(f".{os.getpid()}")
+    temporary.write_text(name, "utf-8")
+    temporary.replace(note)
+    return name

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,12 +51,21 @@ class Suite:
     unstable: dict[str, str]
     seconds: float
 
-    def select(self, function: CoveredFunction, max_seconds: float) -> list[str]:
-        """Covering tests, the fastest first, within ``max_seconds`` of measured time (at least one)."""
+    def select(self, function: CoveredFunction, most: int, max_seconds: float) -> list[str]:
+        """At most ``most`` covering tests of ``max_seconds`` measured time in all (at least one).
+
+        The fastest come first, and one set of parameters of every test before a second one of any.
+        """
+        seen: Counter[str] = Counter()
+        ranked: list[tuple[int, float, str]] = []
+        for test in sorted(function.tests, key=lambda t: (self.tests[t], t)):
+            name = test.partition("[")[0]
+            ranked.append((seen[name], self.tests[test], test))
+            seen[name] += 1
         chosen: list[str] = []
         total = 0.0
-        for test in sorted(function.tests, key=lambda t: (self.tests[t], t)):
-            total += self.tests[test]
+        for _, seconds, test in sorted(ranked)[:most]:
+            total += seconds
             if chosen and total > max_seconds:
                 break
             chosen.append(test)

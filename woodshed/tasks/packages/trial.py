@@ -7,6 +7,7 @@ to disk scores nothing untouched and everything with the reference solution, and
 from __future__ import annotations
 
 import random
+import re
 import shlex
 import shutil
 from collections import Counter
@@ -55,7 +56,7 @@ class Trial:
 
     async def run(self, candidate: Candidate, out: Path) -> Task:
         """The finished task, saved in ``out``. Raises Rejected (nothing stays in ``out`` then)."""
-        covering = self.suite.select(candidate.function, self.settings.max_test_seconds)
+        covering = self.suite.select(candidate.function, 2 * self.settings.max_tests, self.settings.max_test_seconds)
         files = {test.partition("::")[0] for test in covering}
         spared = [t for t in self.suite.tests if t.partition("::")[0] in files and t not in candidate.function.tests]
         spared.sort(key=lambda t: (self.suite.tests[t], t))
@@ -153,11 +154,15 @@ class Trial:
         )  # fmt: skip
 
     def _kept(self, required: set[str]) -> dict[str, bytes]:
-        """The workspace without the test modules that hold no required test."""
-        return {
-            name: data for name, data in self.workspace.items()
-            if name in required or not (is_test(self.package, name) and _is_test_module(name))
-        }  # fmt: skip
+        """The workspace without the test modules that hold no required test and that no kept one imports."""
+        spare = {n for n in self.workspace if is_test(self.package, n) and _is_test_module(n)} - required
+        while True:
+            texts = b"\n".join(d for n, d in self.workspace.items() if n.endswith(".py") and n not in spare)
+            words = set(re.findall(rb"\w+", texts))
+            used = {n for n in spare if PurePosixPath(n).stem.encode() in words}
+            if not used:
+                return {name: data for name, data in self.workspace.items() if name not in spare}
+            spare -= used
 
 
 def test_command(broken: list[str], whole: list[str], most: int = 6) -> str:

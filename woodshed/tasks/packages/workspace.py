@@ -57,7 +57,7 @@ def is_source(package: Package, name: str) -> bool:
 
 def pytest_ini(package: Package) -> bytes:
     """The only pytest configuration in force: nothing of the distribution's own is kept."""
-    lines = ["[pytest]", "addopts = -p no:cacheprovider", *package.ini]
+    lines = ["[pytest]", "addopts = -p no:cacheprovider", f"pythonpath = {' '.join(package.path)}", *package.ini]
     return ("\n".join(lines) + "\n").encode()
 
 
