@@ -92,6 +92,8 @@ class Admin:
             return JSONResponse({"version": await self.follow(version)})
         except TimeoutError:
             raise ApiError(504, "weights_timeout", f"version {version} has not appeared in the weight chain") from None
+        except (ValueError, RuntimeError, OSError) as error:
+            raise ApiError(500, "weights_failed", f"{type(error).__name__}: {error}") from error
 
     def _check(self, request: Request) -> None:
         key = bearer(request.headers.get("authorization", "").encode("latin-1"))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from woodshed.engine.errors import EngineError
 from woodshed.engine.local import LocalEngine
 from woodshed.weights.errors import ChainError
 from woodshed.weights.follow import Follower
@@ -24,7 +25,8 @@ class ChainWatch:
         self._lock = asyncio.Lock()
 
     async def follow(self, version: int) -> int:
-        """Until the engine serves at least ``version``. Raises TimeoutError where that does not appear in time."""
+        """Until the engine serves at least ``version``. Raises TimeoutError where that does not appear in time,
+        EngineError or ValueError where it cannot be used."""
         async with asyncio.timeout(self._timeout):
             while self.engine.version < version:
                 await self._step()
@@ -37,12 +39,15 @@ class ChainWatch:
         while True:
             try:
                 await self._step()
-            except (ChainError, OSError) as error:
+            except (EngineError, OSError, ValueError) as error:
                 log.error("weights: %s", error)
             await asyncio.sleep(self._poll_seconds)
 
     async def _step(self) -> None:
         async with self._lock:
-            found = await asyncio.to_thread(self.follower.poll)
+            try:
+                found = await asyncio.to_thread(self.follower.poll)
+            except ChainError as error:
+                raise EngineError(f"{self.follower.chain}: {error}") from error
             if found is not None and found[0] > self.engine.version:
                 await self.engine.update_weights(*found)

@@ -12,6 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
+from .journal import Journal, JournalError
 from .keys import read_admin_key
 from .settings import GatewaySettings
 
@@ -25,6 +26,10 @@ def main(settings: GatewaySettings) -> None:
 
 async def serve(settings: GatewaySettings) -> None:
     """Load the policy, answer requests, follow the weights; in the running event loop."""
+    if settings.policy is None:
+        raise ValueError("gateway.policy is not set; name the policy's directory with --policy")
+    admin_key = read_admin_key(settings.admin_key_file)
+
     import uvicorn
 
     from woodshed.engine.local import LocalEngine
@@ -32,11 +37,7 @@ async def serve(settings: GatewaySettings) -> None:
 
     from .app import build_app
     from .follow import ChainWatch
-    from .journal import Journal
 
-    if settings.policy is None:
-        raise ValueError("gateway.policy is not set; name the policy's directory with --policy")
-    admin_key = read_admin_key(settings.admin_key_file)
     policy = load_policy(settings.policy, device=settings.device)
     engine = LocalEngine(policy.decoder, settings=settings.engine, device=settings.device, version=policy.version)
     async with contextlib.AsyncExitStack() as stack:
@@ -112,5 +113,5 @@ if __name__ == "__main__":
     chosen = parse_arguments(sys.argv[1:])
     try:
         main(chosen)
-    except (ValueError, OSError) as problem:
+    except (ValueError, OSError, JournalError) as problem:
         sys.exit(f"woodshed gateway: {problem}")

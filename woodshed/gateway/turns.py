@@ -76,6 +76,8 @@ class Turns:
             completion = await self._sample(trajectory, turn, request, watch)
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
+            if completion.stop_reason == "cancelled":
+                raise ApiError(503, "engine_cancelled", "the engine gave this request up; send it again")
             text = watch.text() if watch is not None else self.rendering.text(completion.tokens)
             answer = self._answer(turn, completion, text, request)
             if settle is not None:

@@ -1,0 +1,186 @@
+"""The real server: policy on disk, engine, uvicorn, weight chain, the openai client."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from woodshed.gateway.client import GatewayAdmin
+from woodshed.gateway.serve import parse_arguments
+from woodshed.gateway.settings import GatewaySettings
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.formats import get_format
+from woodshed.policy.hf import Policy, hf_state, save_policy
+from woodshed.record.segment import Segment
+from woodshed.weights.chain import Publisher
+
+from .parts import ADMIN, COMPACT, TOOLS
+
+
+def tiny(seed: int) -> Decoder:
+    config = DecoderConfig(
+        vocab_size=COMPACT.vocab_size,
+        d_model=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        d_ff=64,
+        max_positions=512,
+    )
+    return Decoder(config, seed=seed)
+
+
+@contextmanager
+def server(directory: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    ready, key = directory / "ready.json", directory / "admin.key"
+    ready.unlink(missing_ok=True)
+    key.write_text(ADMIN + "\n")
+    command = [sys.executable, "-m", "woodshed.gateway.serve", "--policy", str(directory / "policy")]
+    command += ["--admin-key-file", str(key), "--ready-file", str(ready), "--max-tokens", "12", *flags]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+    try:
+        for _ in range(1200):
+            if ready.exists():
+                break
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            time.sleep(0.05)
+        answer = json.loads(ready.read_text())
+        assert answer["pid"] == process.pid
+        yield answer["url"], process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
+
+
+def logprob_gap(decoder: Decoder, segment: Segment) -> float:
+    """Largest difference between recorded log-probabilities and a full forward over the segment's tokens."""
+    ids = torch.tensor(segment.tokens, dtype=torch.long)
+    with torch.no_grad():
+        hidden = decoder.forward(ids[None], torch.arange(len(ids))[None], causal_attend())
+        logprobs = decoder.logits(hidden)[0].log_softmax(-1)
+    at = torch.tensor(segment.sampled.nonzero()[0])
+    wanted = logprobs[at - 1, ids[at]]
+    return float((wanted - torch.tensor(segment.logprobs)[at]).abs().max())
+
+
+async def converse(url: str, key: str, messages: list[Any], turns: int, *, stream: bool) -> list[Any]:
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0) as client:
+        for turn in range(turns):
+            fields: dict[str, Any] = {"model": "woodshed", "messages": messages, "tools": TOOLS, "temperature": 1.0}
+            if stream:
+                message = await streamed(await client.chat.completions.create(**fields, stream=True))
+            else:
+                completion = await client.chat.completions.create(**fields)
+                message = completion.choices[0].message.model_dump()
+            messages = [*messages, message]
+            if message.get("tool_calls"):
+                call = message["tool_calls"][0]
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"<end>result {turn}"})
+            else:
+                messages.append({"role": "user", "content": "go on"})
+    return messages
+
+
+async def streamed(chunks: Any) -> dict[str, Any]:
+    """The message that the chunks add up to, as agent programs put it together."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    async for chunk in chunks:
+        delta = chunk.choices[0].delta
+        message["content"] += delta.content or ""
+        for part in delta.tool_calls or []:
+            calls = message.setdefault("tool_calls", [])
+            if part.index == len(calls):
+                calls.append(part.model_dump(exclude={"index"}))
+            else:
+                calls[part.index]["function"]["arguments"] += part.function.arguments
+    return message
+
+
+@pytest.mark.slow
+def test_the_recorded_tokens_are_those_of_the_network(tmp_path: Path) -> None:
+    """Real engine, real client: recorded log-probabilities equal a full forward, also across weights and a restart."""
+    decoders = [tiny(0), tiny(1)]
+    save_policy(Policy(decoders[0], COMPACT, get_format("compact"), decoders[0].config), tmp_path / "policy")
+    chain = Publisher(tmp_path / "weights", fsync=False)
+    chain.publish(0, hf_state(decoders[0]))
+    user = {"role": "user", "content": "fix: <call>it<end>"}
+    flags = ("--weights", str(tmp_path / "weights"), "--journal", str(tmp_path / "journal"))
+
+    async def first(url: str, process: subprocess.Popen[bytes]) -> tuple[str, list[Any]]:
+        async with GatewayAdmin(url, ADMIN) as admin:
+            keys = [await admin.open(f"t{i}") for i in range(4)]
+            await asyncio.gather(*[converse(url, k, [user], 3, stream=i % 2 == 1) for i, k in enumerate(keys)])
+            for i in range(4):
+                finished = await admin.finish(f"t{i}")
+                (segment,) = finished.segments
+                assert finished.requests == 3 and finished.prefix_breaks == 0
+                assert logprob_gap(decoders[0], segment) < 1e-4
+            chain.publish(1, hf_state(decoders[1]))
+            assert await admin.follow(1) == 1
+            assert (await admin.health())["version"] == 1
+            key = await admin.open("kept")
+            return key, await converse(url, key, [user], 2, stream=False)
+
+    async def second(url: str, key: str, messages: list[Any]) -> None:
+        async with GatewayAdmin(url, ADMIN) as admin:
+            await admin.follow(1)
+            await converse(url, key, messages, 1, stream=True)
+            finished = await admin.finish("kept")
+            (segment,) = finished.segments
+            assert finished.prefix_breaks == 0
+            assert set(segment.versions[segment.sampled].tolist()) == {1}
+            assert logprob_gap(decoders[1], segment) < 1e-4
+            with pytest.raises(openai.AuthenticationError):
+                await converse(url, key, messages, 1, stream=False)
+            other = await admin.open("long")
+            with pytest.raises(openai.BadRequestError) as full:
+                await converse(url, other, [{"role": "user", "content": "word " * 2000}], 1, stream=False)
+            assert full.value.code == "context_length_exceeded"
+
+    with server(tmp_path, *flags) as (url, process):
+        key, messages = asyncio.run(first(url, process))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with server(tmp_path, *flags) as (url, process):
+        asyncio.run(second(url, key, messages))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, -signal.SIGTERM)
+
+
+def test_arguments_become_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({"model": "m", "port": 4, "engine": {"context": 99}}))
+    arguments = ["--settings", str(tmp_path / "s.json"), "--port", "5", "--threads", "2", "--journal-fsync"]
+    settings = parse_arguments(arguments)
+    assert (settings.model, settings.port, settings.journal_fsync) == ("m", 5, True)
+    assert (settings.engine.context, settings.engine.threads) == (99, 2)
+    assert parse_arguments([]) == GatewaySettings()
+    with pytest.raises(SystemExit):
+        parse_arguments(["--port", "70000"])
+    assert "port" in capsys.readouterr().err
+
+
+def test_settings_import_no_torch() -> None:
+    code = "import sys, woodshed.gateway.settings, woodshed.gateway.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_problems_at_the_start_are_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "woodshed.gateway.serve", "--admin-key-file", str(tmp_path / "none")]
+    result = subprocess.run([*command, "--policy", str(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 1 and "cannot read the admin key" in result.stderr
+    assert "Traceback" not in result.stderr
