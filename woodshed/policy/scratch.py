@@ -1,0 +1,44 @@
+"""A policy from nothing: a tokenizer trained on the given texts and a decoder with initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.formats import get_format
+from woodshed.policy.hf import Policy
+from woodshed.policy.settings import PolicySettings
+from woodshed.policy.tokenizer import Tokenizer, train_bpe
+
+
+def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:
+    """The decoder that the settings describe. Raises ConfigError where they contradict each other."""
+    moe = settings.family == "qwen3_moe"
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        d_model=settings.d_model,
+        num_layers=settings.num_layers,
+        num_heads=settings.num_heads,
+        num_kv_heads=settings.num_kv_heads,
+        head_dim=settings.d_model // settings.num_heads,
+        d_ff=settings.d_ff,
+        family=settings.family,
+        max_positions=settings.max_positions,
+        rope_theta=settings.rope_theta,
+        qk_norm=settings.family != "llama",
+        num_experts=settings.num_experts if moe else 0,
+        num_experts_per_tok=settings.num_experts_per_tok if moe else 0,
+        moe_d_ff=settings.moe_d_ff if moe else 0,
+    )
+
+
+def new_policy(settings: PolicySettings, texts: Iterable[str]) -> Policy:
+    """Version 0 of a policy from scratch, float32 on the CPU; ``texts`` train the tokenizer.
+
+    The vocabulary is as large as ``texts`` fill it, at most ``settings.vocab_size``.
+    """
+    chat = get_format("compact" if settings.format == "auto" else settings.format)
+    tokenizer = Tokenizer(train_bpe(texts, settings.vocab_size, chat.special_tokens))
+    config = decoder_config(settings, tokenizer.vocab_size)
+    return Policy(Decoder(config, seed=settings.seed), tokenizer, chat, config)
