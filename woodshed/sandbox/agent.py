@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from . import boxfiles, frames
-from .jobs import Job, kill_all, kill_everything, memory, processes
+from .jobs import Job, kill, kill_all, kill_everything, memory, processes
 
 _TICK = 0.25
 _MAX_REPLY = 128 << 20
@@ -120,7 +120,8 @@ class Agent:
             job = Job(request, body, self._spec)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
-                raise
+                self._refuse(request, error)
+                return
             # The box is full of its own processes: they go, the request gets its chance.
             kill_all()
             for full in list(self._jobs.values()):
@@ -131,6 +132,16 @@ class Agent:
         for fd in (job.pidfd, *job.streams):
             self._fds[fd] = job
             self._poll.register(fd, select.POLLIN)
+
+    def _refuse(self, request: dict[str, Any], error: OSError) -> None:
+        """A command that cannot start ends as in a shell: 127 where something does not exist, else 126."""
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        text = f"{error.filename or request.get('argv', ['python'])[0]}: {error.strerror}\n".encode()
+        header = {
+            "id": request["id"], "returncode": 127 if missing else 126, "out": 0, "timed_out": False,
+            "truncated": False, "out_of_memory": False, "seconds": 0.0,
+        }  # fmt: skip
+        self._reply(header, text)
 
     def _progress(self, fd: int) -> None:
         job = self._fds[fd]
@@ -179,8 +190,13 @@ class Agent:
             self._reap()
         elif all(now - job.started < _TICK for job in self._jobs.values()):
             return  # most commands are over before this is worth a look
+        running = processes()
+        if self._spec["cpu"] is not None:
+            for process in running:  # programs can lift a limit of their own, not this one
+                if process.cpu > self._spec["cpu"]:
+                    kill(process.pid)
         limit = self._spec["memory"]
-        if limit is not None and sum(size for _, _, size in processes()) > limit and memory() > limit:
+        if limit is not None and sum(process.resident for process in running) > limit and memory() > limit:
             for job in self._jobs.values():
                 job.out_of_memory = True
             kill_everything()

@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any
 
-from . import kernel, seccomp
+from . import kernel, pyrun, seccomp
 from .agent import Agent
 from .frames import encode
 from .template import HOME, UID, search_path
@@ -86,6 +86,8 @@ def _become_user(outer: int) -> None:
     os.setresgid(UID, UID, UID)
     os.setresuid(UID, UID, UID)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("900")  # a machine short of memory takes boxes first, and in a box the largest process
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
@@ -145,12 +147,9 @@ def _confine(spec: dict[str, Any]) -> None:
     }  # fmt: skip
     os.environ.clear()
     os.environ.update(environment)
-    spec["search_path"] = search_path()
+    spec["environment"] = environment
+    spec["finders"] = pyrun.prepare(search_path())
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_bounding_set()
     kernel.install_seccomp(seccomp.box_filter(kernel.MACHINE))
     kernel.capset(1 << kernel.CAP_SYS_PTRACE)
-    # A workspace could plant a module under a renamed parent of the interpreter's folder: PID 1 imports nothing more.
-    sys.path[:] = []
-    spec["finders"] = list(sys.meta_path)
-    sys.meta_path[:] = []

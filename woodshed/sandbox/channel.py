@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import socket
-from typing import Any
+from typing import Any, cast
 
 from .frames import Decoder, FrameError, encode
 from .protocol import SandboxError
@@ -32,8 +32,8 @@ class Channel(asyncio.Protocol):
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -6,10 +6,11 @@ import os
 import resource
 import signal
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import kernel, pyrun
 
+_PAGE, _TICKS = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
 _MAX_OUTPUT = 64 << 20
 _FLOOD = 64 << 20
 """Output discarded beyond ``max_output`` before the command is stopped: reading it for ever is work for nobody."""
@@ -32,9 +33,8 @@ class Job:
         try:
             pipes += os.pipe2(os.O_CLOEXEC)
             pipes += os.pipe2(os.O_CLOEXEC)
-            self.pid = os.fork()
-            if self.pid == 0:
-                _child(request, spec, source, pipes[1], pipes[3])
+            start = _python if request["op"] == "python" else _program
+            self.pid = start(request, spec, source, pipes[1], pipes[3])
             self.pidfd = os.pidfd_open(self.pid)
         except OSError:
             for fd in pipes:
@@ -71,10 +71,10 @@ class Job:
 
     def kill(self) -> None:
         """Kill the command's session: all that it started and that did not detach itself."""
-        for pid, session, _ in processes():
-            if session == self.pid and pid != 1:
-                _kill(pid)
-        _kill(self.pid)
+        for process in processes():
+            if process.session == self.pid:
+                kill(process.pid)
+        kill(self.pid)
 
     def result(self) -> tuple[dict[str, Any], bytes]:
         """The reply frame of an ended command. Closes its descriptors."""
@@ -90,8 +90,17 @@ class Job:
         return header, bytes(self.out + self.err)
 
 
-def processes() -> list[tuple[int, int, int]]:
-    """(pid, session, resident bytes) of every process in the box but PID 1."""
+class Process(NamedTuple):
+    """``resident`` in bytes, ``cpu`` in seconds."""
+
+    pid: int
+    session: int
+    resident: int
+    cpu: float
+
+
+def processes() -> list[Process]:
+    """Every process in the box but PID 1."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or name == "1":
@@ -101,16 +110,17 @@ def processes() -> list[tuple[int, int, int]]:
                 fields = file.read(4096).rpartition(b")")[2].split()
         except OSError:
             continue
-        found.append((int(name), int(fields[3]), int(fields[21]) * resource.getpagesize()))
+        cpu = (int(fields[11]) + int(fields[12])) / _TICKS
+        found.append(Process(int(name), int(fields[3]), int(fields[21]) * _PAGE, cpu))
     return found
 
 
 def memory() -> int:
     """Bytes that the box's processes hold: proportional set size where the resident sizes alone cannot tell."""
     total = 0
-    for pid, _, _ in processes():
+    for process in processes():
         try:
-            with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
+            with open(f"/proc/{process.pid}/smaps_rollup", "rb", buffering=0) as file:
                 for line in file.read(4096).splitlines():
                     if line.startswith(b"Pss:"):
                         total += int(line.split()[1]) << 10
@@ -140,7 +150,8 @@ def kill_all() -> None:
         time.sleep(0.001)
 
 
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
+    """Kill one process that may have ended already."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -163,8 +174,31 @@ def _stdin(data: bytes) -> int:
     return fd
 
 
-def _child(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> None:
-    """In the forked child: lose every descriptor and every capability, then become the command. Never returns."""
+def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
+    """Start a program; its pid. The kernel's exec takes the capability away, close-on-exec every other descriptor.
+
+    Spawning shares PID 1's memory until the exec: no page of it is copied. Raises OSError.
+    """
+    environment = spec["environment"]
+    if request["env"]:
+        environment = {**environment, **request["env"]}
+    argv = request["argv"]
+    os.environ["PATH"] = environment.get("PATH", "/usr/bin:/bin")  # where the search looks
+    os.chdir(request["cwd"])
+    try:
+        return os.posix_spawnp(
+            argv[0], argv, environment, setsid=True, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((stdin, out, err))],
+        )  # fmt: skip
+    finally:
+        os.chdir("/")
+
+
+def _python(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
+    """Fork PID 1; the child loses every descriptor and its capability, then runs the source. Its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
     try:
         os.setsid()
         os.dup2(stdin, 0)
@@ -175,19 +209,9 @@ def _child(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, 
             seconds = max(1, round(spec["cpu"]))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # PID 1 is not: /proc/self would belong to nobody here
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(fd, b"1000")
-        os.close(fd)
         kernel.capset(0)
         os.chdir(request["cwd"])
-        if request["op"] == "python":
-            pyrun.run(request["source"], spec["search_path"], spec["finders"])
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        environment = {**os.environ, **request["env"]} if request["env"] else os.environ
-        argv = request["argv"]
-        os.execvpe(argv[0], argv, environment)
+        pyrun.run(request["source"], spec["finders"])
     except BaseException as error:
-        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-        os.write(2, f"{getattr(error, 'filename', None) or request.get('argv', ['python'])[0]}: {error}\n".encode())
-        os._exit(127 if missing else 126)
+        os.write(2, f"cannot start: {error}\n".encode())
+    os._exit(126)

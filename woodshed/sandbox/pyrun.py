@@ -14,27 +14,47 @@ import sys
 import types
 from typing import Any, NoReturn
 
-_OURS = __name__.partition(".")[0]
+_kept: list[types.ModuleType] = []
 
 
-def run(source: str, search_path: list[str], finders: list[Any]) -> NoReturn:
-    """Run ``source`` on descriptors 0 to 2 and exit with its status."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def prepare(search_path: list[str]) -> list[Any]:
+    """In PID 1, once: everything of a fresh interpreter that can be made ahead. Returns the import system's finders.
+
+    Without those nothing can be imported any more: not by PID 1, who must never run a file of the box, until ``run``
+    puts them back in a child.
+    """
     sys.path[:] = search_path
-    sys.meta_path[:] = finders
     sys.path_importer_cache.clear()
     sys.argv[:] = ["-c"]
     sys.dont_write_bytecode = True
-    for name in [n for n in sys.modules if n == _OURS or n.startswith(_OURS + ".")]:
-        del sys.modules[name]
+    ours = __name__.partition(".")[0]
+    for name in [n for n in sys.modules if n == ours or n.startswith(ours + ".")]:
+        _kept.append(sys.modules.pop(name))
+    # The streams ask what they stand on when they are made: pipes, as later.
+    read, write = os.pipe()
+    for number, fd in ((0, read), (1, write), (2, write)):
+        os.dup2(fd, number)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8", "surrogateescape")
     sys.stdout = _text(1, "surrogateescape")
     sys.stderr = _text(2, "backslashreplace", line_buffering=True)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    for fd in (read, write, null):
+        os.close(fd)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    finders = list(sys.meta_path)
+    sys.meta_path[:] = []
+    return finders
+
+
+def run(source: str, finders: list[Any]) -> NoReturn:
+    """In a child: run ``source`` on descriptors 0 to 2 and exit with its status."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.meta_path[:] = finders
     gc.enable()
-    os._exit(_finish(_execute(source, main.__dict__)))
+    os._exit(_finish(_execute(source, sys.modules["__main__"].__dict__)))
 
 
 def _execute(source: str, namespace: dict[str, Any]) -> int:
