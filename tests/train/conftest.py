@@ -45,9 +45,12 @@ def make_batch() -> MakeBatch:
                 weights[part] = np.where(mask, rng.standard_normal(size), 0).astype(np.float32)
             rows.append(
                 Sequence(
-                    rng.integers(0, 61, size).astype(np.int32), weights, behaviour.astype(np.float32),
+                    rng.integers(0, 61, size).astype(np.int32),
+                    weights,
+                    behaviour.astype(np.float32),
                     (behaviour + 0.1 * rng.standard_normal(size)).astype(np.float32),
-                    np.where(sampled, max(0, step - 1), -1).astype(np.int32), trajectory=f"t{i}",
+                    np.where(sampled, max(0, step - 1), -1).astype(np.int32),
+                    trajectory=f"t{i}",
                 )
             )
         denominators = {part: 10.0 * (i + 1) for i, part in enumerate(parts)}
