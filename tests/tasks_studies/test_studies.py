@@ -146,6 +146,8 @@ def test_written_studies_fail_and_the_solution_line_repairs_them(specs: list[Stu
         fixed = _run_tests(task.workspace)
         assert (fixed.returncode, fixed.stdout) == (0, f"PASS {3 * VISIBLE}\n")
         assert not list(task.workspace.rglob("*.pyc"))
+        (task.workspace / "cases.json").write_bytes(task.test_files()["cases.harbor.json"])
+        assert _run_tests(task.workspace).stdout == f"PASS {3 * (VISIBLE + HIDDEN)}\n"
 
 
 def test_visible_runner_survives_loops_and_broken_modules(specs: list[StudySpec], tmp_path: Path) -> None:

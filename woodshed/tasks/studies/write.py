@@ -16,7 +16,7 @@ _RUN_TESTS = RUN_TESTS.encode()
 _TEST_SH = (
     b"#!/bin/sh\n# For other Harbor tools; Woodshed's own grader calls the functions out of process instead.\n"
     b'cd "${WORKDIR:-/workspace}" || exit 1\n'
-    b'cp "$(dirname "$0")/cases.visible.json" cases.json && cp "$(dirname "$0")/run_tests.py" .\n'
+    b'cp "$(dirname "$0")/cases.harbor.json" cases.json && cp "$(dirname "$0")/run_tests.py" .\n'
     b"mkdir -p /logs/verifier\n"
     b"if python run_tests.py; then echo 1; else echo 0; fi | tail -n 1 > /logs/verifier/reward.txt\n"
 )
@@ -27,7 +27,9 @@ def write_study(spec: StudySpec, path: Path) -> Task:
     sources = {f"{module}.py": f.source for module, f in zip(spec.modules, spec.functions)}
     broken = f"{spec.modules[spec.broken]}.py"
     everything = list(zip(spec.modules, spec.functions))
-    visible = _json([[m, f.name, [[c.args, c.want] for c in f.cases[:VISIBLE]]] for m, f in everything])
+    whole, visible = (
+        _json([[m, f.name, [[c.args, c.want] for c in f.cases[:count]]] for m, f in everything]) for count in (None, VISIBLE)
+    )
     graded = {m: {"function": f.name, "cases": [[c.args, c.want] for c in f.cases]} for m, f in everything}
     info = TaskInfo(
         family="study",
@@ -52,7 +54,7 @@ def write_study(spec: StudySpec, path: Path) -> Task:
             "run_tests.py": _RUN_TESTS,
             "cases.json": visible,
         },
-        tests={"test.sh": _TEST_SH, "cases.json": _json(graded), "cases.visible.json": visible,
+        tests={"test.sh": _TEST_SH, "cases.json": _json(graded), "cases.harbor.json": whole,
                "run_tests.py": _RUN_TESTS},
         solution={broken: sources[broken].encode()},
     )  # fmt: skip
