@@ -28,7 +28,8 @@ def write_study(spec: StudySpec, path: Path) -> Task:
     broken = f"{spec.modules[spec.broken]}.py"
     everything = list(zip(spec.modules, spec.functions))
     whole, visible = (
-        _json([[m, f.name, [[c.args, c.want] for c in f.cases[:count]]] for m, f in everything]) for count in (None, VISIBLE)
+        _json([[m, f.name, [[c.args, c.want] for c in f.cases[:count]]] for m, f in everything])
+        for count in (None, VISIBLE)
     )
     graded = {m: {"function": f.name, "cases": [[c.args, c.want] for c in f.cases]} for m, f in everything}
     info = TaskInfo(
