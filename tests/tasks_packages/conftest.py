@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from woodshed.sandbox.backends import open_backend
-from woodshed.sandbox.layers import LayerStore
 
 from woodshed.record.task import Task
+from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.packages.build import BuildReport, build_package_tasks
 from woodshed.tasks.packages.settings import PackageTaskSettings
 
@@ -32,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """Tasks of the tiny package, built through the whole path from a file index."""
     root = tmp_path_factory.mktemp("packages")
     catalogue = tiny.local_index(root)
-    settings = PackageTaskSettings(catalogue=str(catalogue), tasks_per_package=4, attempts=4, heldout_share=0.5)
+    settings = PackageTaskSettings(catalogue=str(catalogue), tasks_per_package=3, heldout_share=0.5, seed=3)
     layers = LayerStore(root / "layers")
     report = BuildReport()
     with pytest.MonkeyPatch.context() as patch:

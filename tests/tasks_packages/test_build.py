@@ -174,26 +174,36 @@ EXPLOITS: dict[str, dict[str, bytes]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("exploit", EXPLOITS)
-def test_exploits_earn_nothing(built: Built, exploit: str) -> None:
+def test_exploits_earn_nothing(built: Built) -> None:
     task = next(t for t in built.tasks if "tests/test_shapes.py::test_size" in t.info.fail_to_pass)
     # A short limit: two of these never end.
-    info = type(task.info)(**{**vars(task.info), "timeout_sec": 3.0})
+    info = type(task.info)(**{**vars(task.info), "timeout_sec": 4.0})
     task = Task(task.path, task.name, task.instruction, info, task.config)
     base = {n: d for n, d in task.workspace_files().items() if n.startswith("tinyshapes/")}
-    outcome = with_backend(lambda b: grade(b, built, task, {**base, **EXPLOITS[exploit]}))
-    assert not outcome.resolved
-    assert "passed" not in {outcome.tests[i] for i in info.fail_to_pass}
-    assert set(outcome.tests) == {*info.fail_to_pass, *info.pass_to_pass}
+
+    async def work(backend: Backend) -> dict[str, Outcome]:
+        turns = asyncio.Semaphore(4)
+
+        async def one(exploit: dict[str, bytes]) -> Outcome:
+            async with turns:
+                return await grade(backend, built, task, {**base, **exploit})
+
+        outcomes = await asyncio.gather(*map(one, EXPLOITS.values()))
+        return dict(zip(EXPLOITS, outcomes))
+
+    for name, outcome in with_backend(work).items():
+        assert not outcome.resolved, name
+        assert "passed" not in {outcome.tests[i] for i in info.fail_to_pass}, name
+        assert set(outcome.tests) == {*info.fail_to_pass, *info.pass_to_pass}, name
 
 
 def test_added_files_do_not_shadow_and_tests_are_restored(built: Built) -> None:
     """Files that must not have crossed are harmless even where they did."""
     task = built.tasks[0]
     hostile = {
-        "tests/test_shapes.py": b"def test_area(): pass\n", "tests/conftest.py": b"raise SystemExit(0)\n",
-        "pytest.ini": b"[pytest]\naddopts = --no-such-option\n", "conftest.py": b"raise SystemExit(0)\n",
-        "pytest.py": b"raise SystemExit(0)\n", "json.py": b"raise SystemExit(0)\n", "x.pth": b"import nothing\n",
+        "tests/test_shapes.py": b"def test_area(): pass\n", "tests/conftest.py": b"raise RuntimeError\n",
+        "pytest.ini": b"[pytest]\naddopts = --no-such-option\n", "conftest.py": b"raise RuntimeError\n",
+        "pytest.py": b"raise RuntimeError\n", "json.py": b"raise RuntimeError\n", "x.pth": b"import nothing\n",
     }  # fmt: skip
     solved = with_backend(lambda b: grade(b, built, task, {**task.solution_files(), **hostile}))
     assert solved.resolved, solved

@@ -54,24 +54,23 @@ def split_of(settings: PackageTaskSettings, package: str, function: CoveredFunct
 def candidates(settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes]) -> Iterator[Candidate]:
     """Candidates in the order in which they are tried, the same for the same seed; one for each function.
 
-    Kinds take turns; a function to which the kind in turn does not apply is offered the others.
+    The kind offered least so far is tried first; a function to which it does not apply is offered the others.
     """
     rng = random.Random(f"{settings.seed}:{suite.package}")
     functions = [f for f in suite.functions if f.name.rpartition(".")[2] not in _SKIPPED and f.statements >= 2]
     rng.shuffle(functions)
-    turn = 0
+    offered = dict.fromkeys(settings.kinds, 0)
     for function in functions:
         source = workspace[function.module].decode()
         if "\r" in source:
             continue  # line-wise edits would mix line ends
-        for step in range(len(settings.kinds)):
-            kind = settings.kinds[(turn + step) % len(settings.kinds)]
+        for kind in sorted(offered, key=lambda k: offered[k]):
             made = _change(kind, function, source, rng)
             if made is not None:
                 detail, changed = made
                 split = split_of(settings, suite.package, function)
                 yield Candidate(suite.package, function, kind, detail, changed.encode(), split)
-                turn += 1
+                offered[kind] += 1
                 break
 
 
