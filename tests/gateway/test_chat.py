@@ -8,10 +8,12 @@ import pytest
 
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin, GatewayError
+from woodshed.gateway.dialects.openai_chat import parse_request
+from woodshed.gateway.errors import ApiError
 from woodshed.gateway.settings import GatewaySettings
 from woodshed.policy.formats import get_format
 
-from .parts import ADMIN, COMPACT, HERMES, TOOLS, ScriptedEngine, replies
+from .parts import ADMIN, COMPACT, HERMES, TOOLS, ScriptedEngine, replies, tool
 
 USER = [{"role": "user", "content": "fix it"}]
 
@@ -219,6 +221,34 @@ def test_bad_requests_name_the_field(fields: dict[str, Any], param: str, code: s
         assert (response.status_code, error["param"], error["code"]) == (400, param, code)
         assert error["type"] == "invalid_request_error" and param in error["message"]
         assert not site.engine.calls
+
+    run(ScriptedEngine(replies()), test)
+
+
+def test_tools_at_the_end_are_parsed_once_and_never_mistaken() -> None:
+    tail = b',"tools":' + json.dumps(TOOLS).encode() + b"}"
+    plain = b'{"messages":[{"role":"user","content":"x"}]'
+    first = parse_request(plain + tail)
+    assert parse_request(plain + tail).tools is first.tools
+    text = json.dumps('",' + tail.decode()).encode()
+    for body in (
+        b'{"messages":[{"role":"user","content":' + text + b"}]}",
+        b'{"messages":[{"role":"user","content":"x","tools":' + json.dumps(TOOLS).encode() + b"}]}",
+        b'{"messages":[{"role":"user","content":"x"}],"extra":{"a":1' + tail + b"}",
+    ):
+        assert parse_request(body).tools == []
+        assert parse_request(body).messages == json.loads(body)["messages"]
+    for body in (b'{"messages":[{"role":"user"' + tail, b"[1" + tail):
+        with pytest.raises(ApiError, match="not JSON"):
+            parse_request(body)
+
+
+def test_a_schema_that_the_format_cannot_use_is_refused() -> None:
+    async def test(site: Site) -> None:
+        twice = [tool("a", "same", ""), tool("b", "same", "")]
+        for stream in (False, True):
+            response = await site.chat(tools=twice, stream=stream)
+            assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_tools"
 
     run(ScriptedEngine(replies()), test)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,17 +25,38 @@ class Rendering:
         tokenizer.special_id(format.stop_tokens[0])
         self.stop_ids = tuple(tokenizer.special_ids[t] for t in format.stop_tokens if t in tokenizer.special_ids)
         self.generation = tokenizer.encode_pieces(format.generation())
-        self._openings: OrderedDict[tuple[str, str | None], list[int]] = OrderedDict()
+        self._tools: list[Tools] = []
+        self._openings: dict[tuple[int, str | None], tuple[Tools, list[int]]] = {}
+
+    def known(self, tools: Tools) -> Tools:
+        """The same object for equal lists, so that formats and comparisons go by identity; a run has one or two.
+
+        Raises ApiError where the format cannot use a schema.
+        """
+        for i, held in enumerate(self._tools):
+            if held is tools or held == tools:
+                if i:
+                    self._tools.insert(0, self._tools.pop(i))
+                return held
+        try:
+            self.format.parse("x", tools)
+        except FormatError as error:
+            raise ApiError(400, "invalid_tools", f"chat format {self.format.name}: {error}", param="tools") from None
+        self._tools.insert(0, tools)
+        del self._tools[16:]
+        return tools
 
     def opening(self, tools: Tools, system: str | None) -> list[int]:
-        """What comes before the other messages. Cached: the rollouts of a run share their tools."""
-        name = (json.dumps(tools), system)
-        ids = self._openings.get(name)
-        if ids is None:
-            ids = self._openings[name] = self.tokenizer.encode_pieces(self.format.open(tools, system))
-            if len(self._openings) > 64:
-                self._openings.popitem(last=False)
-        return ids
+        """What comes before the other messages. Remembered: the rollouts of a run share it."""
+        name = (id(tools), system)
+        found = self._openings.get(name)
+        if found is None:
+            # An entry keeps its list alive, so that no other one gets its id.
+            found = (tools, self.tokenizer.encode_pieces(self.format.open(tools, system)))
+            if len(self._openings) >= 64:
+                self._openings.clear()
+            self._openings[name] = found
+        return found[1]
 
     def parts(self, messages: Sequence[Message], first: int, tools: Tools, *, opened: bool) -> list[Part]:
         """Ids of normalised ``messages``, the first of which has index ``first``, up to the policy's turn.

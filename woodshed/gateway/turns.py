@@ -21,6 +21,7 @@ from .rendering import Rendering
 from .trajectories import OpenTrajectory
 from .watch import Watch
 
+_NO_TOOLS: list[dict[str, Any]] = []
 Parse = Callable[[str], ParsedMessage]
 
 
@@ -49,8 +50,8 @@ class Turns:
         self.journal = journal
 
     def parser(self, request: ChatRequest) -> Parse:
-        """Reads sampled text under the request's tools."""
-        tools = request.tools if request.call_tools else []
+        """Reads sampled text under the request's tools. Raises ApiError where the format cannot use a schema."""
+        tools = self.rendering.known(request.tools if request.call_tools else _NO_TOOLS)
         return lambda text: self.rendering.format.parse(text, tools)
 
     async def run(
@@ -65,7 +66,8 @@ class Turns:
         ``settle`` may change the reply to what a streaming client has been sent. A request that is cancelled, or
         whose trajectory is closed meanwhile, records nothing. Raises ApiError.
         """
-        turn = trajectory.recorder.plan(request.messages, request.tools)
+        parse = self.parser(request)
+        turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools))
         task = asyncio.current_task()
         assert task is not None
         trajectory.running.add(task)
@@ -79,7 +81,7 @@ class Turns:
             if completion.stop_reason == "cancelled":
                 raise ApiError(503, "engine_cancelled", "the engine gave this request up; send it again")
             text = watch.text() if watch is not None else self.rendering.text(completion.tokens)
-            answer = self._answer(turn, completion, text, request)
+            answer = self._answer(turn, completion, parse(text))
             if settle is not None:
                 settle(answer.reply)
             self._record(trajectory, turn, answer)
@@ -124,8 +126,7 @@ class Turns:
         except ValueError as error:
             raise ApiError(400, "invalid_value", str(error)) from None
 
-    def _answer(self, turn: Turn, completion: Completion, text: str, request: ChatRequest) -> Answer:
-        parsed = self.parser(request)(text)
+    def _answer(self, turn: Turn, completion: Completion, parsed: ParsedMessage) -> Answer:
         reply: Message = {"role": "assistant", "content": parsed.content or None}
         if parsed.thinking:
             reply["reasoning_content"] = parsed.thinking

@@ -27,6 +27,7 @@ NAMESPACES = (
 )  # fmt: skip
 _RESERVED_PIDS = 300
 _SHM = 64 << 20
+_FILTER = seccomp.box_filter(kernel.MACHINE) if kernel.MACHINE in ("x86_64", "aarch64") else b""
 
 
 def run(spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, seal: int) -> None:
@@ -151,5 +152,5 @@ def _confine(spec: dict[str, Any]) -> None:
     spec["finders"] = pyrun.prepare(search_path())
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_bounding_set()
-    kernel.install_seccomp(seccomp.box_filter(kernel.MACHINE))
+    kernel.install_seccomp(_FILTER)
     kernel.capset(1 << kernel.CAP_SYS_PTRACE)

@@ -15,10 +15,31 @@ import types
 from typing import Any, NoReturn
 
 _kept: list[types.ModuleType] = []
+_streams: list[io.TextIOWrapper] = []
+
+
+def prepare_streams() -> None:
+    """In the zygote, once: the standard streams of every interpreter to come, made while 0 to 2 are pipes.
+
+    A stream asks what it stands on when it is made; the descriptors are put back afterwards.
+    """
+    saved = [os.dup(number) for number in (0, 1, 2)]
+    read, write = os.pipe()
+    for number, fd in ((0, read), (1, write), (2, write)):
+        os.dup2(fd, number)
+    reader = io.BufferedReader(io.FileIO(0, "r", closefd=False))
+    _streams[:] = [
+        io.TextIOWrapper(reader, "utf-8", "surrogateescape"), _text(1, "surrogateescape"),
+        _text(2, "backslashreplace", line_buffering=True),
+    ]  # fmt: skip
+    for number, fd in enumerate(saved):
+        os.dup2(fd, number)
+    for fd in (*saved, read, write):
+        os.close(fd)
 
 
 def prepare(search_path: list[str]) -> list[Any]:
-    """In PID 1, once: everything of a fresh interpreter that can be made ahead. Returns the import system's finders.
+    """In PID 1, once: the rest of a fresh interpreter that can be made ahead. Returns the import system's finders.
 
     Without those nothing can be imported any more: not by PID 1, who must never run a file of the box, until ``run``
     puts them back in a child.
@@ -30,19 +51,8 @@ def prepare(search_path: list[str]) -> list[Any]:
     ours = __name__.partition(".")[0]
     for name in [n for n in sys.modules if n == ours or n.startswith(ours + ".")]:
         _kept.append(sys.modules.pop(name))
-    # The streams ask what they stand on when they are made: pipes, as later.
-    read, write = os.pipe()
-    for number, fd in ((0, read), (1, write), (2, write)):
-        os.dup2(fd, number)
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8", "surrogateescape")
-    sys.stdout = _text(1, "surrogateescape")
-    sys.stderr = _text(2, "backslashreplace", line_buffering=True)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-    null = os.open("/dev/null", os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
-    for fd in (read, write, null):
-        os.close(fd)
+    sys.stdin, sys.stdout, sys.stderr = _streams
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = _streams  # type: ignore[misc]
     sys.modules["__main__"] = types.ModuleType("__main__")
     finders = list(sys.meta_path)
     sys.meta_path[:] = []

@@ -19,7 +19,7 @@ import socket
 import sys
 from typing import Any
 
-from . import boxinit, kernel, template
+from . import boxinit, kernel, pyrun, template
 from .template import BOX_UID
 
 
@@ -249,6 +249,7 @@ def main(host: socket.socket) -> None:
     except OSError as error:
         host.send(json.dumps({"error": str(error), "errno": error.errno}).encode())
         return
+    pyrun.prepare_streams()
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -18,6 +18,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType
 
 MAX_BYTES = 64 << 20
@@ -63,7 +64,7 @@ def _contents(data: bytes) -> Iterator[bytes]:
     for pattern, decode in ((_BASE64, base64.b64decode), (_HEX, binascii.unhexlify)):
         for match in pattern.finditer(data):
             text = match.group().replace(b"\r", b"").replace(b"\n", b"")
-            yield from _attempt(lambda text=text, decode=decode: decode(text))
+            yield from _attempt(partial(decode, text))
 
 
 def _attempt(read: Callable[[], bytes]) -> Iterator[bytes]:

@@ -34,7 +34,7 @@ _FORBIDDEN = re.compile(
 
 @dataclass(frozen=True)
 class Leak:
-    """``kind``: ``path`` (forbidden by name), ``text`` or ``bytecode``; ``share`` of the n-grams found; one ``sample``."""
+    """``kind`` is ``path`` (forbidden name), ``text`` or ``bytecode``; ``share`` of the n-grams found; a ``sample``."""
 
     path: str
     kind: str

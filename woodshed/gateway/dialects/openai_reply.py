@@ -14,6 +14,7 @@ from ..messages import Message
 from ..turns import Answer, Parse
 
 DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _TAIL = 64
 """Longest end of a text that may turn out to be the beginning of a control word."""
 
@@ -30,7 +31,7 @@ def completion_body(answer: Answer, model: str, tokenizer: Tokenizer, *, logprob
         "logprobs": {"content": logprob_items(answer, tokenizer)} if logprobs else None,
     }
     head = _head("chat.completion", new_id(), model, answer)
-    return json.dumps({**head, "choices": [choice], "usage": usage(answer)}, separators=(",", ":")).encode()
+    return _encode({**head, "choices": [choice], "usage": usage(answer)}).encode()
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -142,4 +143,4 @@ def _head(kind: str, id: str, model: str, answer: Answer | None, created: int | 
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _encode(data).encode() + b"\n\n"
