@@ -125,7 +125,7 @@ def test_boxes_do_not_share_abstract_sockets_or_shared_memory(with_backend):
     async def body(backend):
         one, two = [await backend.create(BoxSpec()) for _ in range(2)]
         listen = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('\\0meet'); s.listen(); "
-        await one.exec(["sh", "-c", f'python3 -c "{listen} open(\'/dev/shm/up\', \'w\'); time.sleep(20)" &'])
+        await one.exec(["sh", "-c", f"python3 -c \"{listen} open('/dev/shm/up', 'w'); time.sleep(20)\" &"])
         await one.exec("while [ ! -e /dev/shm/up ]; do sleep 0.01; done")
         connect = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0meet')"
         assert (await one.exec_python(connect)).returncode == 0

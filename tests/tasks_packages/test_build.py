@@ -118,9 +118,7 @@ def test_a_second_build_reuses_every_verdict(built: Built) -> None:
     before = {t.name: (t.path / "task.toml").stat().st_mtime_ns for t in built.tasks}
     report = BuildReport()
     again = with_backend(
-        lambda backend: build_package_tasks(
-            built.settings, backend, built.layers, built.root / "tasks", report=report
-        )
+        lambda backend: build_package_tasks(built.settings, backend, built.layers, built.root / "tasks", report=report)
     )
     assert {t.name: (t.path / "task.toml").stat().st_mtime_ns for t in again} == before
     assert report.packages[0].rejected == built.report.packages[0].rejected

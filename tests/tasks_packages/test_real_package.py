@@ -37,4 +37,6 @@ def test_tasks_from_a_real_package(tmp_path: Path) -> None:
     for task in tasks:
         assert task.info.provenance["package"] == "inflection"
         assert task.info.fail_to_pass and task.info.pass_to_pass
-        assert set(task.info.fail_to_pass) <= {t for t in task.info.fail_to_pass if t.startswith("test_inflection.py::")}
+        assert set(task.info.fail_to_pass) <= {
+            t for t in task.info.fail_to_pass if t.startswith("test_inflection.py::")
+        }

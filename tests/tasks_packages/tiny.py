@@ -48,7 +48,7 @@ class Box:
         second = diagonal(self.width, self.height)
         return first, second
 '''
-TESTS = b'''import random
+TESTS = b"""import random
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_skipped():
 
 def test_broken_upstream():
     assert area(1, 1) == 2
-'''
+"""
 FILES = {
     "tinyshapes/__init__.py": b"",
     "tinyshapes/shapes.py": SHAPES,

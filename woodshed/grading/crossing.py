@@ -15,9 +15,7 @@ from .settings import GradingSettings
 DEFAULTS = GradingSettings()
 
 
-def crossing(
-    info: TaskInfo, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS
-) -> dict[str, bytes]:
+def crossing(info: TaskInfo, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS) -> dict[str, bytes]:
     """The files (paths relative to the workdir) that cross into grading, in order of their paths."""
     taken: dict[str, bytes] = {}
     total = 0

@@ -26,6 +26,7 @@ from .pytest_screen import screen
 TESTS_PREFIX = "workspace/"
 """Where a task's ``tests/`` folder keeps the files that are laid over the workspace."""
 
+
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 

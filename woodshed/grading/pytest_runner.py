@@ -170,9 +170,7 @@ def _watch() -> list[tuple[dict[str, Any] | Any, str, Any, Any]]:
             elif isinstance(value, type):
                 found.append((module, key, value, None))
                 if value.__module__ == name and name != "builtins":
-                    found += [
-                        (value, k, v, v.__code__) for k, v in vars(value).items() if isinstance(v, FunctionType)
-                    ]
+                    found += [(value, k, v, v.__code__) for k, v in vars(value).items() if isinstance(v, FunctionType)]
             elif name == "builtins" and callable(value):
                 found.append((module, key, value, None))
     return found

@@ -1,39 +1,21 @@
-"""Pretraining, conversion of a pretrained policy, and SFT."""
+"""Pretraining, conversion of a pretrained policy, SFT, and the export of what RL arrived at."""
 
 from __future__ import annotations
 
 import torch
 
-from ..policy.config import DecoderConfig
 from ..policy.decoder import Decoder
 from ..policy.formats import get_format
 from ..policy.hf import Policy, load_policy, save_policy
+from ..policy.scratch import decoder_config
 from ..policy.settings import PolicySettings
+from ..policy.state import load_hf_state
 from ..policy.tokenizer import Tokenizer
 from ..recipe.recipe import Recipe
+from ..weights.follow import Follower
 from .directory import RunDirectory
 from .examples import load_examples
 from .supervised import train_on
-
-
-def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:
-    moe = settings.family == "qwen3_moe"
-    return DecoderConfig(
-        vocab_size=vocab_size,
-        d_model=settings.d_model,
-        num_layers=settings.num_layers,
-        num_heads=settings.num_heads,
-        num_kv_heads=settings.num_kv_heads,
-        head_dim=settings.d_model // settings.num_heads,
-        d_ff=settings.d_ff,
-        family=settings.family,
-        max_positions=settings.max_positions,
-        rope_theta=settings.rope_theta,
-        qk_norm=settings.family != "llama",
-        num_experts=settings.num_experts if moe else 0,
-        num_experts_per_tok=settings.num_experts_per_tok if moe else 0,
-        moe_d_ff=settings.moe_d_ff if moe else 0,
-    )
 
 
 def chat_format(settings: PolicySettings) -> str:
@@ -102,3 +84,15 @@ def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
     save_policy(policy, run.policy("sft"))
     note = f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
     run.write_result_of("sft", {**figures, "note": note})
+
+
+def export_final(run: RunDirectory) -> int:
+    """The head of the weight chain as ``policy/final``, in Hugging Face layout; its version comes back."""
+    newest = Follower(run.weights).poll()
+    if newest is None:
+        raise FileNotFoundError(f"{run.weights} has no published version; the trainer never started")
+    version, state = newest
+    policy = load_policy(run.policy("sft"))
+    load_hf_state(policy.decoder, state)
+    save_policy(policy, run.policy("final"))
+    return version

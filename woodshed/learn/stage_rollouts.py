@@ -21,6 +21,7 @@ from ..train.batch import TrainBatch
 from ..weights.manifest import versions
 from .arena import open_arena
 from .directory import RunDirectory
+from .stage_policy import export_final
 from .tasks import load_split
 
 
@@ -98,6 +99,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             seed=recipe.seed,
         )
         await controller.run()
+    export_final(run)
     run.write_result_of("rl", {"note": f"{settings.steps} steps, {len(store)} trajectories stored", **ledger.counts()})
     ledger.close()
     store.close()

@@ -95,7 +95,12 @@ class Sandbox(Protocol):
         ...
 
     async def exec_python(
-        self, source: str, *, stdin: bytes = b"", cwd: str | None = None, timeout: float = 10.0,
+        self,
+        source: str,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        timeout: float = 10.0,
         max_output: int = 1 << 20,
     ) -> ExecResult:
         """Run Python source in a forked child of the box's warm interpreter, with the privileges of ``exec``.

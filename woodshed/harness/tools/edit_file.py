@@ -47,9 +47,7 @@ class EditFile(Tool):
         return await apply(self, session, path, before, after, first, args.new_string.count("\n") + 1)
 
 
-async def apply(
-    tool: Tool, session: Session, path: str, before: str, after: str, first: int, count: int
-) -> ToolResult:
+async def apply(tool: Tool, session: Session, path: str, before: str, after: str, first: int, count: int) -> ToolResult:
     """Write an edit and show it: ``count`` lines from line ``first`` of the new text and a few around them."""
     problem = breaks_syntax(path, before, after) if tool.settings.check_syntax else None
     if problem is not None:

@@ -12,7 +12,7 @@ from woodshed.harness.session import Session
 from .base import Arguments, Tool, ToolResult
 
 TIMEOUT = 20.0
-RUFF = "command -v ruff >/dev/null || exit 127; exec ruff check --no-cache --output-format=concise -- \"$@\""
+RUFF = 'command -v ruff >/dev/null || exit 127; exec ruff check --no-cache --output-format=concise -- "$@"'
 
 
 class ReadLintsArgs(Arguments):

@@ -37,9 +37,7 @@ def python_path(package: Package, workdir: str = "/workspace") -> tuple[str, ...
     return (MOUNT, *(workdir if entry == "." else f"{workdir}/{entry}" for entry in package.path))
 
 
-def _layer(
-    group: str, wheels: tuple[Wheel, ...], layers: LayerStore, cache: Path | None, index: Index | None
-) -> str:
+def _layer(group: str, wheels: tuple[Wheel, ...], layers: LayerStore, cache: Path | None, index: Index | None) -> str:
     pinned = hashlib.sha256("".join(w.sha256 for w in wheels).encode()).hexdigest()[:16]
     # A layer is named by its contents, which take seconds to make: the name is remembered by what went in.
     note = layers.root / f".wheels-{pinned}-{sys.implementation.cache_tag}"

@@ -17,9 +17,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-ALLOWED_SUFFIXES = _words(
-    ".py .pyi .typed .txt .json .toml .sql .csv .tsv .yaml .yml .ini .cfg .xml .html .rst .md"
-)
+ALLOWED_SUFFIXES = _words(".py .pyi .typed .txt .json .toml .sql .csv .tsv .yaml .yml .ini .cfg .xml .html .rst .md")
 _FORBIDDEN_PARTS = ("__pycache__", "build", "dist", ".git", ".tox", ".nox", "docs", "node_modules")
 _CONFIGURATION = _words("pytest.ini .pytest.ini tox.ini setup.cfg setup.py pyproject.toml sitecustomize.py")
 MAX_FILE_BYTES = 512 << 10

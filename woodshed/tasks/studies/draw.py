@@ -14,9 +14,7 @@ STUDIES_PER_WORKER = 32
 """Below this many studies a further process costs more than it saves."""
 
 
-def draw_studies(
-    n: int, *, split: Split, seed: int, start: int = 0, workers: int | None = None
-) -> list[StudySpec]:
+def draw_studies(n: int, *, split: Split, seed: int, start: int = 0, workers: int | None = None) -> list[StudySpec]:
     """Studies number ``start`` to ``start + n`` of (``split``, ``seed``).
 
     Each has one mutation that a visible case kills. The result does not depend on ``workers`` (default: the CPUs this

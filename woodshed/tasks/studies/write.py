@@ -85,5 +85,3 @@ def _passing(spec: StudySpec) -> list[str]:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-

@@ -1,0 +1,199 @@
+"""What a sandbox costs, beside a plain subprocess (and bubblewrap where it is installed), and whether anything leaks.
+
+    python benchmarks/sandboxes.py [--cycles 1000] [--out benchmarks/results/sandbox.json]
+
+Times are wall milliseconds on the machine as it is; the load while they were taken is in the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from woodshed.sandbox.namespace import NamespaceBackend
+from woodshed.sandbox.protocol import BoxSpec
+
+FILES = {f"pkg/module{n}.py": b"value = 1\n" * 40 for n in range(5)}
+SPEC = BoxSpec(files=FILES, preload=("json",))
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+async def timed(
+    n: int, action: Callable[[], Awaitable[Any]], after: Callable[[Any], Awaitable[Any]] | None = None
+) -> Any:
+    """Wall milliseconds of ``n`` runs: median, smallest, 90th percentile."""
+    times = []
+    for _ in range(n):
+        start = time.perf_counter()
+        result = await action()
+        times.append(1000 * (time.perf_counter() - start))
+        if after is not None:
+            await after(result)
+    times.sort()
+    return {"median": statistics.median(times), "min": times[0], "p90": times[int(0.9 * n)], "n": n}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and of its children that ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / TICKS
+
+
+async def measure(n: int) -> dict[str, Any]:
+    """Every operation of a box, then the peers."""
+    backend = NamespaceBackend()
+    out: dict[str, Any] = {}
+    try:
+        await (await backend.create(SPEC)).close()  # the zygote's own start is not a box's cost
+        pid = backend.pid or 0
+        cpu = cpu_seconds(pid)
+        out["create"] = await timed(n, lambda: backend.create(SPEC), lambda box: box.close())
+        out["create_and_close_cpu_ms"] = 1000 * (cpu_seconds(pid) - cpu) / n
+        box = await backend.create(SPEC)
+        snapshot = await box.snapshot()
+        out["fork"] = await timed(n, lambda: backend.fork(snapshot), lambda boxes: boxes[0].close())
+        out["exec_true"] = await timed(n, lambda: box.exec(["/usr/bin/true"]))
+        out["exec_sh"] = await timed(n, lambda: box.exec("true"))
+        out["exec_python_warm"] = await timed(n, lambda: box.exec_python("print(1)"))
+        out["exec_python_cold"] = await timed(
+            n // 4, lambda: box.exec([Path(sys.executable).name, "-I", "-c", "print(1)"])
+        )
+        out["read"] = await timed(n, lambda: box.read("pkg/module1.py"))
+        out["put_5_files"] = await timed(n, lambda: box.put(FILES))
+
+        async def snap() -> None:
+            await backend.drop(await box.snapshot())
+
+        out["snapshot"] = await timed(min(n, 30), snap)
+        start = time.perf_counter()
+        boxes = await asyncio.gather(*(backend.create(SPEC) for _ in range(64)))
+        await asyncio.gather(*(each.exec("true") for each in boxes))
+        out["concurrent_64_create_and_exec_ms"] = 1000 * (time.perf_counter() - start)
+        out["concurrent"] = len(boxes)
+        await asyncio.gather(*(each.close() for each in boxes))
+    finally:
+        await backend.close()
+    out["subprocess_true"] = await timed(n, lambda: _run("/usr/bin/true"))
+    out["subprocess_python"] = await timed(n // 4, lambda: _run(sys.executable, "-I", "-c", "print(1)"))
+    bwrap = shutil.which("bwrap")
+    if bwrap:
+        flags = [
+            "--unshare-all",
+            "--ro-bind",
+            "/usr",
+            "/usr",
+            "--symlink",
+            "usr/lib64",
+            "/lib64",
+            "--symlink",
+            "usr/lib",
+            "/lib",
+        ]
+        out["bwrap_true"] = await timed(n, lambda: _run(bwrap, *flags, "/usr/bin/true"))
+    return out
+
+
+async def _run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
+    if await process.wait() != 0:
+        raise SystemExit(f"{command[0]} failed")
+
+
+def _inventory(root: Path) -> dict[str, int]:
+    processes = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _parent(p) == os.getpid()]
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
+        "processes": len(processes),
+        "entries_on_disk": sum(1 for _ in root.rglob("*")),
+    }
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _zygote(pid: int) -> dict[str, int]:
+    return {
+        "zygote_descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "zygote_mounts": len(Path(f"/proc/{pid}/mounts").read_text().splitlines()),
+        "zygote_children": sum(_parent(p) == pid for p in Path("/proc").iterdir() if p.name.isdigit()),
+    }
+
+
+async def leaks(cycles: int) -> dict[str, int]:
+    """What is left after ``cycles`` boxes were made, used and destroyed: growth, each entry of which should be 0."""
+    root = Path(tempfile.mkdtemp(prefix="sandbox-leaks-"))
+    before = _inventory(root)
+    backend = NamespaceBackend(root)
+    try:
+        await (await backend.create(SPEC)).close()
+        pid = backend.pid or 0
+        running = _zygote(pid)
+
+        async def cycle(number: int) -> None:
+            box = await backend.create(SPEC)
+            await box.exec("sleep 60 & echo x > /tmp/x")
+            if number % 10 == 0:
+                snapshot = await box.snapshot()
+                for fork in await backend.fork(snapshot):
+                    await fork.close()
+                await backend.drop(snapshot)
+            await box.close()
+
+        for start in range(0, cycles, 8):
+            await asyncio.gather(*(cycle(n) for n in range(start, min(start + 8, cycles))))
+        growth = {name: value - running[name] for name, value in _zygote(pid).items()}
+    finally:
+        await backend.close()
+    growth |= {name: value - before[name] for name, value in _inventory(root).items()}
+    root.rmdir()
+    return growth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "sandbox.json")
+    options = parser.parse_args()
+    load = [os.getloadavg()[0]]
+    detail = asyncio.run(measure(options.samples))
+    load.append(os.getloadavg()[0])
+    growth = asyncio.run(leaks(options.cycles))
+    load.append(os.getloadavg()[0])
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    result = {
+        "command": f"python benchmarks/sandboxes.py --samples {options.samples} --cycles {options.cycles}",
+        "commit": commit, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
+        "figures": {
+            "namespace_create_ms": detail["create"]["median"], "namespace_fork_ms": detail["fork"]["median"],
+            "namespace_exec_ms": detail["exec_true"]["median"], "concurrent": detail["concurrent"],
+            f"leaked_after_{options.cycles}": sum(abs(value) for value in growth.values()),
+        },
+        "detail": {**detail, "leaks": growth, "load_average": load},
+    }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
