@@ -171,3 +171,15 @@ def test_errors_are_typed_and_clear(with_backend):
         open_backend("gvisor")
     with pytest.raises(Unsupported, match="namespace"):
         open_backend("chroot")
+
+
+def test_an_edit_of_equal_length_within_a_second_runs_the_new_code(with_backend):
+    """Bytecode files are believed by whole seconds and size; no command may leave any behind."""
+
+    async def body(backend):
+        box = await backend.create(BoxSpec(files={"m.py": b"x = 1\n"}))
+        for value in (b"1", b"2", b"3"):
+            await box.put({"m.py": b"x = " + value + b"\n"})
+            assert (await box.exec("python3 -c 'import m; print(m.x)'")).stdout.strip() == value
+
+    with_backend(body)

@@ -27,7 +27,7 @@ class Built:
     report: BuildReport
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """Tasks of the tiny package, built through the whole path from a file index."""
     root = tmp_path_factory.mktemp("packages")

@@ -144,8 +144,14 @@ def _limits(spec: dict[str, Any]) -> None:
 def _confine(spec: dict[str, Any]) -> None:
     os.umask(0o022)
     environment = {
-        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", **spec["env"],
-    }  # fmt: skip
+        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
+        # Bytecode is trusted by time stamp (whole seconds) and size: an edit of equal length within one second would
+        # run the old code.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **spec["env"],
+    }
     os.environ.clear()
     os.environ.update(environment)
     spec["environment"] = environment

@@ -33,8 +33,8 @@ class BoxSpec:
 
     ``layers``: host directories stacked read-only as the box's root, lowest first, on top of the backend's base
     system. ``files``: small files written on top (path in the box -> bytes). ``env`` is the whole environment of
-    commands besides PATH, HOME and LANG. ``preload``: Python modules that the box's fork server imports before it
-    serves ``exec_python``.
+    commands besides PATH, HOME, LANG and PYTHONDONTWRITEBYTECODE. ``preload``: Python modules that the box's fork
+    server imports before it serves ``exec_python``.
     """
 
     layers: tuple[Path, ...] = ()
