@@ -182,5 +182,5 @@ def test_settings_import_no_torch() -> None:
 def test_problems_at_the_start_are_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "woodshed.gateway.serve", "--admin-key-file", str(tmp_path / "none")]
     result = subprocess.run([*command, "--policy", str(tmp_path)], capture_output=True, text=True)
-    assert result.returncode == 1 and "cannot read the admin key" in result.stderr
+    assert result.returncode == 2 and "cannot read the admin key" in result.stderr
     assert "Traceback" not in result.stderr

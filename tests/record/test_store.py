@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
@@ -101,3 +102,23 @@ def test_segment_check_names_the_fault() -> None:
     segment.versions[np.flatnonzero(segment.sampled)[0]] = -1
     with pytest.raises(ValueError, match="no policy version"):
         segment.check()
+
+
+def test_a_kill_inside_compact_leaves_every_id_in_one_shard(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    for number in range(4):
+        store.add(make(number))
+    store.close()
+    index = (tmp_path / "index.sqlite").read_bytes()
+    store = TrajectoryStore(tmp_path)
+    assert store.compact(1) == 4
+    store.close()
+    for leftover in tmp_path.glob("index.sqlite*"):
+        leftover.unlink()
+    (tmp_path / "index.sqlite").write_bytes(index)  # as after a kill between shard and index
+    store = TrajectoryStore(tmp_path)
+    store.add(make(4))
+    assert store.compact(1) == 5
+    shards = [id for shard in tmp_path.glob("shard-*.parquet") for id in pq.read_table(shard)["id"].to_pylist()]
+    assert sorted(shards) == [f"g0-{n}" for n in range(5)]
+    assert [t.id for t in store] == sorted(shards)

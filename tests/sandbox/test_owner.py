@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import woodshed
+from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.spawner import explain, sweep
 
 OWNER = """
@@ -125,3 +126,24 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def test_a_backend_outlives_its_zygote(with_backend):
+    async def body(backend):
+        box = await backend.create(BoxSpec(files={"a": b"written"}))
+        other = await backend.create(BoxSpec())
+        snapshot = await box.snapshot()
+        first = backend.pid
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            await other.exec("sleep 60")
+        with pytest.raises(SandboxError):
+            await backend.fork(snapshot)
+        await box.close()
+        fresh = await backend.create(BoxSpec(files={"a": b"again"}))
+        assert (await fresh.exec("cat a")).stdout == b"again" and backend.pid != first
+        [fork] = await backend.fork(await fresh.snapshot())
+        assert await fork.read("a") == b"again"
+        await other.close()
+
+    with_backend(body)

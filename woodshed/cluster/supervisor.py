@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProgramFailed(Exception):
-    """A program died more often than it may; the message ends with the last lines of its log."""
+    """A program died more often than it may, or in a way that no second try helps; the message says what it said."""
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Program:
     restarts: int = 0
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
+    log_start: int = 0
     done: bool = False
 
 
@@ -55,6 +56,7 @@ class Supervisor:
                 os._exit(1)
 
         with program.log.open("ab") as log:
+            program.log_start = log.tell()
             program.process = subprocess.Popen(
                 [sys.executable, *program.argv],
                 stdin=subprocess.DEVNULL,
@@ -80,7 +82,9 @@ class Supervisor:
             if time.monotonic() - program.started > 60:
                 program.restarts = 0
             if code in program.fatal or program.restarts >= program.max_restarts:
-                raise ProgramFailed(f"{program.name} ended with {_describe(code)}\n{tail(program.log)}")
+                said = last_words(program.log, program.log_start)
+                deliberate = code in program.fatal and said
+                raise ProgramFailed(said if deliberate else f"{program.name} ended with {_describe(code)}\n{said}")
             program.restarts += 1
             self.start(program)
             restarted.append(program.name)
@@ -108,11 +112,18 @@ class Supervisor:
             self.programs.pop(program.name, None)
 
 
-def tail(log: Path, lines: int = 15) -> str:
+def last_words(log: Path, start: int = 0, lines: int = 15) -> str:
+    """The end of what a program wrote from byte ``start`` on; of a traceback only the error itself."""
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+        text = log.read_bytes()[start:].decode(errors="replace").splitlines()[-400:]
     except OSError:
         return ""
+    headers = [n for n, line in enumerate(text) if line.startswith("Traceback (most recent call last)")]
+    if headers:
+        after = text[headers[-1] + 1 :]
+        error = next((n for n, line in enumerate(after) if line and not line[0].isspace()), 0)
+        return "\n".join(after[error : error + lines])
+    return "\n".join(text[-lines:])
 
 
 def _describe(code: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -62,6 +64,18 @@ class GatewayAdmin:
 
     async def health(self) -> dict[str, Any]:
         return dict((await self._call("GET", "/health")).json())
+
+    async def wait_until_up(self, seconds: float) -> bool:
+        """Wait for a server that is being restarted; False if it does not answer within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                await self.health()
+                return True
+            except (httpx.HTTPError, GatewayError):
+                if time.monotonic() > deadline:
+                    return False
+            await asyncio.sleep(0.1)
 
     async def list(self) -> list[dict[str, Any]]:
         """The open trajectories."""

@@ -37,11 +37,15 @@ class ChainWatch:
     async def run(self) -> None:
         """Follow until cancelled. A damaged chain is reported and looked at again; serving goes on."""
         while True:
-            try:
-                await self._step()
-            except (EngineError, OSError, ValueError) as error:
-                log.error("weights: %s", error)
+            await self.catch_up()
             await asyncio.sleep(self._poll_seconds)
+
+    async def catch_up(self) -> None:
+        """To the newest version there is now."""
+        try:
+            await self._step()
+        except (EngineError, OSError, ValueError) as error:
+            log.error("weights: %s", error)
 
     async def _step(self) -> None:
         async with self._lock:

@@ -49,6 +49,7 @@ async def serve(settings: GatewaySettings) -> None:
                 poll_seconds=settings.weights_poll_seconds, timeout_seconds=settings.weights_timeout_seconds,
             )  # fmt: skip
             follow = chain.follow
+            await chain.catch_up()  # a server that was restarted must not sample from the weights it began with
             watcher = asyncio.create_task(chain.run())
             stack.callback(watcher.cancel)
         journal = None
@@ -113,5 +114,8 @@ if __name__ == "__main__":
     chosen = parse_arguments(sys.argv[1:])
     try:
         main(chosen)
-    except (ValueError, OSError, JournalError) as problem:
+    except (ValueError, FileNotFoundError) as problem:  # no second try helps
+        print(f"woodshed gateway: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, JournalError) as problem:
         sys.exit(f"woodshed gateway: {problem}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..recipe.load import load_recipe
 from ..recipe.recipe import Recipe
 from .directory import RunDirectory
+from .failures import FATAL
 
 STAGES = {
     "tasks": ("stage_tasks", "make_studies"),
@@ -29,10 +30,13 @@ STAGES = {
 def main(stage: str, root: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     run = RunDirectory(Path(root))
-    recipe = load_recipe(run.recipe)
     module, function = STAGES[stage]
     work: Callable[[Recipe, RunDirectory], None] = getattr(import_module(f"woodshed.learn.{module}"), function)
-    work(recipe, run)
+    try:
+        work(load_recipe(run.recipe), run)
+    except FATAL as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

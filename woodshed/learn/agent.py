@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import tempfile
 import time
 from pathlib import Path
 
 from rich.console import Console
 
-from ..cluster.supervisor import ProgramFailed, Supervisor
+from ..cluster.supervisor import ProgramFailed, Supervisor, last_words
 from ..gateway.client import GatewayAdmin
 from ..grading.verify import grade, submission_from
 from ..harness.endpoint import HttpEndpoint
@@ -46,6 +47,7 @@ def drive(
     run = RunDirectory(root.absolute())
     supervisor = Supervisor()
     console = Console()
+    folder = RunDirectory(Path(tempfile.mkdtemp(prefix="woodshed-agent-")))
     try:
         recipe = load_recipe(run.recipe)
         chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.main, "heldout"))
@@ -55,24 +57,24 @@ def drive(
             if not (run.policy(stage) / "config.json").exists():
                 have = sorted(p.name for p in (run.root / "policy").glob("*")) or ["none"]
                 raise AgentError(f"{run.policy(stage)} does not exist; this run has: {', '.join(have)} (--stage)")
-            endpoint, key = _serve(recipe, run, stage, supervisor)
+            endpoint, key = _serve(recipe, run.policy(stage), folder, supervisor)
         asyncio.run(_episode(recipe, chosen, endpoint, key, model, step, temperature, console))
     except (RecipeError, TaskError, EndpointLost, SandboxError, ProgramFailed) as error:
         raise AgentError(str(error)) from None
     finally:
         supervisor.stop()
+        shutil.rmtree(folder.root, ignore_errors=True)
 
 
-def _serve(recipe: Recipe, run: RunDirectory, stage: str, supervisor: Supervisor) -> tuple[str, str]:
-    """Start a policy server of our own, in a temporary place, and open one trajectory on it."""
-    folder = RunDirectory(Path(tempfile.mkdtemp(prefix="woodshed-agent-")))
-    supervisor.start(server_program(recipe, folder, run.policy(stage), weights=False))
+def _serve(recipe: Recipe, policy: Path, folder: RunDirectory, supervisor: Supervisor) -> tuple[str, str]:
+    """Start a policy server of our own, in a temporary folder, and open one trajectory on it."""
+    supervisor.start(server_program(recipe, folder, policy, weights=False))
     ready = folder.root / "server" / "ready.json"
     deadline = time.monotonic() + 180
     while not ready.exists():
         supervisor.check()
         if time.monotonic() > deadline:
-            raise AgentError(f"the policy server did not start; see {folder.log('server')}")
+            raise AgentError(f"the policy server did not start: {last_words(folder.log('server'))}")
         time.sleep(0.05)
     address = json.loads((folder.root / "server" / "address.json").read_text())
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
+class DirectoryError(Exception):
+    """A file of a run directory is damaged; the message names it and says what to do."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     root: Path
@@ -69,17 +73,11 @@ class RunDirectory:
 
     def stage_result(self, stage: str) -> dict[str, Any] | None:
         """What a finished stage left behind, or None."""
-        try:
-            return dict(json.loads((self.root / "stages" / f"{stage}.json").read_text()))
-        except FileNotFoundError:
-            return None
+        return _read_object(self.root / "stages" / f"{stage}.json")
 
     def read_result_of(self, stage: str) -> dict[str, Any]:
         """What the programs of a stage have to say about it, before it counts as finished."""
-        try:
-            return dict(json.loads((self.root / "results" / f"{stage}.json").read_text()))
-        except FileNotFoundError:
-            return {}
+        return _read_object(self.root / "results" / f"{stage}.json") or {}
 
     def write_result_of(self, stage: str, result: dict[str, Any]) -> None:
         write_json(self.root / "results" / f"{stage}.json", result)
@@ -97,12 +95,33 @@ class RunDirectory:
         write_json(self.root / "progress" / f"{stage}.json", {"done": done, "total": total, "note": note})
 
 
-def write_json(path: Path, value: Any) -> None:
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        value = f"not JSON: {error}"
+    if not isinstance(value, dict):
+        found = value if isinstance(value, str) else f"a JSON {type(value).__name__}, not an object"
+        raise DirectoryError(f"{path} is damaged ({found}); delete it and run again: its stage is then repeated")
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1))

@@ -5,18 +5,25 @@ from __future__ import annotations
 import fcntl
 import shutil
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from ..cluster.supervisor import ProgramFailed, Supervisor
 from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
+from ..sandbox.protocol import SandboxError
+from ..tasks.packages.catalogue import load_catalogue
+from ..tasks.packages.index import PackageError
 from .cache import backend_of
-from .directory import RunDirectory
+from .directory import DirectoryError, RunDirectory, write_text
+from .failures import disk_problem
 from .screen import Screen
 from .stages import Stage, plan
 
@@ -26,66 +33,114 @@ class RunError(Exception):
 
 
 def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str], fresh: bool, console: Console) -> None:
-    recipe, run = _open(recipe_path, out, overrides, fresh)
-    lock = _lock(run)
-    try:
-        check_machine(recipe, run)
-        console.print(f"[bold]{recipe.name}[/] in {run.root}  ({recipe.description or 'no description'})")
-        _run_stages(recipe, run, console)
-        write_report(run.root, console)
-    except ProgramFailed as error:
-        raise RunError(f"{error}\nlogs are in {run.root / 'logs'}; the same command continues the run") from None
-    finally:
-        lock.close()
-
-
-def _open(recipe_path: Path, out: Path | None, overrides: Sequence[str], fresh: bool) -> tuple[Recipe, RunDirectory]:
     if recipe_path.is_dir():
         out, recipe_path = recipe_path, recipe_path / "recipe.toml"
     try:
         recipe = load_recipe(recipe_path, overrides)
-        run = RunDirectory((out or Path("runs") / recipe.name).absolute())
-        if fresh and run.root.exists():
-            if not run.recipe.exists():
-                raise RunError(f"{run.root} is not a run directory; --fresh does not delete it")
-            shutil.rmtree(run.root)
-        resolved = dump_recipe(recipe)
-        if run.recipe.exists():
-            if dump_recipe(load_recipe(run.recipe)) != resolved:
-                raise RunError(
-                    f"{run.root} holds a run of another recipe (see {run.recipe}); continue it with "
-                    f"`woodshed run {run.root}`, choose another directory with --out, or start over with --fresh"
-                )
-        else:
-            run.root.mkdir(parents=True, exist_ok=True)
-            run.recipe.write_text(resolved)
     except RecipeError as error:
         raise RunError(str(error)) from None
-    except OSError as error:
-        raise RunError(f"cannot make the run directory: {error}") from None
-    return recipe, run
+    run = RunDirectory((out or Path("runs") / recipe.name).absolute())
+    check_machine(recipe, run)
+    with claim(run, recipe, fresh=fresh):
+        title = Text.assemble((recipe.name, "bold"), f" in {run.root}  ({recipe.description or 'no description'})")
+        console.print(title, soft_wrap=True)
+        try:
+            _run_stages(recipe, run, console)
+            write_report(run.root, console)
+        except RunError:
+            raise
+        except Exception as error:
+            if problem := disk_problem(run.root, str(error)):
+                raise RunError(problem) from None
+            if isinstance(error, ProgramFailed):
+                logs = f"logs are in {run.root / 'logs'}; the same command continues the run"
+                raise RunError(f"{error}\n{logs}") from None
+            if isinstance(error, (DirectoryError, OSError)):
+                raise RunError(str(error)) from None
+            raise
 
 
-def _lock(run: RunDirectory) -> IO[str]:
-    file = (run.root / ".lock").open("w")
+@contextmanager
+def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
+    """Make the run directory ours: no other process runs in it, and it holds this recipe and no other."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise RunError(f"{run.root} is being run by another process") from None
-    return file
+        run.root.mkdir(parents=True, exist_ok=True)
+        if not run.recipe.exists() and any(p.name != ".lock" for p in run.root.iterdir()):
+            raise RunError(f"{run.root} is not empty and is not a run directory; choose another with --out")
+        with (run.root / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"{run.root} is being run by another process; wait for it, or choose another directory with --out"
+                ) from None
+            if fresh:
+                _empty(run.root)
+            _settle_recipe(run, recipe)
+            yield
+    except OSError as error:
+        problem = disk_problem(run.root, str(error))
+        raise RunError(problem or f"{run.root} cannot be used as run directory: {error}") from None
+
+
+def _empty(root: Path) -> None:
+    for path in root.iterdir():
+        if path.name == ".lock":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _settle_recipe(run: RunDirectory, recipe: Recipe) -> None:
+    resolved = dump_recipe(recipe)
+    if not run.recipe.exists():
+        write_text(run.recipe, resolved)
+        return
+    try:
+        known = dump_recipe(load_recipe(run.recipe))
+    except RecipeError as error:
+        raise RunError(f"{error}\nthis is the recipe of an earlier run; start over with --fresh") from None
+    if known != resolved:
+        fields = ", ".join(_differences(tomllib.loads(known), tomllib.loads(resolved))[:8])
+        raise RunError(
+            f"{run.root} holds a run of another recipe (different: {fields}); continue it with "
+            f"`woodshed run {run.root}`, choose another directory with --out, or start over with --fresh"
+        )
+
+
+def _differences(known: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted({*known, *wanted}):
+        left, right = known.get(key), wanted.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            found += _differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found.append(prefix + key)
+    return found
 
 
 def check_machine(recipe: Recipe, run: RunDirectory) -> None:
     """Refuse before anything starts what would fail in an hour."""
 
-    free = shutil.disk_usage(run.root).free
+    place = next(p for p in (run.root, *run.root.parents) if p.is_dir())
+    free = shutil.disk_usage(place).free
     if free < 1 << 30:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB")
     source = recipe.policy.source
     if source not in ("scratch", "smollm2") and not (Path(source) / "config.json").exists():
         raise RunError(f'policy.source: {source} has no config.json; give a Hugging Face directory, or "scratch"')
-    probe = backend_of(recipe.sandbox).probe()
+    packages = recipe.tasks.packages
+    if packages:
+        try:
+            load_catalogue(Path(packages.catalogue) if packages.catalogue else None).select(packages.packages)
+        except PackageError as error:
+            raise RunError(f"tasks.packages: {error}") from None
+    try:
+        probe = backend_of(recipe.sandbox).probe()
+    except SandboxError as error:
+        raise RunError(f"sandbox: {error}") from None
     if not probe.ok:
         raise RunError("sandboxes do not work here: " + "\n".join(probe.reasons))
 
@@ -107,6 +162,8 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
                     break
                 for name, (stage, supervisor, started) in list(running.items()):
                     for died in supervisor.check():
+                        if problem := disk_problem(run.root):
+                            raise RunError(problem)
                         screen.notice(f"{died} died and was started again (see {run.log(died)})")
                     if all(supervisor.programs[p].done for p in stage.until):
                         supervisor.stop()
@@ -134,5 +191,5 @@ def write_report(root: Path, console: Console) -> None:
 
     try:
         build_report(RunDirectory(root.absolute()), console)
-    except ReportError as error:
+    except (ReportError, DirectoryError) as error:
         raise RunError(str(error)) from None

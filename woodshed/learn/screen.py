@@ -31,7 +31,7 @@ class Screen:
             if stage.name in finished:
                 result = self.run.stage_result(stage.name) or {}
                 table.add_row(
-                    "[green]done[/]", stage.title, _clock(result.get("seconds", 0.0)), str(result.get("note", ""))
+                    "[green]done[/]", stage.title, _clock(result.get("seconds", 0.0)), Text(str(result.get("note", "")))
                 )
             elif stage.name in running:
                 progress = self.run.read_progress(stage.name)

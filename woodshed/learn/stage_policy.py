@@ -15,6 +15,7 @@ from ..recipe.recipe import Recipe
 from ..weights.follow import Follower
 from .directory import RunDirectory
 from .examples import load_examples
+from .failures import StageFailed
 from .supervised import train_on
 
 
@@ -52,13 +53,19 @@ def convert(recipe: Recipe, run: RunDirectory) -> None:
     run.write_progress("convert", 0, 0, "loading weights")
     source = recipe.policy.source
     if source == "smollm2":
-        from ..policy.smollm2 import prepare_smollm2
+        from ..policy.smollm2 import DownloadError, prepare_smollm2
         from .cache import cache_directory
 
-        source = str(prepare_smollm2(cache_directory()))
-    policy = load_policy(source)
-    if recipe.policy.format != "auto":
-        policy.format = get_format(recipe.policy.format)
+        try:
+            source = str(prepare_smollm2(cache_directory()))
+        except DownloadError as error:
+            raise StageFailed(str(error)) from None
+    try:
+        policy = load_policy(source)
+        if recipe.policy.format != "auto":
+            policy.format = get_format(recipe.policy.format)
+    except (ValueError, FileNotFoundError) as error:
+        raise StageFailed(f"policy.source: {error}") from None
     save_policy(policy, run.policy("pretrain"))
     run.write_result_of("convert", {"note": f"{policy.decoder.num_parameters / 1e6:.0f}M parameters"})
 

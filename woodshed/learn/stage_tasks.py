@@ -14,6 +14,7 @@ from ..tasks.studies.function import Split
 from ..tasks.studies.write import write_study
 from .cache import backend_of, layer_store
 from .directory import RunDirectory, write_json
+from .failures import StageFailed
 from .tasks import task_folder
 
 
@@ -42,7 +43,7 @@ def make_studies(recipe: Recipe, run: RunDirectory) -> None:
     run.write_progress("tasks", done, total, f"gates: {len(sample)} studies")
     failed = asyncio.run(_gate(recipe, sample))
     if failed:
-        raise SystemExit("studies failed their gates: " + "; ".join(failed))
+        raise StageFailed("studies failed their gates: " + "; ".join(failed))
     run.write_result_of("tasks", {"studies": total, "note": f"{total} studies; {len(sample)} went through every gate"})
 
 

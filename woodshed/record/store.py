@@ -2,7 +2,7 @@
 
 A trajectory is first one row with a compressed blob (one transaction: stored exactly once, by id). ``compact`` moves
 blobs of a few hundred trajectories into a Parquet shard: shard written and renamed first, rows pointed at it second, so
-a kill between the two leaves an unused file and loses nothing.
+a kill between the two leaves an unused file, which the next ``compact`` removes, and loses nothing.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class TrajectoryStore:
             rows = connection.execute(query.where(_table.c.blob.is_not(None))).all()
         if len(rows) < max(1, minimum):
             return 0
+        self._drop_unused_shards()
         number = len(list(self.folder.glob("shard-*.parquet")))
         name = f"shard-{number:05d}.parquet"
         while (self.folder / name).exists():
@@ -161,6 +162,14 @@ class TrajectoryStore:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def _drop_unused_shards(self) -> None:
+        """Shards that no row points at: a kill came between the two halves of ``compact``; the blobs still wait."""
+        with self._engine.connect() as connection:
+            used = set(connection.scalars(sa.select(_table.c.shard).distinct()))
+        for path in self.folder.glob("shard-*.parquet"):
+            if path.name not in used:
+                path.unlink()
 
     def _load(self, query: sa.Select[Any]) -> Iterator[Trajectory]:
         with self._engine.connect() as connection:

@@ -7,18 +7,20 @@ decided at dispatch). A batch is decided in the ledger before its file appears, 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from ..record.store import TrajectoryStore
 from ..record.task import Task
 from ..record.trajectory import Trajectory
 from ..train.batch import TrainBatch
-from .ledger import GroupRow, Ledger
+from ..train.metrics_log import MetricsLog
+from .ledger import GroupRow, Ledger, OutOfTasks
 from .rollout import Arena, rollout
 from .settings import RLSettings
 from .staleness import may_dispatch, token_age
@@ -48,12 +50,13 @@ class Controller:
     ):
         needed = settings.steps * settings.groups_per_step
         if len(tasks) < needed:
-            raise ValueError(
+            raise OutOfTasks(
                 f"rl.steps x rl.groups_per_step needs {needed} tasks and there are {len(tasks)}: a prompt is never "
                 "trained twice; lower rl.steps or make more training tasks"
             )
         self.arena, self.ledger, self.store, self.settings = arena, ledger, store, settings
-        self.batches, self.metrics, self.head, self.build = batches, metrics, head, build
+        self.batches, self.head, self.build = batches, head, build
+        self.metrics = MetricsLog(metrics)
         self.tasks = {t.name: t for t in tasks}
         self.order = sorted(self.tasks)
         random.Random(f"order-{seed}").shuffle(self.order)
@@ -103,8 +106,9 @@ class Controller:
                 return
             position = self.ledger.next_position()
             if position >= len(self.order):
-                raise RuntimeError(
-                    f"all {len(self.order)} training tasks were used; make more (tasks swept as stale are not reused)"
+                raise OutOfTasks(
+                    f"all {len(self.order)} training tasks were used, {self.ledger.counts()}; make more of them: "
+                    "what was swept as stale or failed is not used again"
                 )
             self._launch(self.ledger.dispatch(self.order[position], position, self.version))
 
@@ -157,7 +161,6 @@ class Controller:
 
     def _write_batch(self, step: int, groups: list[list[Trajectory]]) -> None:
         batch, statistics = self.build(groups, step)
-        batch.save(self._batch_path(step))
         line = {
             "step": step,
             "time": time.time(),
@@ -166,14 +169,18 @@ class Controller:
             "groups": self.ledger.counts(),
             **statistics,
         }
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.metrics.append(line)  # before the file: a batch whose file is there is not written again
+        batch.save(self._batch_path(step))
 
     async def _watch_versions(self) -> None:
         while True:
             head = self.head()
             if head > self.version:
-                self.version = await self.arena.admin.follow(head)
+                try:
+                    self.version = await self.arena.admin.follow(head)
+                except httpx.HTTPError:  # the server died; asked again, and rollouts wait for it meanwhile
+                    await self.arena.admin.wait_until_up(self.arena.patience)
+                    continue
                 self._changed.set()
             await asyncio.sleep(0.05)
 

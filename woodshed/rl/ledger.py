@@ -21,6 +21,10 @@ CREATE TABLE IF NOT EXISTS batches (step INTEGER PRIMARY KEY, groups TEXT NOT NU
 """
 
 
+class OutOfTasks(Exception):
+    """A prompt is never trained twice, and there are too few; the message says how many."""
+
+
 @dataclass(frozen=True)
 class GroupRow:
     id: str

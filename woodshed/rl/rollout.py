@@ -42,6 +42,7 @@ class Arena:
     policy: str
     temperature: float = 1.0
     attempts: int = 3
+    patience: float = 180.0
     limits: Limits = field(default_factory=Limits)
     reward: RewardFunction = raw_outcome
     grades: GradeCache = field(default_factory=GradeCache)
@@ -63,7 +64,8 @@ async def rollout(
     """Run, grade and describe one episode. Never raises for what the policy does.
 
     Only failures of the sandbox or the endpoint are tried again, and after ``arena.attempts`` tries become the status
-    ``infra_error``: nothing inside a box can raise SandboxError or EndpointLost.
+    ``infra_error``: nothing inside a box can raise SandboxError or EndpointLost. A server that is being restarted costs
+    one try, however long that takes (up to ``arena.patience`` seconds).
     """
     started, error = time.time(), ""
     for attempt in range(1, arena.attempts + 1):
@@ -71,6 +73,7 @@ async def rollout(
             trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
         except (SandboxError, EndpointLost, GatewayError, httpx.HTTPError) as failure:
             error = f"{type(failure).__name__}: {failure}"
+            await arena.admin.wait_until_up(arena.patience)
             continue
         trajectory.attempts, trajectory.started = attempt, started
         return trajectory

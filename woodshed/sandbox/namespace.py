@@ -30,7 +30,7 @@ class NamespaceBackend:
     name = "namespace"
 
     def __init__(self, root: Path | None = None, *, max_starting: int = 16) -> None:
-        self._spawner = Spawner(root)
+        self._spawner = Spawner(root, self._forget)
         self._root = root
         self._names = itertools.count(1)
         self._boxes: set[NamespaceBox] = set()
@@ -161,8 +161,16 @@ class NamespaceBackend:
             raise SandboxError(f"snapshot {snapshot.id!r} is not one of this {self.name} backend, or was dropped")
         return self._snapshots[snapshot.id]
 
+    def _forget(self) -> None:
+        """The zygote died: boxes and snapshots are gone. Whoever holds one gets SandboxError; new boxes can be made."""
+        self._boxes.clear()
+        self._snapshots.clear()
+        self._references.clear()
+
     async def _release(self, chain: tuple[str, ...]) -> None:
         for name in chain:
+            if name not in self._references:
+                continue  # it went with its zygote
             self._references[name] -= 1
             if self._references[name] == 0:
                 del self._references[name]

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,12 @@ _PREFIX = "woodshed-boxes-"
 
 
 class Spawner:
-    """One zygote process and its folder below ``root`` (the system's temporary folder by default)."""
+    """One zygote process and its folder below ``root`` (the system's temporary folder by default).
 
-    def __init__(self, root: Path | None = None) -> None:
+    A zygote that dies takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start`` makes another.
+    """
+
+    def __init__(self, root: Path | None = None, on_lost: Callable[[], None] = lambda: None) -> None:
         self._root = Path(root) if root is not None else Path(tempfile.gettempdir())
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -41,6 +44,7 @@ class Spawner:
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self._starting: asyncio.Task[None] | None = None
+        self._on_lost = on_lost
         self.privileged = False
 
     @property
@@ -53,12 +57,14 @@ class Spawner:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the zygote once; further calls wait for the same start. Raises SandboxError with what to do."""
+        """See to it that a zygote lives; calls at the same time share one. Raises SandboxError with what to do."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
+        self._hang_up()
+        await self._bury()
         self._root.mkdir(parents=True, exist_ok=True)
         sweep(self._root)
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=self._root))
@@ -90,7 +96,11 @@ class Spawner:
         number = next(self._numbers)
         assert self._loop is not None
         self._gone[number] = self._loop.create_future()
-        await self._send({"op": "create", "box": number, **message}, [control.fileno()])
+        try:
+            await self._send({"op": "create", "box": number, **message}, [control.fileno()])
+        except BaseException:
+            del self._gone[number]
+            raise
         return number
 
     async def kill(self, number: int) -> None:
@@ -120,11 +130,18 @@ class Spawner:
 
     async def close(self) -> None:
         """End the zygote and with it every box; remove its folder."""
+        self._hang_up()
+        await self._bury()
+
+    def _hang_up(self) -> None:
         if self._socket is not None:
             if self._loop is not None:
                 self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+
+    async def _bury(self) -> None:
+        """Wait for a zygote that was hung up on, or died; settle what waits for it; remove its folder."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -133,8 +150,9 @@ class Spawner:
                 process.kill()
                 await asyncio.to_thread(process.wait)
         self._lost()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode()
@@ -149,6 +167,7 @@ class Spawner:
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
                     raise SandboxError(f"sandbox: layers and environment take {len(data)} bytes, too many") from None
+                self._vanished()
                 raise SandboxError(f"the sandbox's helper process is gone: {error.strerror}") from None
 
     def _receive(self) -> None:
@@ -161,11 +180,7 @@ class Spawner:
             except OSError:
                 data = b""
             if not data:
-                if self._loop is not None:
-                    self._loop.remove_reader(self._socket.fileno())
-                self._socket.close()
-                self._socket = None
-                self._lost()
+                self._vanished()
                 return
             message = json.loads(data)
             if "gone" in message:
@@ -179,6 +194,12 @@ class Spawner:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
 
+    def _vanished(self) -> None:
+        self._hang_up()
+        self._lost()
+        self._starting = None
+        self._on_lost()
+
     def _lost(self) -> None:
         """The zygote ended: its boxes did too."""
         for future in self._gone.values():
@@ -187,6 +208,8 @@ class Spawner:
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_result({"error": "the helper process is gone"})
+        self._gone.clear()
+        self._replies.clear()
 
 
 def _spawn(interpreter: str, stdin: socket.socket) -> subprocess.Popen[bytes]:
