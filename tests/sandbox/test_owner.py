@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -145,5 +146,19 @@ def test_a_backend_outlives_its_zygote(with_backend):
         [fork] = await backend.fork(await fresh.snapshot())
         assert await fork.read("a") == b"again"
         await other.close()
+
+    with_backend(body)
+
+
+def test_a_zygote_that_dies_while_it_starts_is_started_again(with_backend):
+    async def body(backend):
+        first = asyncio.create_task(backend.create(BoxSpec()))
+        while backend.pid is None:
+            await asyncio.sleep(0)
+        os.kill(backend.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            await first
+        box = await backend.create(BoxSpec(files={"a": b"written"}))
+        assert await box.read("a") == b"written"
 
     with_backend(body)

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+FATAL = "fatal: "
+"""A program that ends on purpose starts a line with this and says why from there on."""
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -113,11 +116,14 @@ class Supervisor:
 
 
 def last_words(log: Path, start: int = 0, lines: int = 15) -> str:
-    """The end of what a program wrote from byte ``start`` on; of a traceback only the error itself."""
+    """The end of what a program wrote from byte ``start`` on: why it gave up; of a traceback only the error itself."""
     try:
         text = log.read_bytes()[start:].decode(errors="replace").splitlines()[-400:]
     except OSError:
         return ""
+    reasons = [n for n, line in enumerate(text) if line.startswith(FATAL)]
+    if reasons:
+        return "\n".join(text[reasons[-1] :])[len(FATAL) :]
     headers = [n for n, line in enumerate(text) if line.startswith("Traceback (most recent call last)")]
     if headers:
         after = text[headers[-1] + 1 :]

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from ..cluster.supervisor import FATAL
 from ..recipe.load import load_recipe
 from ..recipe.recipe import Recipe
 from .directory import RunDirectory
-from .failures import FATAL
+from .failures import HOPELESS
 
 STAGES = {
     "tasks": ("stage_tasks", "make_studies"),
@@ -29,13 +30,14 @@ STAGES = {
 
 def main(stage: str, root: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request otherwise
     run = RunDirectory(Path(root))
     module, function = STAGES[stage]
     work: Callable[[Recipe, RunDirectory], None] = getattr(import_module(f"woodshed.learn.{module}"), function)
     try:
         work(load_recipe(run.recipe), run)
-    except FATAL as error:
-        print(error, file=sys.stderr)
+    except HOPELESS as error:
+        print(f"{FATAL}{error}", file=sys.stderr)
         sys.exit(2)
 
 

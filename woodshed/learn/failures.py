@@ -19,7 +19,7 @@ class StageFailed(Exception):
     """A stage cannot do its work, and trying again would not help; the message says why."""
 
 
-FATAL = (StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError)
+HOPELESS = (StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError)
 """Errors of a stage whose message is all there is to say."""
 
 

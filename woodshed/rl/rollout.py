@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ async def rollout(
             trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
         except (SandboxError, EndpointLost, GatewayError, httpx.HTTPError) as failure:
             error = f"{type(failure).__name__}: {failure}"
+            await asyncio.sleep(0.2 * 2**attempt)  # whatever died is being started again
             await arena.admin.wait_until_up(arena.patience)
             continue
         trajectory.attempts, trajectory.started = attempt, started

@@ -60,7 +60,13 @@ class Spawner:
         """See to it that a zygote lives; calls at the same time share one. Raises SandboxError with what to do."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
+        starting = self._starting
+        try:
+            await asyncio.shield(starting)
+        except SandboxError:
+            if self._starting is starting:
+                self._starting = None  # the next call tries again
+            raise
 
     async def _start(self) -> None:
         self._hang_up()

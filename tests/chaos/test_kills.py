@@ -1,0 +1,112 @@
+"""kill -9 of every process of a run, at random points of the RL stage: nothing lost, nothing counted twice.
+
+``WOODSHED_CHAOS_SEED`` repeats the points of a run that failed (its seed is in the captured output).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from real_runs import SmokeRun, begin, wait_until
+
+from woodshed.weights.manifest import versions
+
+from .prey import PLANES, Prey
+from .records import batches, check_records, episodes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = os.environ.get("WOODSHED_CHAOS_SEED") or str(random.SystemRandom().randrange(10**6))
+    print(f"to repeat: WOODSHED_CHAOS_SEED={seed}")
+    return random.Random(f"chaos-{seed}")
+
+
+@pytest.fixture
+def root(smoke: SmokeRun, tmp_path: Path) -> Iterator[Path]:
+    """A run of which only RL and what follows is left to do."""
+    folder = tmp_path / "run"
+    shutil.copytree(smoke.before_rl, folder)
+    yield folder
+    print((tmp_path / "output").read_text()[-3000:])
+
+
+def moments(root: Path, rng: random.Random) -> tuple[str, Callable[[], bool]]:
+    """A point well inside the RL stage."""
+    count = rng.randint(1, 12)
+    step = rng.randint(1, 2)
+    version = rng.randint(0, 1)
+    return rng.choice(
+        [
+            (f"{count} episodes stored", lambda: episodes(root) >= count),
+            (f"batch {step} decided", lambda: len(batches(root)) >= step),
+            (f"version {version} published", lambda: max(versions(root / "weights"), default=-1) >= version),
+        ]
+    )
+
+
+def in_rl(root: Path) -> bool:
+    return (root / "stages" / "before.json").exists() and not (root / "stages" / "rl.json").exists()
+
+
+def assert_nothing_left(prey: Prey, scratch: Path) -> None:
+    wait_until(lambda: not prey.alive(), "every process of the run to be gone", seconds=20)
+    assert str(scratch) not in Path("/proc/self/mounts").read_text()
+    assert not list((scratch / "tmp").glob("woodshed-boxes-*"))
+
+
+def test_every_plane_is_killed_during_rl(root: Path, tmp_path: Path, rng: random.Random) -> None:
+    prey = Prey(root)
+    process = begin(tmp_path, "run", root, output=tmp_path / "output")
+    prey.follow(process.pid)
+    try:
+        for plane in rng.sample(PLANES, len(PLANES)):
+            what, reached = moments(root, rng)
+            wait_until(reached, f"{what}, to kill {plane}", process)
+            time.sleep(rng.uniform(0, 0.3))
+            wait_until(lambda p=plane: (pid := prey.find(p)) and prey.kill(pid), f"a {plane} to kill", process)
+            assert in_rl(root), f"{plane} was killed too late"
+            print(f"killed {plane}: {what}")
+        wait_until(lambda: prey.look() or process.poll() is not None, "the run to finish")
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    check_records(root)
+    assert_nothing_left(prey, tmp_path)
+
+
+def test_the_run_itself_is_killed(root: Path, tmp_path: Path, rng: random.Random) -> None:
+    prey = Prey(root)
+    within_rl = moments(root, rng)
+    points = [within_rl, ("RL finished", lambda: not in_rl(root))]
+    for what, reached in points:
+        process = begin(tmp_path, "run", root, output=tmp_path / "output")
+        prey.follow(process.pid)
+        try:
+            wait_until(reached, what, process)
+            time.sleep(rng.uniform(0, 0.3))
+            assert (what, reached) != within_rl or in_rl(root)
+        finally:
+            prey.kill(process.pid)
+            process.wait()
+        print(f"killed the run: {what}")
+        wait_until(lambda: not prey.alive(), "the children to die with the run", seconds=20)
+    process = begin(tmp_path, "run", root, output=tmp_path / "output")
+    prey.follow(process.pid)
+    try:
+        wait_until(lambda: prey.look() or process.poll() is not None, "the run to finish")
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    check_records(root)
+    assert_nothing_left(prey, tmp_path)

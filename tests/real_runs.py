@@ -1,0 +1,90 @@
+"""Real runs of the real command line, for the end-to-end and chaos tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SMOKE = ROOT / "recipes" / "smoke.toml"
+STEPS, GROUPS_PER_STEP, GROUP_SIZE = 4, 2, 4
+OVERRIDES = ("--set", f"rl.steps={STEPS}", "--set", "tasks.studies.train=16")
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "woodshed.cli", *map(str, arguments)]
+
+
+def environment(scratch: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Temporary files and cache of a run under ``scratch``; a wide terminal without colours."""
+    folders = {"TMPDIR": scratch / "tmp", "WOODSHED_CACHE": scratch / "cache"}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    return {**os.environ, **{k: str(v) for k, v in folders.items()}, "COLUMNS": "160", "NO_COLOR": "1", **(extra or {})}
+
+
+def woodshed(
+    scratch: Path, *arguments: str | Path, extra: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """One command to its end."""
+    return subprocess.run(
+        [*prefix, *command(*arguments)], cwd=scratch, env=environment(scratch, extra), capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, timeout=170,
+    )  # fmt: skip
+
+
+def begin(scratch: Path, *arguments: str | Path, output: Path) -> subprocess.Popen[bytes]:
+    """A command in the background; what it prints is appended to ``output``."""
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            command(*arguments), cwd=scratch, env=environment(scratch), stdout=file, stderr=file,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+def wait_until(
+    condition: Callable[[], object], what: str, process: subprocess.Popen[bytes] | None = None, seconds: float = 150.0
+) -> None:
+    """Poll; fails when ``process`` ends first, or nothing happens for ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, f"ended with {process.returncode} before: {what}"
+        assert time.monotonic() < deadline, f"gave up waiting: {what}"
+        time.sleep(0.03)
+
+
+@dataclass(frozen=True)
+class SmokeRun:
+    """A finished smoke run. ``before_rl`` is a copy of its directory from when every stage before RL was finished."""
+
+    scratch: Path
+    root: Path
+    before_rl: Path
+    arguments: tuple[str, ...]
+    interrupted: tuple[int, str]
+    finished: subprocess.CompletedProcess[str]
+
+
+def make_smoke_run(scratch: Path) -> SmokeRun:
+    """Run the recipe, interrupt it as with Ctrl-C when RL begins, copy the directory, give the same command again."""
+    import shutil
+
+    root, copy, output = scratch / "run", scratch / "before-rl", scratch / "output"
+    arguments = ("run", str(SMOKE), "--out", str(root), *OVERRIDES)
+    process = begin(scratch, *arguments, output=output)
+    try:
+        wait_until(lambda: (root / "stages" / "before.json").exists(), "the stages before RL", process)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    shutil.copytree(root, copy)
+    interrupted = (code, output.read_text())
+    return SmokeRun(scratch, root, copy, arguments, interrupted, woodshed(scratch, *arguments))
