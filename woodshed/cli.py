@@ -28,7 +28,9 @@ def _fail(error: Exception) -> typer.Exit:
 
 @app.command()
 def run(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (recipes/*.toml), or a run directory to continue")],
+    recipe: Annotated[
+        Path, typer.Argument(help="Recipe file (recipes/*.toml), or a run directory to continue", readable=False)
+    ],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME of the recipe")] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field: --set rl.group_size=16")] = None,
     fresh: Annotated[bool, typer.Option(help="Throw away an earlier run in that directory")] = False,
@@ -103,7 +105,7 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory")]) -> None:
 
 @app.command()
 def recipe(
-    path: Annotated[Path, typer.Argument(help="Recipe file")],
+    path: Annotated[Path, typer.Argument(help="Recipe file", readable=False)],
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field")] = None,
 ) -> None:
     """Check a recipe and print it with every field resolved."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 import time
 import tomllib
@@ -16,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ..cluster.supervisor import ProgramFailed, Supervisor
+from ..policy.config import ConfigError, DecoderConfig
 from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
 from ..sandbox.protocol import SandboxError
@@ -35,6 +37,10 @@ class RunError(Exception):
 def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str], fresh: bool, console: Console) -> None:
     if recipe_path.is_dir():
         out, recipe_path = recipe_path, recipe_path / "recipe.toml"
+        if not recipe_path.exists():
+            raise RunError(
+                f"{out} is not a run directory (it has no recipe.toml); give a recipe, such as recipes/*.toml"
+            )
     try:
         recipe = load_recipe(recipe_path, overrides)
     except RecipeError as error:
@@ -127,10 +133,9 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
     place = next(p for p in (run.root, *run.root.parents) if p.is_dir())
     free = shutil.disk_usage(place).free
     if free < 1 << 30:
-        raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB")
-    source = recipe.policy.source
-    if source not in ("scratch", "smollm2") and not (Path(source) / "config.json").exists():
-        raise RunError(f'policy.source: {source} has no config.json; give a Hugging Face directory, or "scratch"')
+        raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
+    if recipe.policy.source not in ("scratch", "smollm2"):
+        _check_policy(Path(recipe.policy.source))
     packages = recipe.tasks.packages
     if packages:
         try:
@@ -143,6 +148,18 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"sandbox: {error}") from None
     if not probe.ok:
         raise RunError("sandboxes do not work here: " + "\n".join(probe.reasons))
+
+
+def _check_policy(source: Path) -> None:
+    path = source / "config.json"
+    if not path.exists():
+        raise RunError(f'policy.source: {source} has no config.json; give a Hugging Face directory, or "scratch"')
+    try:
+        DecoderConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+    except ConfigError as error:
+        raise RunError(f"policy.source: {path}: {error}") from None
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"policy.source: {path}: not JSON of a model: {error}") from None
 
 
 def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
@@ -176,6 +193,8 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     finally:
         for _, supervisor, _ in running.values():
             supervisor.stop()
+        if not console.is_terminal:
+            console.print()  # there the live screen leaves its last line open
 
 
 def _may_start(stage: Stage, running: dict[str, tuple[Stage, Supervisor, float]], finished: set[str]) -> bool:

@@ -30,7 +30,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     except FileNotFoundError:
         raise RecipeError(f"{path}: no such recipe{_similar_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read: {error}") from None
+        raise RecipeError(f"{path}: cannot be read: {error}; a recipe is a TOML file in UTF-8") from None
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -74,6 +74,6 @@ class Recipe(Settings):
         if self.tasks.main == "studies" and self.tasks.studies.train < needed:
             raise ValueError(
                 f"rl.steps x rl.groups_per_step needs {needed} training tasks (a prompt is never trained twice) and "
-                f"tasks.studies.train is {self.tasks.studies.train}"
+                f"tasks.studies.train is {self.tasks.studies.train}; lower rl.steps or raise tasks.studies.train"
             )
         return self

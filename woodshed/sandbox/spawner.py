@@ -236,6 +236,8 @@ def sweep(root: Path) -> None:
 
 def explain(message: str, code: int | None) -> str:
     """What to do about a zygote that could not set itself up."""
+    if code == 28:  # not a disk
+        message = message.replace("No space left on device", "no more user namespaces may be made")
     text = f"the namespace sandbox cannot work on this machine: {message}"
     if code in (1, 28, 38, 22) and ("unshare" in message or "clone" in message):
         text += (

@@ -49,7 +49,9 @@ class Zygote:
             os.seteuid(BOX_UID)
 
     def _enter(self) -> None:
-        if self.privileged:
+        if self.privileged and not _mapped(BOX_UID):  # root of a user namespace that has too few users for boxes
+            self.privileged = False
+        elif self.privileged:
             try:
                 kernel.unshare(kernel.CLONE_NEWNS)
                 return
@@ -236,6 +238,13 @@ class Zygote:
         if self.privileged:
             os.setegid(BOX_UID)
             os.seteuid(BOX_UID)
+
+
+def _mapped(uid: int) -> bool:
+    """Whether our user namespace knows a user."""
+    with open("/proc/self/uid_map") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= uid < first + count for first, _, count in ranges)
 
 
 def main(host: socket.socket) -> None:

@@ -1,0 +1,180 @@
+"""The smoke recipe through the real command line: what a person gets, and gets again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from real_runs import STEPS, SmokeRun, begin, wait_until, woodshed
+
+from woodshed.policy.decoder import causal_attend
+from woodshed.policy.hf import load_policy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STAGES = ("tasks", "corpus", "pretrain", "demos", "sft", "before", "rl", "after")
+
+
+def contents(root: Path) -> dict[str, str]:
+    """Digest of every file, with when it was last written for those that a second look has no reason to write."""
+    files = {str(p.relative_to(root)): p for p in root.rglob("*") if p.is_file()}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+
+
+def test_ctrl_c_keeps_what_is_finished(smoke: SmokeRun) -> None:
+    code, output = smoke.interrupted
+    assert code == 130
+    assert "interrupted; the same command continues the run" in output and "Traceback" not in output
+    for stage in STAGES[:6]:
+        name = Path("stages") / f"{stage}.json"
+        assert (smoke.before_rl / name).read_bytes() == (smoke.root / name).read_bytes(), "a finished stage ran again"
+
+
+def test_the_screen_shows_stages_and_table(smoke: SmokeRun) -> None:
+    assert smoke.finished.returncode == 0, smoke.finished.stdout + smoke.finished.stderr
+    screen = smoke.finished.stdout
+    assert screen.count("done ") == len(STAGES)
+    for part in ("asynchronous RL", f"{STEPS} steps", "4 held-out tasks x 2 samples", "before RL", "after RL", "gain"):
+        assert part in screen
+    for row in ("pass@1", "best-of-2", "turns per episode", "invalid calls per episode"):
+        assert row in screen
+    assert f"report: {smoke.root / 'report.html'}" in screen
+    assert smoke.finished.stderr == ""
+
+
+def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
+    page = (smoke.root / "report.html").read_text()
+    for section in ("Learning", "Behaviour", "The same task, before and after", "Where the time went"):
+        assert f"<h2>{section}</h2>" in page
+    assert page.count("<svg") >= 5 and "<script" not in page and "src=" not in page, "it opens without a network"
+    summary = json.loads((smoke.root / "summary.json").read_text())
+    assert summary["heldout_tasks"] == 4 and summary["samples"] == 2 and set(summary["stage_seconds"]) == set(STAGES)
+    assert {"pass1_before", "pass1_after", "gain", "best_gain"} <= set(summary)
+
+
+def test_transformers_opens_the_final_policy(smoke: SmokeRun) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = smoke.root / "policy" / "final"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ours = load_policy(folder)
+    tokens = torch.randint(0, ours.config.vocab_size, (2, 48), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        logits = ours.decoder.logits(ours.decoder(tokens, positions, causal_attend()))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_same_command_again_changes_nothing(smoke: SmokeRun) -> None:
+    before = contents(smoke.root)
+    stages = {p: p.stat().st_mtime_ns for p in (smoke.root / "stages").iterdir()}
+    again = woodshed(smoke.scratch, *smoke.arguments)
+    assert again.returncode == 0 and "pass@1" in again.stdout
+    assert contents(smoke.root) == before
+    assert {p: p.stat().st_mtime_ns for p in (smoke.root / "stages").iterdir()} == stages
+
+
+def test_report_writes_the_page_again(smoke: SmokeRun) -> None:
+    page = (smoke.root / "report.html").read_bytes()
+    (smoke.root / "report.html").unlink()
+    result = woodshed(smoke.scratch, "report", smoke.root)
+    assert result.returncode == 0 and "pass@1" in result.stdout
+    assert (smoke.root / "report.html").read_bytes() == page
+
+
+def test_agent_works_on_a_task(smoke: SmokeRun) -> None:
+    task = next((smoke.root / "tasks" / "studies-heldout").iterdir())
+    result = woodshed(smoke.scratch, "agent", "--run", smoke.root, "--task", task)
+    assert result.returncode == 0, result.stderr
+    assert str(task) in result.stdout and "tokens sampled" in result.stdout
+    assert "graded in a fresh box: " in result.stdout
+    assert not list((smoke.scratch / "tmp").glob("woodshed-*")), "the agent left temporary files"
+
+
+def test_agent_says_which_policies_there_are(smoke: SmokeRun) -> None:
+    result = woodshed(smoke.scratch, "agent", "--run", smoke.root, "--stage", "nosuch")
+    assert result.returncode == 2 and "this run has: final, pretrain, sft" in result.stderr
+
+
+def test_two_runs_in_one_directory(smoke: SmokeRun, tmp_path: Path) -> None:
+    """The second is refused, also with --fresh, and harms nothing."""
+    lock = (
+        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", lock, str(smoke.root / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None and holder.stdin is not None
+    try:
+        holder.stdout.readline()
+        before = contents(smoke.root)
+        for extra in ((), ("--fresh",)):
+            result = woodshed(tmp_path, *smoke.arguments, *extra)
+            assert result.returncode == 2 and "is being run by another process" in result.stderr
+            assert "--out" in result.stderr and "Traceback" not in result.stderr
+        assert contents(smoke.root) == before
+    finally:
+        holder.stdin.close()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_a_directory_of_another_recipe(smoke: SmokeRun, tmp_path: Path) -> None:
+    before = contents(smoke.root)
+    result = woodshed(tmp_path, *smoke.arguments, "--set", "rl.group_size=5")
+    assert result.returncode == 2 and contents(smoke.root) == before
+    for part in (str(smoke.root), "another recipe", "rl.group_size", "--out", "--fresh"):
+        assert part in result.stderr
+
+
+def test_a_damaged_stage_file_is_named(smoke: SmokeRun) -> None:
+    path = smoke.root / "stages" / "sft.json"
+    whole = path.read_bytes()
+    try:
+        for text in (b'{"note": "cut', b"[]", b"\xff"):
+            path.write_bytes(text)
+            for arguments in (smoke.arguments, ("report", smoke.root)):
+                result = woodshed(smoke.scratch, *arguments)
+                assert result.returncode == 2, result.stdout
+                assert f"{path} is damaged" in result.stderr and "delete it and run again" in result.stderr
+                assert "Traceback" not in result.stderr
+    finally:
+        path.write_bytes(whole)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk_stops_the_run_and_space_continues_it(smoke: SmokeRun, tmp_path: Path) -> None:
+    root, output = tmp_path / "run", tmp_path / "output"
+    root.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "none", root], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount")
+    try:
+        shutil.copytree(smoke.root, root, dirs_exist_ok=True)
+        for folder in ("stages", "results"):
+            (root / folder / "after.json").unlink()  # the last stage is to do; its episodes are stored already
+        shutil.rmtree(root / "server")
+        process = begin(tmp_path, "run", root, output=output)
+        try:
+            wait_until(lambda: (root / "server" / "address.json").exists(), "the last stage to begin", process)
+            used = os.statvfs(root)
+            kib = (used.f_blocks - used.f_bfree) * used.f_frsize // 1024
+            subprocess.run(["mount", "-o", f"remount,size={kib}k", root], check=True)
+            assert process.wait(120) == 2
+        finally:
+            process.kill()
+            process.wait()
+        screen = output.read_text()
+        assert "Traceback" not in screen and f"woodshed: {root}: the disk is full" in screen
+        assert "make space and give the same command again" in screen
+        subprocess.run(["mount", "-o", "remount,size=2g", root], check=True)
+        result = woodshed(tmp_path, "run", root)
+        assert result.returncode == 0 and "pass@1" in result.stdout, result.stdout + result.stderr
+    finally:
+        subprocess.run(["umount", "-l", root], check=True)
