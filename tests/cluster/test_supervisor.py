@@ -48,6 +48,23 @@ def test_gives_up_with_the_end_of_the_log(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
+def test_what_a_program_says_last_is_shown_without_its_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Traceback (most recent call last):\nOSError: from an earlier run\n")
+    cases = {
+        "raise OSError('first line\\nsecond')": "odd ended with exit code 1\nOSError: first line\nsecond",
+        "print('step 1\\nfatal: no such package\\nsee LIST'); raise SystemExit(2)": "no such package\nsee LIST",
+        "import os; os.kill(os.getpid(), 9)": "odd ended with signal SIGKILL\n",
+    }
+    for source, message in cases.items():
+        supervisor = Supervisor()
+        supervisor.start(Program("odd", ["-c", source], log, max_restarts=0))
+        wait_for(lambda s=supervisor: not s.running("odd"))
+        with pytest.raises(ProgramFailed) as failed:
+            supervisor.check()
+        assert str(failed.value) == message
+
+
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path\n"

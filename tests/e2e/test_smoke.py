@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,7 @@ def test_transformers_opens_the_final_policy(smoke: SmokeRun) -> None:
     folder = smoke.root / "policy" / "final"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ours = load_policy(folder)
+    assert ours.version == STEPS
     tokens = torch.randint(0, ours.config.vocab_size, (2, 48), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = theirs(tokens).logits
@@ -103,27 +104,32 @@ def test_agent_says_which_policies_there_are(smoke: SmokeRun) -> None:
     assert result.returncode == 2 and "this run has: final, pretrain, sft" in result.stderr
 
 
+def last_stage_to_do(smoke: SmokeRun, root: Path) -> None:
+    """A copy of the run in which the last stage did not end; its episodes are stored already."""
+    shutil.copytree(smoke.root, root, dirs_exist_ok=True)
+    for folder in ("stages", "results"):
+        (root / folder / "after.json").unlink()
+    shutil.rmtree(root / "server")
+
+
 def test_two_runs_in_one_directory(smoke: SmokeRun, tmp_path: Path) -> None:
-    """The second is refused, also with --fresh, and harms nothing."""
-    lock = (
-        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", lock, str(smoke.root / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None and holder.stdin is not None
+    """The second is refused, also with --fresh, and the first finishes."""
+    root, output = tmp_path / "run", tmp_path / "output"
+    last_stage_to_do(smoke, root)
+    process = begin(tmp_path, "run", root, output=output)
     try:
-        holder.stdout.readline()
-        before = contents(smoke.root)
+        wait_until(lambda: (root / "server" / "address.json").exists(), "the last stage to begin", process)
+        process.send_signal(signal.SIGSTOP)  # it must not finish before the others were refused
         for extra in ((), ("--fresh",)):
-            result = woodshed(tmp_path, *smoke.arguments, *extra)
-            assert result.returncode == 2 and "is being run by another process" in result.stderr
+            result = woodshed(tmp_path, "run", root, *extra)
+            assert result.returncode == 2 and f"{root} is being run by another process" in result.stderr
             assert "--out" in result.stderr and "Traceback" not in result.stderr
-        assert contents(smoke.root) == before
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(120) == 0, output.read_text()
     finally:
-        holder.stdin.close()
-        holder.wait()
-        holder.stdout.close()
+        process.kill()
+        process.wait()
+    assert "pass@1" in output.read_text()
 
 
 def test_a_directory_of_another_recipe(smoke: SmokeRun, tmp_path: Path) -> None:
@@ -156,10 +162,7 @@ def test_a_full_disk_stops_the_run_and_space_continues_it(smoke: SmokeRun, tmp_p
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "none", root], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount")
     try:
-        shutil.copytree(smoke.root, root, dirs_exist_ok=True)
-        for folder in ("stages", "results"):
-            (root / folder / "after.json").unlink()  # the last stage is to do; its episodes are stored already
-        shutil.rmtree(root / "server")
+        last_stage_to_do(smoke, root)
         process = begin(tmp_path, "run", root, output=output)
         try:
             wait_until(lambda: (root / "server" / "address.json").exists(), "the last stage to begin", process)

@@ -138,11 +138,11 @@ def test_the_recorded_tokens_are_those_of_the_network(tmp_path: Path) -> None:
 
     async def second(url: str, key: str, messages: list[Any]) -> None:
         async with GatewayAdmin(url, ADMIN) as admin:
-            await admin.follow(1)
+            assert (await admin.health())["version"] == 1, "a server that comes back answers with the newest weights"
             await converse(url, key, messages, 1, stream=True)
             finished = await admin.finish("kept")
             (segment,) = finished.segments
-            assert finished.prefix_breaks == 0
+            assert finished.prefix_breaks == 0 and await admin.wait_until_up(0.0)
             assert set(segment.versions[segment.sampled].tolist()) == {1}
             assert logprob_gap(decoders[1], segment) < 1e-4
             with pytest.raises(openai.AuthenticationError):
@@ -156,6 +156,7 @@ def test_the_recorded_tokens_are_those_of_the_network(tmp_path: Path) -> None:
         key, messages = asyncio.run(first(url, process))
         process.send_signal(signal.SIGKILL)
         process.wait()
+        assert not asyncio.run(GatewayAdmin(url, ADMIN).wait_until_up(0.2))
     with server(tmp_path, *flags) as (url, process):
         asyncio.run(second(url, key, messages))
         process.send_signal(signal.SIGTERM)

@@ -101,5 +101,6 @@ def export_final(run: RunDirectory) -> int:
     version, state = newest
     policy = load_policy(run.policy("sft"))
     load_hf_state(policy.decoder, state)
+    policy.version = version
     save_policy(policy, run.policy("final"))
     return version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 
 from ..recipe.recipe import Recipe
@@ -71,7 +72,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         link = folder / task.path.name
         if not link.exists():
-            link.symlink_to(task.path)
+            link.symlink_to(os.path.relpath(task.path, folder))  # the run directory may be moved
     splits = Counter(t.info.split for t in tasks)
     packages = len({t.info.provenance.get("name", "") for t in tasks})
     note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
