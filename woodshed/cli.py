@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(
     help="Trains coding agents in the very harness they ship in.\n\nStart with: woodshed run recipes/laptop.toml",
@@ -21,7 +22,8 @@ RunOption = Annotated[Path, typer.Option("--run", help="Run directory, for examp
 
 
 def _fail(error: Exception) -> typer.Exit:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]woodshed:[/] {error}", markup=True)
+    # escape: messages name fields such as [tasks.studies]
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]woodshed:[/] {escape(str(error))}")
     return typer.Exit(2)
 
 

@@ -63,6 +63,10 @@ class GatewayAdmin:
     async def health(self) -> dict[str, Any]:
         return dict((await self._call("GET", "/health")).json())
 
+    async def engine(self) -> dict[str, Any]:
+        """The engine's counters since it started, ``busy_seconds`` and ``uptime_seconds`` among them."""
+        return dict((await self._call("GET", "/admin/engine")).json())
+
     async def list(self) -> list[dict[str, Any]]:
         """The open trajectories."""
         return list((await self._call("GET", "/admin/trajectories")).json()["trajectories"])

@@ -28,6 +28,7 @@ STAGES = {
 
 def main(stage: str, root: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request otherwise
     run = RunDirectory(Path(root))
     recipe = load_recipe(run.recipe)
     module, function = STAGES[stage]

@@ -72,7 +72,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
         if not link.exists():
             link.symlink_to(task.path)
     splits = Counter(t.info.split for t in tasks)
-    packages = len({t.info.provenance.get("name", "") for t in tasks})
+    packages = len({t.info.provenance.get("package", "") for t in tasks})
     note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
     run.write_result_of("packages", {"tasks": len(tasks), "packages": packages, "note": note})
 

@@ -58,6 +58,7 @@ class Controller:
         self.order = sorted(self.tasks)
         random.Random(f"order-{seed}").shuffle(self.order)
         self.version = 0
+        self.engine: dict[str, Any] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -164,6 +165,7 @@ class Controller:
             "version": self.version,
             "staleness": max(token_age(g, step - 1) for g in groups),
             "groups": self.ledger.counts(),
+            "engine": self.engine,
             **statistics,
         }
         with self.metrics.open("a") as file:
@@ -174,6 +176,7 @@ class Controller:
             head = self.head()
             if head > self.version:
                 self.version = await self.arena.admin.follow(head)
+                self.engine = await self.arena.admin.engine()
                 self._changed.set()
             await asyncio.sleep(0.05)
 
