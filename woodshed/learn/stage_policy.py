@@ -25,7 +25,6 @@ def chat_format(settings: PolicySettings) -> str:
 
 
 def pretrain(recipe: Recipe, run: RunDirectory) -> None:
-    torch.set_num_threads(1)
     tokenizer = Tokenizer.load(run.corpus / "tokenizer.json")
     config = decoder_config(recipe.policy, tokenizer.vocab_size)
     decoder = Decoder(config, seed=recipe.policy.seed + 1000 * recipe.seed)
@@ -64,7 +63,6 @@ def convert(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
-    torch.set_num_threads(max(1, torch.get_num_threads()))
     policy = load_policy(run.policy("pretrain"))
     settings = recipe.learn.sft
     figures = train_on(
