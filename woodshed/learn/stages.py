@@ -46,10 +46,8 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     if scratch:
         stages.append(_simple(run, "pretrain", "pretrain", ("corpus",)))
     demos = _simple(run, "demos", "run demonstrations in sandboxes", (main, start))
-    # A tiny network gains nothing from a second thread, and leaves that core to other stages.
-    threads = 1 if scratch else os.cpu_count() or 1
     needs = ("pretrain" if scratch else "convert", "demos")
-    sft = _simple(run, "sft", "fine-tune on demonstrations", needs, threads)
+    sft = _simple(run, "sft", "fine-tune on demonstrations", needs, network_threads(recipe))
     packages = [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
     stages += [*packages, demos, sft] if main == "packages" else [demos, sft, *packages]
     before = ("sft", main, *(("packages",) if recipe.tasks.packages else ()))
@@ -110,7 +108,7 @@ def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: 
     write_json(path, settings.model_dump(mode="json"))
     write_json(run.root / "server" / "address.json", {"url": f"http://127.0.0.1:{port}", "admin_key_file": str(admin)})
     argv = ["-m", "woodshed.gateway.serve", "--settings", str(path)]
-    return Program("server", argv, run.log("server"), env=_threads(1), max_restarts=20)
+    return Program("server", argv, run.log("server"), env=_threads(network_threads(recipe)), max_restarts=20)
 
 
 def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
@@ -128,6 +126,11 @@ def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
     )
     write_json(path, config.model_dump(mode="json"))
     return path
+
+
+def network_threads(recipe: Recipe) -> int:
+    """A tiny network gains nothing from a second thread, and leaves that core to the sandboxes."""
+    return 1 if recipe.policy.source == "scratch" else os.cpu_count() or 1
 
 
 def _threads(number: int) -> dict[str, str]:
