@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..policy.decoder import Decoder
 from ..policy.formats import get_format
 from ..policy.hf import Policy, load_policy, save_policy
