@@ -59,7 +59,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
                 backend,
                 layer_store(),
                 out,
-                progress=lambda note: run.write_progress("packages", 0, 0, note),
+                progress=lambda done, total, note: run.write_progress("packages", done, total, note),
             )
         finally:
             await backend.close()
