@@ -89,8 +89,9 @@ def test_no_network_for_packages(tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
         change = ("--set", 'tasks.packages.packages=["inflection"]')
-        says = ["inflection", "package index cannot be reached", url, "the same command continues the run"]
+        says = ["tasks.packages: inflection", "package index cannot be reached", url, "set PIP_INDEX_URL"]
         refused(tmp_path, SMOKE, *change, says=says, PIP_INDEX_URL=url)
+        assert not (tmp_path / "out").exists()
 
 
 def test_recipes_that_cannot_be_read(tmp_path: Path) -> None:

@@ -19,16 +19,20 @@ from .trajectories import Trajectories
 Follow = Callable[[int], Awaitable[int]]
 """Move the engine to at least this version of the weights; answers the version it then has."""
 
+Stats = Callable[[], dict[str, Any]]
+"""The engine's counters."""
+
 _SOURCES = ("train", "eval", "live")
 
 
 class Admin:
     """The admin routes over the open trajectories. ``follow`` is None where the server follows no weight chain."""
 
-    def __init__(self, trajectories: Trajectories, keys: Keys, follow: Follow | None) -> None:
+    def __init__(self, trajectories: Trajectories, keys: Keys, follow: Follow | None, stats: Stats) -> None:
         self.trajectories = trajectories
         self.keys = keys
         self.follow = follow
+        self.stats = stats
 
     def routes(self) -> list[Route]:
         return [
@@ -37,6 +41,7 @@ class Admin:
             Route("/admin/trajectories/{id:path}/finish", self.finish, methods=["POST"]),
             Route("/admin/trajectories/{id:path}", self.delete, methods=["DELETE"]),
             Route("/admin/weights", self.weights, methods=["POST"]),
+            Route("/admin/engine", self.engine, methods=["GET"]),
         ]
 
     async def open(self, request: Request) -> Response:
@@ -94,6 +99,10 @@ class Admin:
             raise ApiError(504, "weights_timeout", f"version {version} has not appeared in the weight chain") from None
         except (ValueError, RuntimeError, OSError) as error:
             raise ApiError(500, "weights_failed", f"{type(error).__name__}: {error}") from error
+
+    async def engine(self, request: Request) -> Response:
+        self._check(request)
+        return JSONResponse(self.stats())
 
     def _check(self, request: Request) -> None:
         key = bearer(request.headers.get("authorization", "").encode("latin-1"))

@@ -92,7 +92,7 @@ def build_app(
     trajectories = Trajectories(rendering, keys, engine.release, journal)
     turns = Turns(engine, rendering, metrics, max_tokens=settings.max_tokens, journal=journal)
     chat = ChatRoute(turns, trajectories, model=settings.model, max_body=settings.max_body)
-    gateway = Gateway(engine, settings, trajectories, metrics, chat, Admin(trajectories, keys, follow))
+    gateway = Gateway(engine, settings, trajectories, metrics, chat, Admin(trajectories, keys, follow, engine.stats))
     app = Starlette(routes=gateway.routes(), exception_handlers={ApiError: _api_error, 404: _not_found})
     app.state.gateway = gateway
     return app

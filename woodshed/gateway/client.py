@@ -77,6 +77,10 @@ class GatewayAdmin:
                     return False
             await asyncio.sleep(0.1)
 
+    async def engine(self) -> dict[str, Any]:
+        """The engine's counters since it started, ``busy_seconds`` and ``uptime_seconds`` among them."""
+        return dict((await self._call("GET", "/admin/engine")).json())
+
     async def list(self) -> list[dict[str, Any]]:
         """The open trajectories."""
         return list((await self._call("GET", "/admin/trajectories")).json()["trajectories"])

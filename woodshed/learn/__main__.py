@@ -30,7 +30,7 @@ STAGES = {
 
 def main(stage: str, root: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request otherwise
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request otherwise
     run = RunDirectory(Path(root))
     module, function = STAGES[stage]
     work: Callable[[Recipe, RunDirectory], None] = getattr(import_module(f"woodshed.learn.{module}"), function)

@@ -22,7 +22,9 @@ from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
 from ..sandbox.protocol import SandboxError
 from ..tasks.packages.catalogue import load_catalogue
-from ..tasks.packages.index import PackageError
+from ..tasks.packages.index import Index, PackageError
+from ..tasks.packages.settings import PackageTaskSettings
+from ..tasks.packages.source import is_cached
 from .cache import backend_of
 from .directory import DirectoryError, RunDirectory, write_text
 from .failures import disk_problem
@@ -46,7 +48,10 @@ def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str],
     except RecipeError as error:
         raise RunError(str(error)) from None
     run = RunDirectory((out or Path("runs") / recipe.name).absolute())
-    check_machine(recipe, run)
+    try:
+        check_machine(recipe, run)
+    except DirectoryError as error:
+        raise RunError(str(error)) from None
     with claim(run, recipe, fresh=fresh):
         title = Text.assemble((recipe.name, "bold"), f" in {run.root}  ({recipe.description or 'no description'})")
         console.print(title, soft_wrap=True)
@@ -136,18 +141,24 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
-    packages = recipe.tasks.packages
-    if packages:
-        try:
-            load_catalogue(Path(packages.catalogue) if packages.catalogue else None).select(packages.packages)
-        except PackageError as error:
-            raise RunError(f"tasks.packages: {error}") from None
+    if recipe.tasks.packages and run.stage_result("packages") is None:
+        _check_packages(recipe.tasks.packages)
     try:
         probe = backend_of(recipe.sandbox).probe()
     except SandboxError as error:
         raise RunError(f"sandbox: {error}") from None
     if not probe.ok:
         raise RunError("sandboxes do not work here: " + "\n".join(probe.reasons))
+
+
+def _check_packages(settings: PackageTaskSettings) -> None:
+    """They are in the catalogue, and there is a source for at least one of them."""
+    try:
+        chosen = load_catalogue(Path(settings.catalogue) if settings.catalogue else None).select(settings.packages)
+        if not any(is_cached(package.file, package.sha256) for package in chosen):
+            Index().files(chosen[0].name)
+    except PackageError as error:
+        raise RunError(f"tasks.packages: {error}") from None
 
 
 def _check_policy(source: Path) -> None:

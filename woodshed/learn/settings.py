@@ -10,15 +10,15 @@ from ..record.settings import Settings
 class CorpusSettings(Settings):
     """Text for the tokenizer and for pretraining, made from generated functions and the standard library."""
 
-    functions: int = Field(default=3000, ge=8)
+    functions: int = Field(default=4000, ge=8)
     """Generated functions of the training split."""
-    tokens: int = Field(default=900_000, ge=1000)
+    tokens: int = Field(default=1_300_000, ge=1000)
     """Pretraining tokens."""
-    library_share: float = Field(default=0.15, ge=0, le=1)
-    """Share of pretraining tokens from short functions of Python's own library."""
-    protocol_share: float = Field(default=0.6, ge=0, le=1)
-    """Share of generated examples that stand inside a conversation with tools (not executed)."""
-    context_weight: float = Field(default=0.2, ge=0, le=1)
+    library_share: float = Field(default=0.03, ge=0, le=1)
+    """Share of conversations about short functions of Python's own library. General code costs a tiny policy much."""
+    protocol_share: float = Field(default=0.2, ge=0, le=1)
+    """Share of conversations that also run tests and finish (not executed); the others only read and edit."""
+    context_weight: float = Field(default=0.0, ge=0, le=1)
     """Loss weight of tokens that are context; actions weigh 1."""
 
 

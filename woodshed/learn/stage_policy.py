@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..policy.decoder import Decoder
 from ..policy.formats import get_format
 from ..policy.hf import Policy, load_policy, save_policy
@@ -26,7 +24,6 @@ def chat_format(settings: PolicySettings) -> str:
 
 
 def pretrain(recipe: Recipe, run: RunDirectory) -> None:
-    torch.set_num_threads(1)
     tokenizer = Tokenizer.load(run.corpus / "tokenizer.json")
     config = decoder_config(recipe.policy, tokenizer.vocab_size)
     decoder = Decoder(config, seed=recipe.policy.seed + 1000 * recipe.seed)
@@ -71,7 +68,6 @@ def convert(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
-    torch.set_num_threads(max(1, torch.get_num_threads()))
     policy = load_policy(run.policy("pretrain"))
     settings = recipe.learn.sft
     figures = train_on(

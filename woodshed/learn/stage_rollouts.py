@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,9 @@ def reinforce(recipe: Recipe, run: RunDirectory) -> None:
 
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     settings = recipe.evaluate
-    main = load_split(run, recipe.tasks.main, "heldout")[: settings.tasks]
+    main = load_split(run, recipe.tasks.main, "heldout")
+    # By digest: a few of the tasks are then a sample over all packages, the same in every run.
+    main = sorted(main, key=lambda t: hashlib.sha256(t.name.encode()).digest())[: settings.tasks]
     transfer: list[Task] = []
     if recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples:
         transfer = load_split(run, "packages", "heldout")

@@ -61,7 +61,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
                 backend,
                 layer_store(),
                 out,
-                progress=lambda note: run.write_progress("packages", 0, 0, note),
+                progress=lambda done, total, note: run.write_progress("packages", done, total, note),
             )
         finally:
             await backend.close()
@@ -74,7 +74,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
         if not link.exists():
             link.symlink_to(os.path.relpath(task.path, folder))  # the run directory may be moved
     splits = Counter(t.info.split for t in tasks)
-    packages = len({t.info.provenance.get("name", "") for t in tasks})
+    packages = len({t.info.provenance.get("package", "") for t in tasks})
     note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
     run.write_result_of("packages", {"tasks": len(tasks), "packages": packages, "note": note})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -31,19 +32,24 @@ class Stage:
 
 
 def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
+    """In order of priority: two of the stages that need nothing unfinished run at a time."""
     scratch = recipe.policy.source == "scratch"
-    stages = [_simple(run, "tasks", "make and check tasks", ())]
-    if recipe.tasks.packages:
-        stages.append(_simple(run, "packages", "turn real packages into tasks", ()))
     main = "packages" if recipe.tasks.main == "packages" else "tasks"
+    start = "corpus" if scratch else "convert"
+    stages = []
     if scratch:
-        stages.append(_simple(run, "corpus", "train tokenizer, write corpus", ("tasks",)))
-        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",)))
+        stages.append(_simple(run, "corpus", "train tokenizer, write corpus", ()))
     else:
         stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
-    base = "pretrain" if scratch else "convert"
-    stages.append(_simple(run, "demos", "run demonstrations in sandboxes", (main, "corpus" if scratch else "convert")))
-    stages.append(_simple(run, "sft", "fine-tune on demonstrations", (base, "demos"), heavy=True))
+    if main == "tasks":
+        stages.append(_simple(run, "tasks", "make and check tasks", ()))
+    if scratch:
+        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",)))
+    demos = _simple(run, "demos", "run demonstrations in sandboxes", (main, start))
+    needs = ("pretrain" if scratch else "convert", "demos")
+    sft = _simple(run, "sft", "fine-tune on demonstrations", needs, network_threads(recipe))
+    packages = [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
+    stages += [*packages, demos, sft] if main == "packages" else [demos, sft, *packages]
     before = ("sft", main, *(("packages",) if recipe.tasks.packages else ()))
     stages.append(_served(recipe, run, "before", "evaluate before RL", before, "sft"))
     stages.append(_rl(recipe, run))
@@ -51,8 +57,8 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     return stages
 
 
-def _simple(run: RunDirectory, name: str, title: str, needs: tuple[str, ...], heavy: bool = False) -> Stage:
-    return Stage(name, title, needs, lambda: [_stage_program(run, name)], (name,), heavy)
+def _simple(run: RunDirectory, name: str, title: str, needs: tuple[str, ...], threads: int = 1) -> Stage:
+    return Stage(name, title, needs, lambda: [_stage_program(run, name, threads)], (name,), heavy=threads > 1)
 
 
 def _served(recipe: Recipe, run: RunDirectory, name: str, title: str, needs: tuple[str, ...], policy: str) -> Stage:
@@ -73,8 +79,8 @@ def _rl(recipe: Recipe, run: RunDirectory) -> Stage:
     return Stage("rl", "asynchronous RL", ("before",), programs, ("rollouts", "trainer"), heavy=True)
 
 
-def _stage_program(run: RunDirectory, name: str) -> Program:
-    return Program(name, ["-m", "woodshed.learn", name, str(run.root)], run.log(name), env=_threads(1))
+def _stage_program(run: RunDirectory, name: str, threads: int = 1) -> Program:
+    return Program(name, ["-m", "woodshed.learn", name, str(run.root)], run.log(name), env=_threads(threads))
 
 
 def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: bool) -> Program:
@@ -102,7 +108,7 @@ def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: 
     write_json(path, settings.model_dump(mode="json"))
     write_json(run.root / "server" / "address.json", {"url": f"http://127.0.0.1:{port}", "admin_key_file": str(admin)})
     argv = ["-m", "woodshed.gateway.serve", "--settings", str(path)]
-    return Program("server", argv, run.log("server"), env=_threads(1), max_restarts=20)
+    return Program("server", argv, run.log("server"), env=_threads(network_threads(recipe)), max_restarts=20)
 
 
 def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
@@ -120,6 +126,11 @@ def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
     )
     write_json(path, config.model_dump(mode="json"))
     return path
+
+
+def network_threads(recipe: Recipe) -> int:
+    """A tiny network gains nothing from a second thread, and leaves that core to the sandboxes."""
+    return 1 if recipe.policy.source == "scratch" else os.cpu_count() or 1
 
 
 def _threads(number: int) -> dict[str, str]:

@@ -61,6 +61,7 @@ class Controller:
         self.order = sorted(self.tasks)
         random.Random(f"order-{seed}").shuffle(self.order)
         self.version = 0
+        self.engine: dict[str, Any] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -167,6 +168,7 @@ class Controller:
             "version": self.version,
             "staleness": max(token_age(g, step - 1) for g in groups),
             "groups": self.ledger.counts(),
+            "engine": self.engine,
             **statistics,
         }
         self.metrics.append(line)  # before the file: a batch whose file is there is not written again
@@ -177,10 +179,12 @@ class Controller:
             head = self.head()
             if head > self.version:
                 try:
-                    self.version = await self.arena.admin.follow(head)
+                    version = await self.arena.admin.follow(head)
+                    self.engine = await self.arena.admin.engine()
                 except httpx.HTTPError:  # the server died; asked again, and rollouts wait for it meanwhile
                     await self.arena.admin.wait_until_up(self.arena.patience)
                     continue
+                self.version = version
                 self._changed.set()
             await asyncio.sleep(0.05)
 

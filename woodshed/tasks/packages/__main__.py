@@ -43,7 +43,14 @@ async def _build(settings: PackageTaskSettings, out: Path, name: str, report: Bu
     backend = open_backend(name)
     try:
         layers = LayerStore(cache_directory() / "layers")
-        await build_package_tasks(settings, backend, layers, out, typer.echo, report=report)
+        await build_package_tasks(
+            settings,
+            backend,
+            layers,
+            out,
+            lambda done, total, note: typer.echo(f"{done}/{total}  {note}"),
+            report=report,
+        )
     finally:
         await backend.close()
 

@@ -25,7 +25,8 @@ from .source import fetch, read_sdist
 from .trial import Rejected, Trial
 from .workspace import workspace_of
 
-Progress = Callable[[str], None]
+Progress = Callable[[int, int, str], None]
+"""Called with (tasks so far, tasks wanted, what happened last)."""
 
 
 @dataclass
@@ -40,6 +41,7 @@ class PackageYield:
     rejected: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     error: str = ""
+    finished: bool = False
 
 
 @dataclass
@@ -81,37 +83,41 @@ async def build_package_tasks(
     ``out/yield.json``. A package that cannot be used is reported and left out; PackageError is raised only where not
     a single package could be (no network and nothing cached, say).
     """
-    say = progress or (lambda line: None)
     report = report if report is not None else BuildReport()
     catalogue = load_catalogue(Path(settings.catalogue) if settings.catalogue else None)
     chosen = catalogue.select(settings.packages)
     start = perf_counter()
     boxes = asyncio.Semaphore(settings.parallel)
     out.mkdir(parents=True, exist_ok=True)
+    report.packages = [PackageYield(package.name) for package in chosen]
+    each = settings.tasks_per_package
 
-    async def one(package: Package) -> tuple[PackageYield, list[Task]]:
-        line = PackageYield(package.name)
+    def say(line: PackageYield) -> None:
+        if progress:
+            done = sum(each if p.finished else p.kept for p in report.packages)
+            progress(done, each * len(chosen), f"{line.package}: {line.error or f'{line.kept} of {line.tried} kept'}")
+
+    async def one(package: Package, line: PackageYield) -> list[Task]:
         begun = perf_counter()
         try:
-            tasks = await _package(settings, catalogue, package, backend, layers, out, cache, boxes, line)
+            tasks = await _package(settings, catalogue, package, backend, layers, out, cache, boxes, line, say)
         except PackageError as error:
             line.error, tasks = str(error), []
-        line.seconds = perf_counter() - begun
-        say(f"{package.name}: {line.error or f'{line.kept} tasks of {line.tried} candidates'}")
-        return line, tasks
+        line.seconds, line.finished = perf_counter() - begun, True
+        say(line)
+        return tasks
 
-    done = await asyncio.gather(*(one(package) for package in chosen))
-    report.packages = [line for line, _ in done]
+    done = await asyncio.gather(*map(one, chosen, report.packages))
     report.seconds = perf_counter() - start
     if all(line.error for line in report.packages):
         raise PackageError(report.packages[0].error if report.packages else "no package was chosen")
     _write(out / "yield.json", json.dumps([vars(p) for p in report.packages], indent=1))
-    return sorted((task for _, tasks in done for task in tasks), key=lambda task: task.name)
+    return sorted((task for tasks in done for task in tasks), key=lambda task: task.name)
 
 
 async def _package(
     settings: PackageTaskSettings, catalogue: Catalogue, package: Package, backend: Backend, layers: LayerStore,
-    out: Path, cache: Path | None, boxes: asyncio.Semaphore, line: PackageYield,
+    out: Path, cache: Path | None, boxes: asyncio.Semaphore, line: PackageYield, say: Callable[[PackageYield], None],
 ) -> list[Task]:  # fmt: skip
     names, files = await asyncio.to_thread(_fetch, catalogue, package, layers, cache)
     paths = tuple(layers.path(name) for name in names)
@@ -142,9 +148,10 @@ async def _package(
                 tasks.append(task)
             else:
                 line.rejected[why or ""] += 1
+            line.kept = len(tasks)
+            say(line)
     finally:
         await backend.drop(base)
-    line.kept = len(tasks)
     return tasks
 
 

@@ -20,6 +20,11 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "woodshed"
 
 
+def is_cached(filename: str, sha256: str, *, cache: Path | None = None) -> bool:
+    """Whether ``fetch`` would need no network."""
+    return ((cache or cache_directory()) / "packages" / sha256[:16] / filename).is_file()
+
+
 def fetch(
     project: str, version: str, filename: str, sha256: str, *, cache: Path | None = None, index: Index | None = None
 ) -> Path:

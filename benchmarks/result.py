@@ -1,0 +1,54 @@
+"""The shape of every result file: ``{command, commit, date, hardware, figures, detail}``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_result(name: str, figures: dict[str, float | None], detail: dict[str, Any], path: Path | None = None) -> None:
+    """Write ``results/NAME.json`` and print the headline figures. ``figures`` is flat; ``detail`` is free."""
+    path = path or RESULTS / f"{name}.json"
+    script = Path(sys.argv[0])
+    result = {
+        "command": " ".join(["python", f"benchmarks/{script.name}", *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "hardware": hardware(),
+        "figures": figures,
+        "detail": detail,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
+    print(f"written to {path}")
+
+
+def hardware() -> str:
+    """Processor, cores, memory, and the GPU where there is one."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    text = f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs, {memory:.0f} GiB"
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            text += f", {torch.cuda.get_device_name()}"
+    except ImportError:
+        pass
+    return text
+
+
+def _commit() -> str:
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "woodshed"], capture_output=True, check=False)
+    return head.stdout.strip() + ("" if changed.returncode == 0 else " with changes")
