@@ -101,9 +101,8 @@ class Index:
             except (httpx.HTTPError, OSError) as error:
                 problems.append(f"{_without_credentials(page)}: {error or type(error).__name__}")
         if not found and problems:
-            raise PackageError(
-                f"{project}: the package index cannot be reached ({'; '.join(problems)}); connect this machine, or set PIP_INDEX_URL"
-            )
+            why = "; ".join(problems)
+            raise PackageError(f"{project}: the package index cannot be reached ({why}); connect, or set PIP_INDEX_URL")
         if not found:
             raise PackageError(f"{project}: no such project on the package index; check the name in the catalogue")
         return found
