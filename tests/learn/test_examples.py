@@ -70,6 +70,10 @@ def test_own_tokens_are_what_a_policy_would_sample(name: str) -> None:
         call("finish"),
     ]
     tokens, own = render_conversation(messages, tools, chat, tokenizer)
+    _, weighted = render_conversation(messages, tools, chat, tokenizer, [1.0, 0.25, 1.0])
+    assert sorted(set(weighted)) == [0.0, 0.25, 1.0] and ((weighted > 0) == (own > 0)).all()
+    with pytest.raises(ValueError, match="2 weights for 3 replies"):
+        render_conversation(messages, tools, chat, tokenizer, [1.0, 1.0])
     whole = "".join(p.text for p in conversation(chat, messages, tools, generate=False))
     assert tokenizer.decode(tokens.tolist()) == whole
     edges = np.flatnonzero(np.diff(np.concatenate(([0], own.astype(int), [0]))))

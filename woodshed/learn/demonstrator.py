@@ -19,8 +19,11 @@ from .settings import DemonstrationSettings
 
 @dataclass(frozen=True)
 class Action:
+    """A call; ``wrong`` marks an edit that the script knows to be no repair."""
+
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    wrong: bool = False
 
 
 Script = Generator[Action, str, None]
@@ -49,11 +52,11 @@ def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings)
         if rng.random() < settings.invalid_call:
             yield _invalid(rng, files, fix)
         if rng.random() < settings.right_edit or not wrong:
-            line, text = fix.line, fix.new_line
+            line, text, right = fix.line, fix.new_line, True
         else:
             mutation = pick(rng, wrong)
-            line, text = mutation.line, mutation.after
-        result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text})
+            line, text, right = mutation.line, mutation.after, False
+        result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text}, wrong=not right)
         if result.startswith("error"):
             continue
         if rng.random() < settings.untested_finish:
@@ -80,11 +83,11 @@ def replace_script(task: Task, rng: random.Random, settings: DemonstrationSettin
     wrong = [m for m in mutations(fix.before, keep_format=True) if abs(m.line - fix.line) < 12]
     for attempt in range(settings.max_edits):
         if rng.random() < settings.right_edit or not wrong:
-            old, new = fix.old, fix.new
+            old, new, right = fix.old, fix.new, True
         else:
             mutation = pick(rng, wrong)
-            old, new = mutation.before, mutation.after
-        result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new})
+            old, new, right = mutation.before, mutation.after, False
+        result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new}, wrong=not right)
         if result.startswith("error"):
             result = yield Action(
                 "edit_file", {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique}

@@ -13,22 +13,29 @@ from ..policy.tokenizer import Piece, Tokenizer
 
 
 def render_conversation(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], chat: ChatFormat, tokenizer: Tokenizer
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """(tokens ``[T]``, own ``[T]``): ``own`` marks what the policy itself would have sampled, stop tokens included."""
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], chat: ChatFormat, tokenizer: Tokenizer,
+    reply_weights: Sequence[float] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
+    """(tokens int32 ``[T]``, weights float32 ``[T]``): what the policy itself would have sampled, stop tokens included,
+    weighs 1, or its reply's entry of ``reply_weights``; the rest 0. ValueError if there is not one entry per reply."""
     rest = list(messages)
     system = text_content(rest.pop(0)) if rest and rest[0].get("role") == "system" else None
     tokens = tokenizer.encode_pieces(chat.open(tools, system))
-    own = [False] * len(tokens)
+    weights = [0.0] * len(tokens)
     opening = chat.generation()
+    replies = [m for m in rest if m["role"] == "assistant"]
+    each = iter([1.0] * len(replies) if reply_weights is None else reply_weights)
+    if reply_weights is not None and len(reply_weights) != len(replies):
+        raise ValueError(f"{len(reply_weights)} weights for {len(replies)} replies")
     for message, pieces in zip(rest, chat.messages(rest, tools), strict=True):
         if message["role"] == "assistant":
             head, body = tokenizer.encode_pieces(opening), tokenizer.encode_pieces(_after(pieces, opening))
+            weights += [0.0] * len(head) + [next(each)] * len(body)
         else:
             head, body = tokenizer.encode_pieces(pieces), []
+            weights += [0.0] * len(head)
         tokens += head + body
-        own += [False] * len(head) + [True] * len(body)
-    return np.asarray(tokens, np.int32), np.asarray(own, np.bool_)
+    return np.asarray(tokens, np.int32), np.asarray(weights, np.float32)
 
 
 def _after(pieces: Sequence[Piece], opening: Sequence[Piece]) -> list[Piece]:

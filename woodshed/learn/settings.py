@@ -42,6 +42,8 @@ class DemonstrationSettings(Settings):
     """Demonstrations."""
     right_edit: float = Field(default=0.4, ge=0, le=1)
     """Chance that an attempt is the right edit; otherwise a random mutation."""
+    wrong_edit_weight: float = Field(default=0.0, ge=0, le=1)
+    """Loss weight of edits that are no repair: at 0 the policy learns what to do after them, not to make them."""
     untested_finish: float = Field(default=0.35, ge=0, le=1)
     """Chance to finish after an edit without running the tests."""
     give_up: float = Field(default=0.4, ge=0, le=1)

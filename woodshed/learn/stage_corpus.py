@@ -49,7 +49,7 @@ def make_corpus(recipe: Recipe, run: RunDirectory) -> None:
     while total < settings.tokens:
         messages = sample.pop() if sample else next(seen)
         tokens, own = render_conversation(messages, tools, chat, tokenizer)
-        weights = np.where(own, 1.0, settings.context_weight).astype(np.float32)
+        weights = np.where(own > 0, own, settings.context_weight).astype(np.float32)
         weights[0] = 0.0
         examples.append(Example(tokens, weights))
         total += len(tokens)

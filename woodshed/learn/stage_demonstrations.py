@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import uvloop
 
 from ..grading.verify import GradeCache, grade, submission_from
@@ -28,7 +27,8 @@ from .render import render_conversation
 from .stage_policy import chat_format
 from .tasks import load_split
 
-Conversation = list[dict[str, Any]]
+Demonstration = tuple[list[dict[str, Any]], list[bool]]
+"""The conversation, and of each of its replies whether it is a wrong edit."""
 
 
 class ScriptedEndpoint:
@@ -37,6 +37,8 @@ class ScriptedEndpoint:
     def __init__(self, script: Script):
         self._script = script
         self._turn = 0
+        self.wrong: list[bool] = []
+        """Of each reply: whether it is an edit known to be no repair."""
 
     async def complete(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
@@ -47,38 +49,41 @@ class ScriptedEndpoint:
             else:
                 action = self._script.send(str(messages[-1].get("content") or ""))
         except StopIteration:
+            self.wrong.append(False)
             return Reply({"role": "assistant", "content": "done"})
         self._turn += 1
+        self.wrong.append(action.wrong)
         function = {"name": action.name, "arguments": json.dumps(action.arguments)}
         call = {"id": f"c{self._turn}", "type": "function", "function": function}
         return Reply({"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls")
 
 
 def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
-    conversations, solved = uvloop.run(_play(recipe, run))
+    demonstrations, solved = uvloop.run(_play(recipe, run))
     scratch = recipe.policy.source == "scratch"
     tokenizer = Tokenizer.load((run.corpus if scratch else run.policy("pretrain")) / "tokenizer.json")
     chat = get_format(chat_format(recipe.policy))
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
     examples = []
-    for conversation in conversations:
-        tokens, own = render_conversation(conversation, tools, chat, tokenizer)
+    for conversation, wrong in demonstrations:
+        weights = [recipe.learn.demonstrations.wrong_edit_weight if w else 1.0 for w in wrong]
+        tokens, own = render_conversation(conversation, tools, chat, tokenizer, weights)
         cut = recipe.learn.sft.max_tokens
-        examples.append(Example(tokens[:cut], own[:cut].astype(np.float32)))
+        examples.append(Example(tokens[:cut], own[:cut]))
     save_examples(run.demonstrations / "examples.npz", examples)
     total = sum(len(e.tokens) for e in examples)
-    share = solved / max(1, len(conversations))
+    share = solved / max(1, len(demonstrations))
     note = f"{len(examples)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved"
     run.write_result_of("demos", {"episodes": len(examples), "tokens": total, "solved": share, "note": note})
 
 
-async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Conversation], int]:
+async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Demonstration], int]:
     settings = recipe.learn.demonstrations
     family = recipe.tasks.main
     tasks = load_split(run, family, "sft" if family == "studies" else "train")
     make = line_script if "edit_line" in recipe.harness.tools else replace_script
     backend, layers, grades = backend_of(recipe.sandbox), layer_store(), GradeCache()
-    found: list[Conversation | None] = [None] * settings.episodes
+    found: list[Demonstration | None] = [None] * settings.episodes
     solved, done = 0, 0
     slots = asyncio.Semaphore(settings.concurrency)
 
@@ -96,7 +101,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Conversation], 
             finally:
                 await box.close()
             outcome = await grade(task, submission, backend, layers, cache=grades)
-        found[number] = episode.messages
+        found[number] = (episode.messages, endpoint.wrong)
         solved += outcome.resolved
         done += 1
         if done % 20 == 0:
