@@ -56,6 +56,8 @@ def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings)
         else:
             mutation = pick(rng, wrong)
             line, text, right = mutation.line, mutation.after, False
+            if rng.random() < settings.broken_edit:
+                text = _broken(rng, text, fix.before)
         result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text}, wrong=not right)
         if result.startswith("error"):
             continue
@@ -105,11 +107,17 @@ def replace_script(task: Task, rng: random.Random, settings: DemonstrationSettin
     yield _FINISH
 
 
+def _broken(rng: random.Random, text: str, source: str) -> str:
+    """The start of one line run into the end of another."""
+    other = rng.choice([line for line in source.split("\n") if line.strip()])
+    return text[: rng.randint(4, max(4, len(text) - 1))] + other[rng.randint(0, max(0, len(other) - 3)) :]
+
+
 def _invalid(rng: random.Random, files: list[str], fix: Fix) -> Action:
     """A call that the harness answers with an error."""
     choice = rng.randrange(3)
     if choice == 0:
         return _UNDO
     if choice == 1:
-        return Action("edit_line", {"path": fix.path, "line": 40 + rng.randrange(9), "text": fix.new_line})
-    return Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old_line})
+        return Action("edit_line", {"path": fix.path, "line": 40 + rng.randrange(9), "text": fix.new_line}, wrong=True)
+    return Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old_line}, wrong=True)

@@ -40,21 +40,23 @@ class DemonstrationSettings(Settings):
 
     episodes: int = Field(default=5000, ge=0)
     """Demonstrations."""
-    right_edit: float = Field(default=0.4, ge=0, le=1)
+    right_edit: float = Field(default=0.45, ge=0, le=1)
     """Chance that an attempt is the right edit; otherwise a random mutation."""
+    broken_edit: float = Field(default=0.35, ge=0, le=1)
+    """Share of the other attempts that do not even parse: what a small policy most often does wrong on its own."""
     wrong_edit_weight: float = Field(default=0.0, ge=0, le=1)
     """Loss weight of edits that are no repair: at 0 the policy learns what to do after them, not to make them."""
     untested_finish: float = Field(default=0.35, ge=0, le=1)
     """Chance to finish after an edit without running the tests."""
-    give_up: float = Field(default=0.4, ge=0, le=1)
+    give_up: float = Field(default=0.3, ge=0, le=1)
     """Chance to finish after tests failed."""
-    invalid_call: float = Field(default=0.12, ge=0, le=1)
+    invalid_call: float = Field(default=0.06, ge=0, le=1)
     """Chance of a call that the harness rejects."""
     wrong_file: float = Field(default=0.1, ge=0, le=1)
     """Chance to look at a file that is not the broken one."""
     undo: float = Field(default=0.75, ge=0, le=1)
     """Chance to undo an edit whose tests failed before trying again."""
-    max_edits: int = Field(default=4, ge=1)
+    max_edits: int = Field(default=5, ge=1)
     """Most attempts of one demonstration."""
     concurrency: int = Field(default=16, ge=1)
     """Episodes at once."""
