@@ -19,11 +19,11 @@ from .settings import DemonstrationSettings
 
 @dataclass(frozen=True)
 class Action:
-    """A call; ``wrong`` marks an edit that the script knows to be no repair."""
+    """A call and its loss weight in SFT."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    wrong: bool = False
+    weight: float = 1.0
 
 
 Script = Generator[Action, str, None]
@@ -52,13 +52,13 @@ def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings)
         if rng.random() < settings.invalid_call:
             yield _invalid(rng, files, fix)
         if rng.random() < settings.right_edit or not wrong:
-            line, text, right = fix.line, fix.new_line, True
+            line, text, weight = fix.line, fix.new_line, 1.0
         else:
             mutation = pick(rng, wrong)
-            line, text, right = mutation.line, mutation.after, False
+            line, text, weight = mutation.line, mutation.after, settings.wrong_edit_weight
             if rng.random() < settings.broken_edit:
-                text = _broken(rng, text, fix.before)
-        result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text}, wrong=not right)
+                text, weight = _broken(rng, text, fix.before), 0.0
+        result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text}, weight)
         if result.startswith("error"):
             continue
         if rng.random() < settings.untested_finish:
@@ -85,11 +85,11 @@ def replace_script(task: Task, rng: random.Random, settings: DemonstrationSettin
     wrong = [m for m in mutations(fix.before, keep_format=True) if abs(m.line - fix.line) < 12]
     for attempt in range(settings.max_edits):
         if rng.random() < settings.right_edit or not wrong:
-            old, new, right = fix.old, fix.new, True
+            old, new, weight = fix.old, fix.new, 1.0
         else:
             mutation = pick(rng, wrong)
-            old, new, right = mutation.before, mutation.after, False
-        result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new}, wrong=not right)
+            old, new, weight = mutation.before, mutation.after, settings.wrong_edit_weight
+        result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new}, weight)
         if result.startswith("error"):
             result = yield Action(
                 "edit_file", {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique}
@@ -119,5 +119,5 @@ def _invalid(rng: random.Random, files: list[str], fix: Fix) -> Action:
     if choice == 0:
         return _UNDO
     if choice == 1:
-        return Action("edit_line", {"path": fix.path, "line": 40 + rng.randrange(9), "text": fix.new_line}, wrong=True)
-    return Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old_line}, wrong=True)
+        return Action("edit_line", {"path": fix.path, "line": 40 + rng.randrange(9), "text": fix.new_line}, 0.0)
+    return Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old_line}, 0.0)

@@ -27,8 +27,8 @@ from .render import render_conversation
 from .stage_policy import chat_format
 from .tasks import load_split
 
-Demonstration = tuple[list[dict[str, Any]], list[bool]]
-"""The conversation, and of each of its replies whether it is a wrong edit."""
+Demonstration = tuple[list[dict[str, Any]], list[float]]
+"""The conversation, and the loss weight of each of its replies."""
 
 
 class ScriptedEndpoint:
@@ -37,8 +37,8 @@ class ScriptedEndpoint:
     def __init__(self, script: Script):
         self._script = script
         self._turn = 0
-        self.wrong: list[bool] = []
-        """Of each reply: whether it is an edit known to be no repair."""
+        self.weights: list[float] = []
+        """Loss weight of each reply."""
 
     async def complete(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
@@ -49,10 +49,10 @@ class ScriptedEndpoint:
             else:
                 action = self._script.send(str(messages[-1].get("content") or ""))
         except StopIteration:
-            self.wrong.append(False)
+            self.weights.append(1.0)
             return Reply({"role": "assistant", "content": "done"})
         self._turn += 1
-        self.wrong.append(action.wrong)
+        self.weights.append(action.weight)
         function = {"name": action.name, "arguments": json.dumps(action.arguments)}
         call = {"id": f"c{self._turn}", "type": "function", "function": function}
         return Reply({"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls")
@@ -65,8 +65,7 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
     chat = get_format(chat_format(recipe.policy))
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
     examples = []
-    for conversation, wrong in demonstrations:
-        weights = [recipe.learn.demonstrations.wrong_edit_weight if w else 1.0 for w in wrong]
+    for conversation, weights in demonstrations:
         tokens, own = render_conversation(conversation, tools, chat, tokenizer, weights)
         cut = recipe.learn.sft.max_tokens
         examples.append(Example(tokens[:cut], own[:cut]))
@@ -101,7 +100,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Demonstration],
             finally:
                 await box.close()
             outcome = await grade(task, submission, backend, layers, cache=grades)
-        found[number] = (episode.messages, endpoint.wrong)
+        found[number] = (episode.messages, endpoint.weights)
         solved += outcome.resolved
         done += 1
         if done % 20 == 0:
