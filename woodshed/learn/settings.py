@@ -45,8 +45,8 @@ class DemonstrationSettings(Settings):
     broken_edit: float = Field(default=0.35, ge=0, le=1)
     """Share of the other attempts that do not even parse: what a small policy most often does wrong on its own."""
     wrong_edit_weight: float = Field(default=0.3, ge=0, le=1)
-    """Loss weight of edits that parse and are no repair. At 0 the policy learns only what to do after them; above 0 also
-    to search among plausible edits, which RL needs. Edits that are rejected always weigh 0."""
+    """Loss weight of edits that parse and are no repair. At 0 the policy learns only what to do after them; above 0
+    also to search among plausible edits, which RL needs. Edits that are rejected always weigh 0."""
     untested_finish: float = Field(default=0.35, ge=0, le=1)
     """Chance to finish after an edit without running the tests."""
     give_up: float = Field(default=0.3, ge=0, le=1)
