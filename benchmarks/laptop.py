@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from result import write_result
 from runs import learned, run_recipe, stage_minutes
@@ -24,7 +25,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--work", type=Path, default=Path("runs/bench-laptop"))
     args = parser.parse_args()
-    detail = {}
+    detail: dict[str, Any] = {}
     for seed in args.seeds:
         out = args.work / f"seed{seed}"
         fresh, started = not (out / "report.html").exists(), time.monotonic()
@@ -42,6 +43,11 @@ def main() -> None:
             **result.figures(),
             "real_packages": transfer.figures() if transfer else None,
         }
+        write(detail)
+
+
+def write(detail: dict[str, Any]) -> None:
+    """The result of the seeds so far; written after each, so that a benchmark that is stopped loses nothing."""
     rows = list(detail.values())
     best = [row["best_change"]["mean"] for row in rows]
     write_result(
