@@ -15,8 +15,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from recipe_runs import run_recipe
 from result import write_result
-from runs import run_recipe
 
 from woodshed.learn.directory import RunDirectory
 from woodshed.recipe.load import dump_recipe, load_recipe

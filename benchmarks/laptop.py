@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from recipe_runs import learned, run_recipe, stage_minutes
 from result import write_result
-from runs import learned, run_recipe, stage_minutes
 
-from woodshed.learn.directory import write_json
+from woodshed.learn.directory import RunDirectory, write_json
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "laptop.toml"
 
@@ -28,10 +28,13 @@ def main() -> None:
     detail: dict[str, Any] = {}
     for seed in args.seeds:
         out = args.work / f"seed{seed}"
-        fresh, started = not (out / "report.html").exists(), time.monotonic()
-        run = run_recipe(RECIPE, out, seed=seed)
-        if fresh:
+        if not (out / "minutes.json").exists():
+            if out.exists():
+                raise SystemExit(f"{out} was interrupted, so its minutes are not known; delete it and run again")
+            started = time.monotonic()
+            run_recipe(RECIPE, out, seed=seed)
             write_json(out / "minutes.json", (time.monotonic() - started) / 60)
+        run = RunDirectory(out.absolute())
         result = learned(run)
         if result is None:
             raise SystemExit(f"{out} has no evaluations")

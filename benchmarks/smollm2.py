@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
+from recipe_runs import learned, run_recipe, stage_minutes
 from result import write_result
-from runs import learned, run_recipe, stage_minutes
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2.toml"
 
