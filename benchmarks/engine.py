@@ -13,21 +13,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import asyncio
-import json
-import platform
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from result import write_result
 
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling
@@ -36,7 +32,6 @@ from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.state import hf_state
 
-RESULT = Path(__file__).parent / "results" / "engine.json"
 SIZES = {
     "1M": DecoderConfig(
         vocab_size=1280, d_model=128, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=32, d_ff=384,
@@ -200,37 +195,23 @@ async def measure(size: str, runs: int) -> dict[str, Any]:
     }
 
 
-def hardware() -> str:
-    cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return f"{os.cpu_count()} x {cpu}; one torch thread, float32"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     results = {size: asyncio.run(measure(size, args.runs)) for size in args.sizes}
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    report = {
-        "command": "python " + " ".join([f"benchmarks/{Path(__file__).name}", *sys.argv[1:]]),
-        "commit": head.stdout.strip(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "hardware": hardware(),
-        "figures": {
+    write_result(
+        "engine",
+        {
             "single_vs_generate": min(r["single_vs_generate"] for r in results.values()),
             "multiturn_vs_generate": min(r["multiturn_vs_generate"] for r in results.values()),
             "max_abs_dlogp_fp32": max(r["max_abs_dlogp_fp32"] for r in results.values()),
         },
-        "detail": {
+        {
             "note": "each figure is the worst over the sizes; ratios are of wall-clock medians, cpu_ratio of process "
             "CPU seconds (less disturbed by other work on the machine); multiturn_vs_vllm was not measured, because "
             "vLLM's CPU build is not among the dependencies",
@@ -242,10 +223,8 @@ def main() -> None:
             "runs": args.runs,
             "sizes": results,
         },
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report["figures"], indent=2))
+        args.out,
+    )
 
 
 if __name__ == "__main__":

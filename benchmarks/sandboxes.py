@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
-import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -22,6 +19,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+from result import write_result
 
 from woodshed.sandbox.namespace import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec
@@ -171,28 +170,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--cycles", type=int, default=1000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "sandbox.json")
+    parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/sandbox.json")
     options = parser.parse_args()
     load = [os.getloadavg()[0]]
     detail = asyncio.run(measure(options.samples))
     load.append(os.getloadavg()[0])
     growth = asyncio.run(leaks(options.cycles))
     load.append(os.getloadavg()[0])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    result = {
-        "command": f"python benchmarks/sandboxes.py --samples {options.samples} --cycles {options.cycles}",
-        "commit": commit, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
-        "figures": {
-            "namespace_create_ms": detail["create"]["median"], "namespace_fork_ms": detail["fork"]["median"],
-            "namespace_exec_ms": detail["exec_true"]["median"], "concurrent": detail["concurrent"],
+    write_result(
+        "sandbox",
+        {
+            "namespace_create_ms": detail["create"]["median"],
+            "namespace_fork_ms": detail["fork"]["median"],
+            "namespace_exec_ms": detail["exec_true"]["median"],
+            "concurrent": detail["concurrent"],
             f"leaked_after_{options.cycles}": sum(abs(value) for value in growth.values()),
         },
-        "detail": {**detail, "leaks": growth, "load_average": load},
-    }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+        {**detail, "leaks": growth, "load_average": load},
+        options.out,
+    )
 
 
 if __name__ == "__main__":

@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
 import zstandard
+from result import write_result
 
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
@@ -177,21 +173,9 @@ def main() -> None:
     detail = {name: measure(*pair) for name, pair in pairs().items()}
     detail["chain, 1M float32"] = chain_times()
     ratios = [d["ratio to best peer"] for d in detail.values() if "ratio to best peer" in d]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    result = {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} CPUs, 1 thread used, shared machine",
-        "figures": {"bytes_vs_best_codec_max": max(ratios)},
-        "detail": detail,
-    }
-    path = Path(__file__).parent / "results" / "weights.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_result("weights", {"bytes_vs_best_codec_max": max(ratios)}, detail)
     for name, row in detail.items():
         print(name, {k: round(v, 4) for k, v in row.items()})
-    print(result["figures"])
 
 
 if __name__ == "__main__":
