@@ -57,6 +57,31 @@ def test_noise_is_there_and_episodes_end(study: Task) -> None:
     assert min(lengths) >= 4 and 4 < max(lengths) <= 20
 
 
+def test_rejected_edits_weigh_nothing_and_wrong_ones_little(study: Task) -> None:
+    """The right edit weighs 1; an edit that would be rejected, in any of its forms, 0."""
+    fix = fix_of(study)
+    settings = DemonstrationSettings(wrong_edit_weight=0.25, broken_edit=0.5, invalid_call=0.3)
+    seen = {0.0: 0, 0.25: 0, 1.0: 0}
+    for seed in range(150):
+        script = line_script(study, random.Random(seed), settings)
+        action = next(script)
+        try:
+            while True:
+                if action.name == "edit_line":
+                    seen[action.weight] += 1
+                    right = action.arguments["line"] == fix.line and action.arguments["text"] == fix.new_line
+                    # a random change may happen to be the repair
+                    assert right if action.weight == 1.0 else action.weight == 0.25 or not right
+                    if action.weight == 0.25:
+                        compile(apply_line(study, action), "x", "exec")
+                else:
+                    assert action.weight == 1.0
+                action = script.send("FAIL x" if action.name == "run_tests" else "ok")
+        except StopIteration:
+            pass
+    assert min(seen.values()) > 10
+
+
 def test_fix_of_makes_the_solution_by_search_and_replace(study: Task) -> None:
     fix = fix_of(study)
     assert fix.before.count(fix.old_unique) == 1

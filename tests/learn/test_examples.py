@@ -53,6 +53,18 @@ def call(name: str, **arguments: object) -> dict[str, object]:
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
 
 
+def test_batches_hold_sequences_of_similar_length() -> None:
+    rng = np.random.default_rng(0)
+    examples = [
+        Example(np.ones(n, np.int32), (np.arange(n) > 0).astype(np.float32)) for n in rng.integers(40, 240, 3000)
+    ]
+    tokens = padded = 0
+    for batch in batches(examples, 1024, seed=0):
+        lengths = np.diff(batch.offsets)
+        tokens, padded = tokens + lengths.sum(), padded + lengths.max() * len(lengths)
+    assert tokens == sum(len(e.tokens) for e in examples) and 1 - tokens / padded < 0.08
+
+
 @pytest.mark.parametrize("name", ["compact", "hermes"])
 def test_own_tokens_are_what_a_policy_would_sample(name: str) -> None:
     chat = get_format(name)

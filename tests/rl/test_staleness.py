@@ -1,0 +1,48 @@
+"""The capacity rule and the age of a group, against their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from woodshed.record.segment import Segment
+from woodshed.record.trajectory import Trajectory
+from woodshed.rl.settings import RLSettings
+from woodshed.rl.staleness import may_dispatch, token_age
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("groups", [1, 5])
+def test_what_is_dispatched_is_trained_within_the_bound(groups: int, staleness: int) -> None:
+    """Group number n is trained in step n // groups + 1 at the earliest, by weights that old at most."""
+    for version in range(5):
+        allowed = 0
+        while may_dispatch(allowed, version, groups, staleness):
+            allowed += 1
+        trained_from_version = (allowed - 1) // groups
+        assert trained_from_version - version == staleness
+
+
+def test_age_is_that_of_the_oldest_sampled_token() -> None:
+    def trajectory(versions: list[int]) -> Trajectory:
+        n = len(versions)
+        sampled = np.asarray(versions) >= 0
+        segment = Segment(
+            tokens=np.arange(n, dtype=np.int32),
+            sampled=sampled,
+            logprobs=np.where(sampled, -1.0, np.nan).astype(np.float32),
+            versions=np.asarray(versions, np.int32),
+        )
+        return Trajectory(
+            id="x", task="t", group="g", source="train", harness_hash="h", policy="p", status="submitted",
+            segments=[segment],
+        )  # fmt: skip
+
+    assert token_age([trajectory([-1, 3, 4]), trajectory([-1, 5])], 6) == 3
+    assert token_age([trajectory([-1, 6])], 6) == 0
+
+
+def test_synchronous_and_stale_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="max_staleness = 0"):
+        RLSettings(mode="sync", max_staleness=1)
+    assert RLSettings(mode="sync", max_staleness=0).mode == "sync"
