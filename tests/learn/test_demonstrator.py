@@ -70,8 +70,7 @@ def test_rejected_edits_weigh_nothing_and_wrong_ones_little(study: Task) -> None
                 if action.name == "edit_line":
                     seen[action.weight] += 1
                     right = action.arguments["line"] == fix.line and action.arguments["text"] == fix.new_line
-                    # a random change may happen to be the repair
-                    assert right if action.weight == 1.0 else action.weight == 0.25 or not right
+                    assert right == (action.weight == 1.0)
                     if action.weight == 0.25:
                         compile(apply_line(study, action), "x", "exec")
                 else:

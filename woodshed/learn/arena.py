@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ..gateway.client import GatewayAdmin
+from ..grading.behaviours import invalid_calls
 from ..grading.effort import effort_penalty
 from ..harness.endpoint import pooled_client
 from ..recipe.recipe import Recipe
@@ -26,7 +27,7 @@ def shaped_reward(settings: RewardSettings) -> RewardFunction:
     def reward(outcome: Outcome, effort: Effort) -> dict[str, float]:
         terms = {"outcome": settings.outcome if outcome.resolved else 0.0}
         if settings.invalid_call:
-            terms["invalid_call"] = -settings.invalid_call * effort.invalid_calls
+            terms["invalid_call"] = invalid_calls(effort, weight=settings.invalid_call)
         if settings.effort:
             terms["effort"] = -settings.effort * effort_penalty(effort, k=settings.effort_k, q=settings.effort_q)
         return terms

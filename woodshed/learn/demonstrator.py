@@ -58,6 +58,8 @@ def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings)
             line, text, weight = mutation.line, mutation.after, settings.wrong_edit_weight
             if rng.random() < settings.broken_edit:
                 text, weight = _broken(rng, text, fix.before), 0.0
+            if (line, text) == (fix.line, fix.new_line):
+                weight = 1.0  # by chance
         result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text}, weight)
         if result.startswith("error"):
             continue

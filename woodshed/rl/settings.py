@@ -15,7 +15,7 @@ class RewardSettings(Settings):
     outcome: float = 1.0
     """Reward of a task that grading found resolved."""
     invalid_call: float = 0.0
-    """Taken off for every malformed or rejected tool call."""
+    """Taken off for every malformed or rejected tool call, ten at most."""
     effort: float = 0.0
     """Outer coefficient of the nonlinear effort penalty C_{k,q} (Composer 2 report, 4.2); 0 turns it off."""
     effort_k: float = Field(default=1.0, gt=0)

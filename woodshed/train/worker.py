@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from woodshed.cluster.supervisor import FATAL
 from woodshed.policy.hf import load_policy
 from woodshed.policy.state import hf_state, load_hf_state
 from woodshed.weights.chain import Publisher
@@ -120,7 +121,7 @@ class Worker:
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 after the last step or SIGTERM, 1 for an error that a person must look at, 2 for bad usage."""
+    """Exit status: 0 after the last step or SIGTERM, 2 for what no second try helps (bad usage, a damaged file)."""
     if len(argv) != 1:
         print("usage: python -m woodshed.train.worker CONFIG.json", file=sys.stderr)
         return 2
@@ -137,8 +138,8 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGINT, stop)
         worker.run()
     except (BatchError, CheckpointError, ChainError) as error:
-        log.error("%s", error)
-        return 1
+        print(f"{FATAL}{error}", file=sys.stderr)
+        return 2
     return 0
 
 
