@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def branch(base: Path, out: Path, overrides: list[str]) -> None:
-    """A copy of a run as it was before RL, with another recipe."""
+    """A copy of a run as it was after SFT, with another recipe."""
     source, target = RunDirectory(base.absolute()), RunDirectory(out.absolute())
     if source.stage_result("before") is None:
         raise SystemExit(f"{base} has not evaluated its SFT policy yet; give a run that has (--base)")
@@ -62,7 +62,7 @@ def branch(base: Path, out: Path, overrides: list[str]) -> None:
     for name in ("policy", "tasks", "stages", "corpus"):
         if (source.root / name).exists():
             shutil.copytree(source.root / name, target.root / name, symlinks=True)
-    for name in ("rl", "after"):
+    for name in ("before", "rl", "after"):
         (target.root / "stages" / f"{name}.json").unlink(missing_ok=True)
     target.recipe.write_text(dump_recipe(load_recipe(source.recipe, overrides)))
 
