@@ -155,7 +155,6 @@ def test_a_damaged_stage_file_is_named(smoke: SmokeRun) -> None:
         path.write_bytes(whole)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def fill(root: Path) -> bool:
     """Shrink the file system to what it holds; fails where the run has just written more."""
     used = os.statvfs(root)
@@ -163,6 +162,7 @@ def fill(root: Path) -> bool:
     return not subprocess.run(["mount", "-o", f"remount,size={kib}k", root], capture_output=True).returncode
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_stops_the_run_and_space_continues_it(smoke: SmokeRun, tmp_path: Path) -> None:
     root, output = tmp_path / "run", tmp_path / "output"
     root.mkdir()
