@@ -43,6 +43,9 @@ def build(
     kind: Annotated[
         list[str] | None, typer.Option(help="mutate (one line) or delete_function; again for both; default: both")
     ] = None,
+    prompt: Annotated[
+        str, typer.Option(help="Of mutate tasks: terse, or located (says which function is wrong)")
+    ] = "terse",
     tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
     code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
     needs: Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")] = None,
@@ -67,8 +70,8 @@ def build(
     from .tasks.sources.pin import Wishes
 
     values = {
-        "tasks_per_package": per_source, "kinds": kind, "heldout_share": heldout_share, "heldout_packages": heldout,
-        "seed": seed, "catalogue": catalogue, "parallel": parallel or _cores(),
+        "tasks_per_package": per_source, "kinds": kind, "prompt": prompt, "heldout_share": heldout_share,
+        "heldout_packages": heldout, "seed": seed, "catalogue": catalogue, "parallel": parallel or _cores(),
     }  # fmt: skip
     try:
         settings = PackageTaskSettings.model_validate({k: v for k, v in values.items() if v is not None})

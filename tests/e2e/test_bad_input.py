@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from real_runs import SMOKE, woodshed
+from real_runs import ROOT, SMOKE, woodshed
+
+SMOLLM2 = ROOT / "recipes" / "smollm2.toml"
 
 
 def refused(folder: Path, *arguments: str | Path, says: Sequence[str], prefix: Sequence[str] = (), **extra: str) -> str:
@@ -55,6 +57,8 @@ def test_impossible_combinations(tmp_path: Path) -> None:
     few = ["needs 60 training tasks", "tasks.studies.train is 12", "lower rl.steps or raise tasks.studies.train"]
     refused(tmp_path, SMOKE, "--set", "rl.steps=30", says=few)
     refused(tmp_path, SMOKE, "--set", "tasks.main=packages", says=["no [tasks.packages] table; add one"])
+    terse = ("--set", "tasks.packages.prompt=terse")
+    refused(tmp_path, SMOLLM2, *terse, says=['add "grep" to harness.tools', 'tasks.packages.prompt = "located"'])
     refused(tmp_path, SMOKE, "--set", "sandbox.backend=docker", says=["sandbox.backend = 'namespace'"])
     assert not (tmp_path / "out").exists()
 

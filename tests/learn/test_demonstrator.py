@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import random
 from pathlib import Path
 
 import pytest
 
-from woodshed.learn.demonstrator import Action, line_script, passed, replace_script
+from woodshed.learn.demonstrator import Action, line_script, package_script, passed
 from woodshed.learn.fixes import fix_of
 from woodshed.learn.settings import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
@@ -102,11 +104,43 @@ def test_fix_of_makes_the_solution_by_search_and_replace(study: Task) -> None:
     fix = fix_of(study)
     assert fix.before.count(fix.old_unique) == 1
     assert fix.before.replace(fix.old_unique, fix.new_unique) == study.solution_files()[fix.path].decode()
-    script = replace_script(study, random.Random(1), FLAWLESS)
-    action = next(script)
-    while action.name != "edit_file":
-        action = script.send("FAIL")
-    assert action.arguments["path"] == fix.path and action.arguments["new_string"] == fix.new
+
+
+def play(task: Task, seed: int, settings: DemonstrationSettings, view: int) -> list[Action]:
+    """The actions of a package script whose tests always fail."""
+    script = package_script(task, random.Random(seed), settings, view)
+    actions = [next(script)]
+    with contextlib.suppress(StopIteration):
+        while True:
+            actions.append(script.send("1 failed" if actions[-1].name == "run_tests" else "ok"))
+    return actions
+
+
+def test_a_package_script_searches_only_for_what_it_is_not_told(study: Task) -> None:
+    fix = fix_of(study)
+    assert [a.name for a in play(study, 1, FLAWLESS, 400)][:4] == ["run_tests", "grep", "read_file", "edit_file"]
+    told = dataclasses.replace(study, instruction=f"`f` in {fix.path}, line {fix.function_line}, is wrong")
+    actions = play(told, 1, FLAWLESS, 400)
+    assert [a.name for a in actions][:3] == ["read_file", "edit_file", "run_tests"]
+    assert actions[0].arguments == {"path": fix.path, "offset": fix.function_line}
+    assert actions[1].arguments == {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique}
+
+
+def test_a_package_script_edits_only_what_it_has_read(study: Task) -> None:
+    """A demonstration that knows more than the policy would teach it to guess."""
+    settings = DemonstrationSettings(right_edit=0.3, give_up=0, untested_finish=0, invalid_call=0)
+    fix, weights = fix_of(study), set()
+    for seed in range(40):
+        seen: set[int] = set()
+        for action in play(study, seed, settings, 2):
+            if action.name == "read_file":
+                seen |= set(range(action.arguments["offset"], action.arguments["offset"] + 2))
+            elif action.name == "edit_file" and action.arguments["old_string"] in fix.before:
+                weights.add(action.weight)
+                place = fix.before.index(action.arguments["old_string"])
+                first = fix.before[:place].count("\n") + 1
+                assert set(range(first, first + action.arguments["old_string"].count("\n") + 1)) <= seen
+    assert weights == {0.0, 1.0}
 
 
 def test_fix_of_refuses_a_solution_that_changes_nothing(study: Task, tmp_path: Path) -> None:

@@ -12,7 +12,13 @@ import pytest
 from woodshed.tasks.packages.candidates import candidates, split_of
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.instruction import bug_report, feature_request, module_name, signature_of
+from woodshed.tasks.packages.instruction import (
+    bug_report,
+    feature_request,
+    located_bug_report,
+    module_name,
+    signature_of,
+)
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.packages.workspace import protected_globs, submission_globs, workspace_of
@@ -85,6 +91,13 @@ def test_instructions() -> None:
         observed = "assert 1 == 2\n + where 1 = f()"
         text = bug_report(random.Random(seed), "src/a/b.py", "tests/test_b.py::test_x", observed)
         assert "assert 1 == 2" in text and "a.b" in text and "test_x" in text
+        text = located_bug_report(
+            random.Random(seed), "src/a/b.py", "Box.size", source, "tests/test_b.py::test_x", observed
+        )
+        line = source[: source.index("def size")].count("\n") + 1
+        assert (
+            "assert 1 == 2" in text and f"src/a/b.py, line {line}" in text and "Box.size" in text and "test_x" in text
+        )
     assert [module_name(n) for n in ("a.py", "src/a/__init__.py", "lib/a/b.py")] == ["a", "a", "a.b"]
     with pytest.raises(KeyError):
         signature_of(source, "nothere")

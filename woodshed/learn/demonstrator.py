@@ -79,32 +79,41 @@ def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings)
     yield _FINISH
 
 
-def replace_script(task: Task, rng: random.Random, settings: DemonstrationSettings) -> Script:
-    """For real packages and the tools ``read_file, edit_file, grep, run_tests, finish``."""
+def must_search(task: Task) -> bool:
+    """Whether the instruction leaves it open which file is wrong. Raises TaskError, see ``fix_of``."""
+    return fix_of(task).path not in task.instruction
+
+
+def package_script(task: Task, rng: random.Random, settings: DemonstrationSettings, view: int) -> Script:
+    """For real packages and the tools ``read_file, edit_file, run_tests, finish``, and ``grep`` where the instruction
+    does not name the file.
+
+    It knows nothing that the policy could not know: it reads the function from its first line, ``view`` lines at a
+    time, until it has seen what it replaces.
+    """
     fix = fix_of(task)
-    yield _TEST
+    if must_search(task):
+        yield _TEST
+        yield Action("grep", {"pattern": f"def {fix.function}" if fix.function else fix.old_line.strip(), "path": "."})
     if rng.random() < settings.invalid_call:
-        yield Action("read_file", {"path": fix.path + ".py"})
-    name = fix.function or fix.old.strip().split("\n")[0][:40]
-    if rng.random() < 0.7:
-        yield Action("grep", {"pattern": f"def {fix.function}" if fix.function else name, "path": "."})
-    start = max(1, fix.line - rng.randint(6, 14))
-    yield Action("read_file", {"path": fix.path, "offset": start, "limit": rng.randint(24, 40)})
-    wrong = [m for m in mutations(fix.before, keep_format=True) if abs(m.line - fix.line) < 12]
+        yield Action("read_file", {"path": fix.path + ".py"}, 0.0)
+    first = fix.before[: fix.before.index(fix.old_unique)].count("\n") + 1
+    start = min(first, fix.function_line or max(1, fix.line - view // 2))
+    stop = first + fix.old_unique.count("\n") + 1
+    reads = [Action("read_file", {"path": fix.path, "offset": n}) for n in range(start, stop, view)]
+    for read in reads:
+        _ = yield read
+    seen = range(start, start + view * len(reads))
+    wrong = [m for m in mutations(fix.before, keep_format=True) if m.line in seen and fix.before.count(m.before) == 1]
     for attempt in range(settings.max_edits):
         if rng.random() < settings.right_edit or not wrong:
-            old, new, weight = fix.old, fix.new, 1.0
+            old, new, weight = fix.old_unique, fix.new_unique, 1.0
         else:
             mutation = pick(rng, wrong)
             old, new, weight = mutation.before, mutation.after, settings.wrong_edit_weight
         result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new}, weight)
         if result.startswith("error"):
-            result = yield Action(
-                "edit_file", {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique}
-            )
-            if result.startswith("error"):
-                break
-            old, new = fix.old_unique, fix.new_unique
+            continue
         if rng.random() < settings.untested_finish:
             break
         result = yield _TEST
@@ -112,6 +121,8 @@ def replace_script(task: Task, rng: random.Random, settings: DemonstrationSettin
             break
         if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
             yield Action("edit_file", {"path": fix.path, "old_string": new, "new_string": old})
+            if rng.random() < settings.reread:
+                yield reads[-1]
     yield _FINISH
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 from dataclasses import dataclass
 
 from ..record.task import Task, TaskError
+from ..tasks.mutate import function_spans
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Fix:
 
     ``before`` is the whole file as the agent finds it; lines ``line`` (1-based) onwards read ``old`` and shall read
     ``new``. ``old_unique``/``new_unique`` are the same change with as many lines around it as make ``old_unique`` occur
-    once. ``function`` is the innermost function around it, or empty.
+    once. ``function`` is the name of the function around it (of a method, without its class) and ``function_line`` that
+    of its ``def``; empty and 0 outside of functions.
     """
 
     path: str
@@ -26,6 +27,7 @@ class Fix:
     old_unique: str
     new_unique: str
     function: str
+    function_line: int
 
     @property
     def old_line(self) -> str:
@@ -61,19 +63,14 @@ def fix_of(task: Task) -> Fix:
         "\n".join(new[j1:j2]),
         "\n".join(old[i1 - low : i2 + high]),
         "\n".join(new[j1 - low : j2 + high]),
-        _function_at(before, i1 + 1),
+        *_function_at(before, i1 + 1),
     )
 
 
-def _function_at(source: str, line: int) -> str:
+def _function_at(source: str, line: int) -> tuple[str, int]:
     try:
-        tree = ast.parse(source)
+        spans = function_spans(source)
     except SyntaxError:
-        return ""
-    names = [
-        (node.lineno, node.name)
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return max(names)[1] if names else ""
+        return "", 0
+    found = [s for s in spans if s.line <= line <= s.end_line]
+    return (found[-1].name.rpartition(".")[2], found[-1].line) if found else ("", 0)

@@ -29,6 +29,7 @@ from ..tasks.packages.settings import PackageTaskSettings
 from ..tasks.packages.source import is_cached
 from ..view.tensorboard import TensorBoardMirror
 from .boxes import backend_of, layer_store
+from .demonstrator import must_search
 from .directory import DirectoryError, RunDirectory, write_text
 from .failures import disk_problem
 from .screen import Screen
@@ -183,6 +184,13 @@ def _check_folder(recipe: Recipe, folder: str) -> None:
             f"tasks.packages.folder: {folder} has {count['train']} training tasks, and rl.steps x rl.groups_per_step "
             f"needs {needed} (a prompt is never trained twice); build more with --per-source, or lower rl.steps"
         )
+    if recipe.tasks.main == "packages" and "grep" not in recipe.harness.tools:
+        lost = [task for task in tasks if must_search(task)]
+        if lost:
+            raise RunError(
+                f"tasks.packages.folder: {lost[0].path}: the instruction does not name the file to change, and the "
+                'policy has nothing to search with: add "grep" to harness.tools, or build with --prompt located'
+            )
     if not count["heldout"]:
         raise RunError(
             f"tasks.packages.folder: {folder} has no held-out tasks to evaluate on; build more, or into a new "

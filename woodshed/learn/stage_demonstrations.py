@@ -19,7 +19,7 @@ from ..recipe.recipe import Recipe
 from ..record.task import Task
 from ..sandbox.taskbox import box_spec
 from .boxes import backend_of, layer_store
-from .demonstrator import Script, line_script, replace_script
+from .demonstrator import Script, line_script, package_script
 from .directory import RunDirectory
 from .examples import Example, save_examples
 from .render import render_conversation
@@ -79,7 +79,6 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Demonstration],
     settings = recipe.learn.demonstrations
     family = recipe.tasks.main
     tasks = load_split(run, family, "sft" if family == "studies" else "train")
-    make = line_script if "edit_line" in recipe.harness.tools else replace_script
     backend, layers, grades = backend_of(recipe.sandbox), layer_store(), GradeCache()
     found: list[Demonstration | None] = [None] * settings.episodes
     solved, done = 0, 0
@@ -91,7 +90,11 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Demonstration],
             rng = random.Random(f"demo-{recipe.seed}-{number}")
             box = await backend.create(box_spec(task, layers, limits=recipe.sandbox.limits()))
             try:
-                endpoint = ScriptedEndpoint(make(task, rng, settings))
+                if family == "studies":
+                    script = line_script(task, rng, settings)
+                else:
+                    script = package_script(task, rng, settings, recipe.harness.output.file_lines)
+                endpoint = ScriptedEndpoint(script)
                 episode = await run_episode(
                     task.instruction, box, endpoint, recipe.harness, test_command=task.info.test_command
                 )

@@ -75,7 +75,7 @@ def train_on(
         load_hf_state(decoder, found.model, name=str(found.path))
         trainer.load_state(found.optimizer, found.state)
         smooth, tokens, seconds = (found.state[k] for k in ("smooth", "tokens", "seconds"))
-    started = saved = time.monotonic()
+    started = saved = shown = time.monotonic()
     left = itertools.islice(batches(examples, batch_tokens, seed=seed, epochs=epochs), trainer.step_count, None)
     for batch in left:
         result = trainer.step(batch)
@@ -83,7 +83,8 @@ def train_on(
         smooth = loss if smooth != smooth else 0.95 * smooth + 0.05 * loss
         tokens += result["tokens"]
         log.append({"step": batch.step, "loss": loss, "lr": result["lr"]})
-        if batch.step % 10 == 0 or batch.step == steps:
+        if time.monotonic() - shown > 1.0 or batch.step == steps:
+            shown = time.monotonic()
             progress(batch.step, steps, smooth)
         if time.monotonic() - saved > checkpoint_seconds:
             saved = time.monotonic()

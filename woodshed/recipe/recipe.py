@@ -65,6 +65,13 @@ class Recipe(Settings):
     def _possible(self) -> Recipe:
         if self.tasks.main == "packages" and self.tasks.packages is None:
             raise ValueError('tasks.main is "packages" but there is no [tasks.packages] table; add one')
+        packages = self.tasks.packages if self.tasks.main == "packages" else None
+        searching = packages and not packages.folder and packages.prompt == "terse" and "mutate" in packages.kinds
+        if searching and "grep" not in self.harness.tools:
+            raise ValueError(
+                'terse instructions do not name the file to change: add "grep" to harness.tools, or set '
+                'tasks.packages.prompt = "located"'
+            )
         compact = self.policy.format == "compact" or (self.policy.format == "auto" and self.policy.source == "scratch")
         if compact and self.harness.output.separator:
             raise ValueError(

@@ -9,26 +9,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from woodshed.policy.decoder import Attend
+
 from .batch import TrainBatch
+from .shared_prefix import shared_length, shared_prefix_attend
 
 
 @dataclass
 class MicroBatch:
     """B rows padded on the right to T, and the M positions that carry a weight.
 
-    ``tokens_BT`` int64; ``routes_BTLK`` int64 or None; ``at_M`` int64, index into the flattened ``[B * T]`` hidden
-    states of the position *before* each weighted token; ``target_M`` int64, that token; ``weights`` float32 ``[M]``
-    per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown). ``real_tokens`` counts what is not padding.
+    The first P positions of all rows may be the same and are then there once: N = P + B * (T - P) positions, laid out
+    as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attend`` knows the layout; ``routes_NLK`` int64 or
+    None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that token;
+    ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown). ``real_tokens`` counts
+    positions that are not padding, ``spared_tokens`` those of the rows that are not there because they are shared.
     """
 
-    tokens_BT: Tensor
-    routes_BTLK: Tensor | None
+    tokens_N: Tensor
+    positions_N: Tensor
+    attend: Attend
+    routes_NLK: Tensor | None
     at_M: Tensor
     target_M: Tensor
     weights: dict[str, Tensor]
     behaviour_M: Tensor
     ref_M: Tensor | None
     real_tokens: int
+    spared_tokens: int
 
 
 def weighted(batch: TrainBatch) -> NDArray[np.bool_]:
@@ -64,20 +72,28 @@ def collate(
     tokens_BT = np.where(inside_BT, batch.tokens[source_BT], 0).astype(np.int64)
     # Position t of the row holds the hidden state that predicts token t + 1.
     predicts_BT = inside_BT & used_N[np.minimum(source_BT + 1, len(used_N) - 1)]
-    at_M = np.flatnonzero(predicts_BT)
-    target_index_M = source_BT.reshape(-1)[at_M] + 1
-    routes = None
+    routes_BTLK = None
     if batch.routes is not None:
-        routes = np.where(inside_BT[..., None, None], batch.routes[source_BT], -1).astype(np.int64)
+        routes_BTLK = np.where(inside_BT[..., None, None], batch.routes[source_BT], -1).astype(np.int64)
+    shared = shared_length(tokens_BT, predicts_BT, routes_BTLK)
+
+    def flat(array: NDArray) -> NDArray:
+        """``[B, T, ...]`` -> ``[N, ...]``."""
+        tails = array[:, shared:]
+        return np.concatenate((array[0, :shared], tails.reshape(-1, *tails.shape[2:])))
 
     def put(array: NDArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
+    at_M = np.flatnonzero(flat(predicts_BT))
+    target_index_M = flat(source_BT)[at_M] + 1
+    spared = shared * (len(rows) - 1)
     return MicroBatch(
-        put(tokens_BT), None if routes is None else put(routes), put(at_M),
+        put(flat(tokens_BT)), put(flat(np.broadcast_to(time_T, tokens_BT.shape))),
+        shared_prefix_attend(shared, len(rows)), None if routes_BTLK is None else put(flat(routes_BTLK)), put(at_M),
         put(batch.tokens[target_index_M].astype(np.int64)),
         {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
         put(batch.behaviour_logprobs[target_index_M]),
         None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
-        int(lengths[rows].sum()),
+        int(lengths[rows].sum()) - spared, spared,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.decoder import Decoder
 
 from . import parts
 from .batch import BatchError
@@ -48,10 +48,8 @@ def backward(
     for part in micro.weights:
         if part not in SUPPORTED and bool(micro.weights[part].any()):
             raise BatchError(f"weights[{part!r}]: this trainer computes {', '.join(SUPPORTED)}")
-    rows, width = micro.tokens_BT.shape
-    positions_BT = torch.arange(width, device=micro.tokens_BT.device).expand(rows, width)
-    hidden_BTD = decoder.forward(micro.tokens_BT, positions_BT, causal_attend(), routes=micro.routes_BTLK)
-    hidden_MD = hidden_BTD.reshape(rows * width, -1).index_select(0, micro.at_M)
+    hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attend, routes=micro.routes_NLK)
+    hidden_MD = hidden_ND.index_select(0, micro.at_M)
     grad_MD = torch.empty_like(hidden_MD)
     chunk = max(1, settings.logits_elements // decoder.config.vocab_size)
     for start in range(0, len(hidden_MD), chunk):

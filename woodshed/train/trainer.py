@@ -37,7 +37,8 @@ class Trainer:
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """Train on ``batch`` and return its metrics (see ``metrics.summarise``), plus ``grad_norm`` (before
-        clipping), ``lr``, ``tokens`` (fed to the network, without padding), ``padding_share``, ``sequences``,
+        clipping), ``lr``, ``tokens`` (computed, without padding), ``padding_share``, ``spared_share`` (of the tokens
+        of all sequences, those that were not computed because rows share them), ``sequences``,
         ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``, ``skipped``.
 
         A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as ``skipped``;
@@ -46,14 +47,16 @@ class Trainer:
         started = time.perf_counter()
         used_N = weighted(batch)
         lengths = input_lengths(batch, used_N)
-        seen, tokens, padded = Observed(), 0, 0
+        seen, tokens, padded, spared = Observed(), 0, 0, 0
         for rows in micro_batches(lengths, self.settings.microbatch_tokens):
             micro = collate(batch, rows, lengths, used_N, self.decoder.device)
             backward(self.decoder, micro, batch.denominators, self.settings, seen)
             tokens += micro.real_tokens
-            padded += micro.tokens_BT.numel()
+            padded += micro.tokens_N.numel()
+            spared += micro.spared_tokens
         metrics = summarise(seen)
         metrics |= {"tokens": float(tokens), "padding_share": 1 - tokens / padded if padded else 0.0}
+        metrics["spared_share"] = spared / (tokens + spared) if tokens else 0.0
         metrics |= {"sequences": float(len(batch)), **_staleness(batch)}
         metrics |= self._update(skip=not tokens)
         metrics["seconds"] = time.perf_counter() - started

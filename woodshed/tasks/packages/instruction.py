@@ -1,4 +1,4 @@
-"""The instruction of a package task: terse, as an issue is, from templates; it never names the changed place."""
+"""The instruction of a package task, from templates: terse, as an issue is, or with the function that is wrong."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import re
 import textwrap
 from pathlib import PurePosixPath
 
-from woodshed.tasks.mutate import function_spans
+from woodshed.tasks.mutate import FunctionSpan, function_spans
 
 _BUG = (
     "{module}: `{test}` fails.\n\n{observed}\n\nFind the cause in the library and fix it. The tests are right.\n",
     "Regression in `{module}`.\n\n{observed}\n\n(seen with {file}::{test})\n\nPlease fix the library code.\n",
     "{file}::{test} is red:\n\n{observed}\n\nThe expectation is right, so `{module}` is wrong. Fix it.\n",
+)
+_LOCATED = (
+    "`{name}` in {path}, line {line}, is wrong: `{test}` fails.\n\n{observed}\n\nFix it.\n",
+    "Bug in `{name}` ({path}, line {line}). `{test}` reports:\n\n{observed}\n",
+    "`{test}` is red:\n\n{observed}\n\nThe fault is in `{name}`: {path}, line {line}.\n",
 )
 _DELETED = (
     "`{name}` in `{path}` is not implemented. Implement it:\n\n{signature}\n\nTests: {file}\n",
@@ -28,6 +33,12 @@ def bug_report(rng: random.Random, module: str, test: str, text: str) -> str:
     return rng.choice(_BUG).format(module=module_name(module), file=file, test=name, observed=observed)
 
 
+def located_bug_report(rng: random.Random, path: str, name: str, source: str, test: str, text: str) -> str:
+    """``bug_report`` that also says which function of which file is wrong, and where it begins. Raises KeyError."""
+    values = {"path": path, "name": name, "line": _span(source, name).line, "test": test.rpartition("::")[2]}
+    return rng.choice(_LOCATED).format(observed=textwrap.indent(_clip(text, lines=4), "    "), **values)
+
+
 def feature_request(rng: random.Random, path: str, name: str, source: str, test: str) -> str:
     """Signature and docstring of the function to implement, as they stand in the module."""
     signature = "```python\n" + signature_of(source, name) + "\n```"
@@ -37,10 +48,7 @@ def feature_request(rng: random.Random, path: str, name: str, source: str, test:
 
 def signature_of(source: str, name: str) -> str:
     """Lines of a function from ``def`` (decorators too) up to its body, dedented. Raises KeyError."""
-    spans = [s for s in function_spans(source) if s.name == name]
-    if not spans:
-        raise KeyError(f"no function {name!r} in the source")
-    span = spans[-1]
+    span = _span(source, name)
     node = next(
         n for n in ast.walk(ast.parse(source))
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.lineno == span.line
@@ -56,6 +64,13 @@ def module_name(path: str) -> str:
     if parts[0] in ("src", "lib"):
         parts = parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _span(source: str, name: str) -> FunctionSpan:
+    spans = [s for s in function_spans(source) if s.name == name]
+    if not spans:
+        raise KeyError(f"no function {name!r} in the source")
+    return spans[-1]
 
 
 def _clip(text: str, lines: int = 8, width: int = 160) -> str:

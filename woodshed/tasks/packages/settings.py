@@ -9,6 +9,7 @@ from pydantic import Field
 from woodshed.record.settings import Settings
 
 Kind = Literal["mutate", "delete_function"]
+Prompt = Literal["terse", "located"]
 
 
 class PackageTaskSettings(Settings):
@@ -28,6 +29,10 @@ class PackageTaskSettings(Settings):
 
     kinds: tuple[Kind, ...] = ("mutate", "delete_function")
     """What is done to make a task, in turn: change one line, or remove the body of one function."""
+
+    prompt: Prompt = "terse"
+    """What the instruction of a ``mutate`` task tells: the failing test and what it observed, or also the function, its
+    file and its line. A small policy cannot afford to search."""
 
     heldout_packages: tuple[str, ...] = ("semver", "itsdangerous")
     """Packages of which no function is ever trained on."""

@@ -24,7 +24,7 @@ from woodshed.tasks.leaks import scan_task
 from .candidates import Candidate
 from .catalogue import Package
 from .dependencies import python_path
-from .instruction import bug_report, feature_request
+from .instruction import bug_report, feature_request, located_bug_report
 from .prepare import WORKDIR, Suite
 from .settings import PackageTaskSettings
 from .workspace import is_test, protected_globs, submission_globs
@@ -122,15 +122,19 @@ class Trial:
         if scan_task(task):
             raise Rejected("the answer leaks")
 
+    def _instruction(self, candidate: Candidate, broken: list[str], run: PytestRun) -> str:
+        module, name, rng = candidate.function.module, candidate.function.name, random.Random(candidate.slug)
+        first = min(broken, key=lambda t: (len(run.results[t].text) > 400, len(run.results[t].text), t))
+        observed = run.results[first].text
+        if candidate.kind == "delete_function":
+            return feature_request(rng, module, name, self.workspace[module].decode(), first)
+        if self.settings.prompt == "located":
+            return located_bug_report(rng, module, name, candidate.source.decode(), first, observed)
+        return bug_report(rng, module, first, observed)
+
     def _save(self, candidate: Candidate, out: Path, broken: list[str], whole: list[str], run: PytestRun) -> Task:
         module, package = candidate.function.module, self.package
-        rng = random.Random(candidate.slug)
-        first = min(broken, key=lambda t: (len(run.results[t].text) > 400, len(run.results[t].text), t))
-        if candidate.kind == "delete_function":
-            source = self.workspace[module].decode()
-            instruction = feature_request(rng, module, candidate.function.name, source, first)
-        else:
-            instruction = bug_report(rng, module, first, run.results[first].text)
+        instruction = self._instruction(candidate, broken, run)
         files = self._kept({t.partition("::")[0] for t in (*broken, *whole)})
         tests = {TESTS_PREFIX + n: d for n, d in files.items() if is_test(package, n)}
         slowest = sum(self.suite.tests[t] for t in (*broken, *whole))
