@@ -15,3 +15,7 @@ def test_pace_is_that_of_the_window_and_starts_where_a_resumed_stage_starts() ->
         if second in (1, 20):
             assert said == "2.0 samples/s"
     assert said == "5.0 samples/s"
+    now += 1
+    assert pace.at(3) == ""
+    now += 1
+    assert pace.at(4) == "1.0 samples/s"

@@ -15,8 +15,11 @@ class Pace:
         self._marks: deque[tuple[float, int]] = deque()
 
     def at(self, done: int) -> str:
-        """The pace in words, ``done`` samples being there now; empty at the first call, when nothing is known yet."""
+        """The pace in words, ``done`` samples being there now; empty when nothing is known yet: at the first call
+        and when ``done`` falls, which begins another count."""
         now = self._clock()
+        if self._marks and done < self._marks[-1][1]:
+            self._marks.clear()  # another count has begun
         self._marks.append((now, done))
         while len(self._marks) > 2 and self._marks[1][0] <= now - self._window:
             self._marks.popleft()
