@@ -94,7 +94,8 @@ def package_script(task: Task, rng: random.Random, settings: DemonstrationSettin
     fix = fix_of(task)
     if must_search(task):
         yield _TEST
-        yield Action("grep", {"pattern": f"def {fix.function}" if fix.function else fix.old_line.strip(), "path": "."})
+        name = fix.function.rpartition(".")[2]
+        yield Action("grep", {"pattern": f"def {name}" if name else fix.old_line.strip(), "path": "."})
     if rng.random() < settings.invalid_call:
         yield Action("read_file", {"path": fix.path + ".py"}, 0.0)
     first = fix.before[: fix.before.index(fix.old_unique)].count("\n") + 1
@@ -104,7 +105,8 @@ def package_script(task: Task, rng: random.Random, settings: DemonstrationSettin
     for read in reads:
         _ = yield read
     seen = range(start, start + view * len(reads))
-    wrong = [m for m in mutations(fix.before, keep_format=True) if m.line in seen and fix.before.count(m.before) == 1]
+    others = mutations(fix.before, function=fix.function, keep_format=True) if fix.function else []
+    wrong = [m for m in others if m.line in seen and fix.before.count(m.before) == 1]
     for attempt in range(settings.max_edits):
         if rng.random() < settings.right_edit or not wrong:
             old, new, weight = fix.old_unique, fix.new_unique, 1.0

@@ -15,8 +15,8 @@ class Fix:
 
     ``before`` is the whole file as the agent finds it; lines ``line`` (1-based) onwards read ``old`` and shall read
     ``new``. ``old_unique``/``new_unique`` are the same change with as many lines around it as make ``old_unique`` occur
-    once. ``function`` is the name of the function around it (of a method, without its class) and ``function_line`` that
-    of its ``def``; empty and 0 outside of functions.
+    once. ``function`` is the function around it (``name`` or ``Class.name``) and ``function_line`` where its ``def`` is;
+    empty and 0 outside of functions.
     """
 
     path: str
@@ -73,4 +73,4 @@ def _function_at(source: str, line: int) -> tuple[str, int]:
     except SyntaxError:
         return "", 0
     found = [s for s in spans if s.line <= line <= s.end_line]
-    return (found[-1].name.rpartition(".")[2], found[-1].line) if found else ("", 0)
+    return (found[-1].name, found[-1].line) if found else ("", 0)
