@@ -15,7 +15,7 @@ class Fix:
 
     ``before`` is the whole file as the agent finds it; lines ``line`` (1-based) onwards read ``old`` and shall read
     ``new``. ``old_unique``/``new_unique`` are the same change with as many lines around it as make ``old_unique`` occur
-    once. ``function`` is the function around it (``name`` or ``Class.name``) and ``function_line`` where its ``def`` is;
+    once. ``function`` is the function around it (``name`` or ``Class.name``) and ``function_line`` where it begins;
     empty and 0 outside of functions.
     """
 
