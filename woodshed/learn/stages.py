@@ -113,7 +113,8 @@ def server_program(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: 
     write_json(path, settings.model_dump(mode="json"))
     write_json(run.root / "server" / "address.json", {"url": f"http://127.0.0.1:{port}", "admin_key_file": str(admin)})
     argv = ["-m", "woodshed.gateway.serve", "--settings", str(path)]
-    return Program("server", argv, run.log("server"), env=_threads(threads), max_restarts=20)
+    env = _threads(threads, alone=threads > 1 and not weights)
+    return Program("server", argv, run.log("server"), env=env, max_restarts=20)
 
 
 def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
