@@ -126,6 +126,17 @@ def test_a_package_script_searches_only_for_what_it_is_not_told(study: Task) -> 
     assert actions[1].arguments == {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique}
 
 
+def test_a_package_script_edits_by_line_where_it_must(study: Task) -> None:
+    script = package_script(study, random.Random(1), FLAWLESS, 400, by_line=True)
+    action = next(script)
+    while action.name != "edit_line":
+        action = script.send("1 failed")
+    fix = fix_of(study)
+    assert apply_line(study, action).encode() == study.solution_files()[fix.path]
+    back = script.send("ok") and script.send("1 failed")
+    assert back == Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old})
+
+
 def test_a_package_script_edits_only_what_it_has_read(study: Task) -> None:
     """A demonstration that knows more than the policy would teach it to guess."""
     settings = DemonstrationSettings(right_edit=0.3, give_up=0, untested_finish=0, invalid_call=0)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..record.task import Task
+from ..record.task import Task, TaskError
 from ..tasks.mutate import mutations, pick
 from ..tasks.studies.nouns import NOUNS
 from .fixes import Fix, fix_of
@@ -84,14 +84,18 @@ def must_search(task: Task) -> bool:
     return fix_of(task).path not in task.instruction
 
 
-def package_script(task: Task, rng: random.Random, settings: DemonstrationSettings, view: int) -> Script:
-    """For real packages and the tools ``read_file, edit_file, run_tests, finish``, and ``grep`` where the instruction
-    does not name the file.
+def package_script(
+    task: Task, rng: random.Random, settings: DemonstrationSettings, view: int, *, by_line: bool = False
+) -> Script:
+    """For real packages and the tools ``read_file, run_tests, finish``, ``edit_file`` or (``by_line``) ``edit_line``,
+    and ``grep`` where the instruction does not name the file. Raises TaskError for a fix that ``edit_line`` cannot do.
 
     It knows nothing that the policy could not know: it reads the function from its first line, ``view`` lines at a
     time, until it has seen what it replaces.
     """
     fix = fix_of(task)
+    if by_line and "\n" in fix.old:
+        raise TaskError(f"{task.path}: the solution replaces several lines; give the policy edit_file, not edit_line")
     if must_search(task):
         yield _TEST
         name = fix.function.rpartition(".")[2]
@@ -106,14 +110,21 @@ def package_script(task: Task, rng: random.Random, settings: DemonstrationSettin
         _ = yield read
     seen = range(start, start + view * len(reads))
     others = mutations(fix.before, function=fix.function, keep_format=True) if fix.function else []
-    wrong = [m for m in others if m.line in seen and fix.before.count(m.before) == 1]
+    wrong = [m for m in others if m.line in seen and (by_line or fix.before.count(m.before) == 1)]
+
+    def edit(line: int, old: str, new: str, weight: float) -> Action:
+        if by_line:
+            return Action("edit_line", {"path": fix.path, "line": line, "text": new}, weight)
+        return Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new}, weight)
+
     for attempt in range(settings.max_edits):
         if rng.random() < settings.right_edit or not wrong:
-            old, new, weight = fix.old_unique, fix.new_unique, 1.0
+            line, weight = fix.line, 1.0
+            old, new = (fix.old, fix.new) if by_line else (fix.old_unique, fix.new_unique)
         else:
             mutation = pick(rng, wrong)
-            old, new, weight = mutation.before, mutation.after, settings.wrong_edit_weight
-        result = yield Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new}, weight)
+            line, old, new, weight = mutation.line, mutation.before, mutation.after, settings.wrong_edit_weight
+        result = yield edit(line, old, new, weight)
         if result.startswith("error"):
             continue
         if rng.random() < settings.untested_finish:
@@ -122,7 +133,7 @@ def package_script(task: Task, rng: random.Random, settings: DemonstrationSettin
         if passed(result) or rng.random() < settings.give_up:
             break
         if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
-            yield Action("edit_file", {"path": fix.path, "old_string": new, "new_string": old})
+            yield edit(line, new, old, 1.0)
             if rng.random() < settings.reread:
                 yield reads[-1]
     yield _FINISH

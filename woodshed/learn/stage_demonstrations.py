@@ -93,7 +93,8 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Demonstration],
                 if family == "studies":
                     script = line_script(task, rng, settings)
                 else:
-                    script = package_script(task, rng, settings, recipe.harness.output.file_lines)
+                    view, by_line = recipe.harness.output.file_lines, "edit_file" not in recipe.harness.tools
+                    script = package_script(task, rng, settings, view, by_line=by_line)
                 endpoint = ScriptedEndpoint(script)
                 episode = await run_episode(
                     task.instruction, box, endpoint, recipe.harness, test_command=task.info.test_command
