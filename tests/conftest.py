@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from real_runs import SmokeRun, make_smoke_run
 
 from woodshed.sandbox.probe import probe_namespace
+
+# A shell starts what it puts in the background with SIGINT ignored, and every child of ours would inherit that; some
+# tests press Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
