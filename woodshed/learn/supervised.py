@@ -56,6 +56,7 @@ def train_on(
     microbatch_tokens: int = 4096,
     recompute: bool = False,
     checkpoint_seconds: float = 60.0,
+    progress_seconds: float = 1.0,
 ) -> dict[str, float]:
     """Train in place; ``progress`` gets (step, steps, smoothed loss). Loss and speed of the run come back.
 
@@ -83,7 +84,7 @@ def train_on(
         smooth = loss if smooth != smooth else 0.95 * smooth + 0.05 * loss
         tokens += result["tokens"]
         log.append({"step": batch.step, "loss": loss, "lr": result["lr"]})
-        if time.monotonic() - shown > 1.0 or batch.step == steps:
+        if time.monotonic() - shown > progress_seconds or batch.step == steps:
             shown = time.monotonic()
             progress(batch.step, steps, smooth)
         if time.monotonic() - saved > checkpoint_seconds:
