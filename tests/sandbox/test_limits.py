@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 import pytest
 
@@ -28,6 +29,45 @@ def test_one_process_gets_a_memory_error_and_many_are_killed(with_backend):
         result = await box.exec_python(grow, timeout=30)
         assert result.out_of_memory and result.returncode == -9 and not result.timed_out
         await _alive(box)
+
+    with_backend(body)
+
+
+def test_no_memory_outside_of_processes(with_backend):
+    """What no process has mapped counts to none, so it could be any amount."""
+
+    async def body(backend):
+        box = await backend.create(BoxSpec(limits=SMALL))
+        source = (
+            "import ctypes, errno, os\n"
+            "libc = ctypes.CDLL(None, use_errno=True)\n"
+            "for call in (lambda: libc.memfd_create(b'x', 0), lambda: libc.shmget(0, 4096, 0o1600),\n"
+            "             lambda: libc.msgget(0, 0o1600)):\n"
+            "    ctypes.set_errno(0)\n"
+            "    print(call(), errno.errorcode[ctypes.get_errno()])"
+        )
+        result = await box.exec_python(source)
+        assert result.stdout.splitlines() == [b"-1 ENOSYS"] * 3, result
+
+    with_backend(body)
+
+
+def test_input_of_any_size_is_read_to_its_end_or_dropped(with_backend):
+    """Larger than a pipe holds, and larger than one may become, without keeping anything for a command that is gone."""
+
+    async def body(backend):
+        box = await backend.create(BoxSpec())
+        for size in (1, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 3 << 20):
+            data = bytes(range(256)) * (size // 256) + b"!" * (size % 256)
+            digest = hashlib.sha256(data).hexdigest().encode()
+            assert (await box.exec("sha256sum", stdin=data)).stdout.split()[0] == digest, size
+            assert (await box.exec("head -c 1 >/dev/null", stdin=data)).returncode == 0
+        waiting = asyncio.create_task(box.exec("sleep 1", stdin=data))
+        await asyncio.sleep(0.5)
+        assert (await box.usage())["processes"] >= 2  # the command, and who feeds it
+        await waiting
+        await box.exec("sleep 0.2")
+        assert (await box.usage())["processes"] == 0
 
     with_backend(body)
 

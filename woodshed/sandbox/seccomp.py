@@ -2,8 +2,9 @@
 
 What it refuses is what a program in a box has no business with and what widens the kernel's attack surface: new
 namespaces and mounts, tracing, BPF, keys, io_uring, userfaultfd, kexec, modules, clocks, sockets other than AF_UNIX,
-and calls that change another process of the same user (PID 1 is one). Everything else passes: the namespaces, the
-empty capability set and the limits do the rest. See seccomp(2), and ``seccomp_filter`` in the kernel's documentation.
+memory outside of processes, and calls that change another process of the same user (PID 1 is one). Everything else
+passes: the namespaces, the empty capability set and the limits do the rest. See seccomp(2), and ``seccomp_filter`` in
+the kernel's documentation.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 _ABSENT: dict[str, tuple[int | None, int | None]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    # Memory that no process has mapped counts to no process: a limit on processes' memory would not hold.
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
     "clone3": (435, 435),  # its flags lie in memory where a filter cannot look; libc falls back to clone
 }  # fmt: skip
 # Calls that may only concern the caller itself: argument index that must be 0.
