@@ -44,7 +44,7 @@ def build(
         list[str] | None, typer.Option(help="mutate (one line) or delete_function; again for both; default: both")
     ] = None,
     prompt: Annotated[
-        str, typer.Option(help="Of mutate tasks: terse, or located (says which function is wrong)")
+        str, typer.Option(help="Of mutate tasks: terse, located (says which function is wrong) or pointed (which line)")
     ] = "terse",
     tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
     code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,

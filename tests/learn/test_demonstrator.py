@@ -106,9 +106,9 @@ def test_fix_of_makes_the_solution_by_search_and_replace(study: Task) -> None:
     assert fix.before.replace(fix.old_unique, fix.new_unique) == study.solution_files()[fix.path].decode()
 
 
-def play(task: Task, seed: int, settings: DemonstrationSettings, view: int) -> list[Action]:
+def play(task: Task, seed: int, settings: DemonstrationSettings, view: int, *, by_line: bool = False) -> list[Action]:
     """The actions of a package script whose tests always fail."""
-    script = package_script(task, random.Random(seed), settings, view)
+    script = package_script(task, random.Random(seed), settings, view, by_line=by_line)
     actions = [next(script)]
     with contextlib.suppress(StopIteration):
         while True:
@@ -133,8 +133,24 @@ def test_a_package_script_edits_by_line_where_it_must(study: Task) -> None:
         action = script.send("1 failed")
     fix = fix_of(study)
     assert apply_line(study, action).encode() == study.solution_files()[fix.path]
-    back = script.send("ok") and script.send("1 failed")
-    assert back == Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old})
+    after = script.send("ok") and script.send("1 failed")
+    assert after == action  # overwrites the line, so there is nothing to undo
+
+
+def test_a_package_script_that_is_told_the_line_stays_there(study: Task) -> None:
+    settings = DemonstrationSettings(right_edit=0, give_up=0, untested_finish=0, invalid_call=0, undo=0)
+    fix = fix_of(study)
+    told = dataclasses.replace(study, instruction=f"{fix.path}, line {fix.line}: {fix.old}")
+    reads = {tuple(a.name for a in play(told, seed, settings, 1, by_line=True)).count("read_file") for seed in range(9)}
+    assert reads == {1}
+    for by_line in (True, False):
+        text = fix.before
+        for action in play(told, 3, settings, 1, by_line=by_line):
+            if action.name == "edit_line":
+                assert action.arguments["line"] == fix.line
+            elif action.name == "edit_file":  # every one applies: what an attempt changed is put back first
+                assert text.count(action.arguments["old_string"]) == 1
+                text = text.replace(action.arguments["old_string"], action.arguments["new_string"])
 
 
 def test_a_package_script_edits_only_what_it_has_read(study: Task) -> None:

@@ -17,6 +17,7 @@ from woodshed.tasks.packages.instruction import (
     feature_request,
     located_bug_report,
     module_name,
+    pointed_bug_report,
     signature_of,
 )
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
@@ -56,6 +57,7 @@ def test_candidates_change_one_line_or_one_body_and_keep_the_format() -> None:
             kinds.add(candidate.kind)
             if candidate.kind == "mutate":
                 assert [c[0] for c in changes] in (["-", "+"], ["+", "-"])
+                assert [n for n, (a, b) in enumerate(zip(before, after), 1) if a != b] == [candidate.line]
             else:
                 assert next(c for c in changes if c[0] == "+").endswith("raise NotImplementedError")
     assert kinds == {"mutate", "delete_function"}
@@ -98,6 +100,10 @@ def test_instructions() -> None:
         assert (
             "assert 1 == 2" in text and f"src/a/b.py, line {line}" in text and "Box.size" in text and "test_x" in text
         )
+        text = pointed_bug_report(
+            random.Random(seed), "src/a/b.py", "Box.size", source, "tests/test_b.py::test_x", observed, line + 1
+        )
+        assert f"line {line + 1}:\n\n```\n{source.split(chr(10))[line]}\n```" in text and "assert 1 == 2" in text
     assert [module_name(n) for n in ("a.py", "src/a/__init__.py", "lib/a/b.py")] == ["a", "a", "a.b"]
     with pytest.raises(KeyError):
         signature_of(source, "nothere")

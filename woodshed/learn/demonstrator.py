@@ -91,7 +91,7 @@ def package_script(
     and ``grep`` where the instruction does not name the file. Raises TaskError for a fix that ``edit_line`` cannot do.
 
     It knows nothing that the policy could not know: it reads the function from its first line, ``view`` lines at a
-    time, until it has seen what it replaces.
+    time, until it has seen what it replaces; once, where the instruction quotes that.
     """
     fix = fix_of(task)
     if by_line and "\n" in fix.old:
@@ -106,11 +106,15 @@ def package_script(
     start = min(first, fix.function_line or max(1, fix.line - view // 2))
     stop = first + fix.old_unique.count("\n") + 1
     reads = [Action("read_file", {"path": fix.path, "offset": n}) for n in range(start, stop, view)]
+    told = bool(fix.old.strip()) and fix.old in task.instruction
+    if told:
+        del reads[1:]
     for read in reads:
         _ = yield read
     seen = range(start, start + view * len(reads))
     others = mutations(fix.before, function=fix.function, keep_format=True) if fix.function else []
-    wrong = [m for m in others if m.line in seen and (by_line or fix.before.count(m.before) == 1)]
+    known = [m for m in others if (m.line == fix.line if told else m.line in seen)]
+    wrong = [m for m in known if by_line or fix.before.count(m.before) == 1]
 
     def edit(line: int, old: str, new: str, weight: float) -> Action:
         if by_line:
@@ -132,7 +136,8 @@ def package_script(
         result = yield _TEST
         if passed(result) or rng.random() < settings.give_up:
             break
-        if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
+        again = line == fix.line  # the next attempt is at the same place, which an edit by line overwrites
+        if attempt + 1 < settings.max_edits and not (again and by_line) and (again or rng.random() < settings.undo):
             yield edit(line, new, old, 1.0)
             if rng.random() < settings.reread:
                 yield reads[-1]

@@ -17,13 +17,15 @@ _SKIPPED = frozenset(["__repr__", "__str__", "__del__", "__init_subclass__", "__
 
 @dataclass(frozen=True)
 class Candidate:
-    """``source`` is the whole changed module; ``detail`` is the mutation kind or ``delete_function``."""
+    """``source`` is the whole changed module; ``detail`` is the mutation kind or ``delete_function``; ``line``
+    (1-based) is the one that a mutation changed, 0 for a deletion."""
 
     package: str
     function: CoveredFunction
     kind: str
     detail: str
     source: bytes
+    line: int
     split: str
 
     @property
@@ -67,20 +69,20 @@ def candidates(settings: PackageTaskSettings, suite: Suite, workspace: Mapping[s
         for kind in sorted(offered, key=lambda k: offered[k]):
             made = _change(kind, function, source, rng)
             if made is not None:
-                detail, changed = made
+                detail, changed, line = made
                 split = split_of(settings, suite.package, function)
-                yield Candidate(suite.package, function, kind, detail, changed.encode(), split)
+                yield Candidate(suite.package, function, kind, detail, changed.encode(), line, split)
                 offered[kind] += 1
                 break
 
 
-def _change(kind: str, function: CoveredFunction, source: str, rng: random.Random) -> tuple[str, str] | None:
+def _change(kind: str, function: CoveredFunction, source: str, rng: random.Random) -> tuple[str, str, int] | None:
     if kind == "delete_function":
         if function.statements < 3:
             return None
-        return kind, delete_body(source, function.name)
+        return kind, delete_body(source, function.name), 0
     options = mutations(source, function=function.name, keep_format=True)
     if not options:
         return None
     mutation = pick(rng, options)
-    return mutation.kind, mutation.source
+    return mutation.kind, mutation.source, mutation.line

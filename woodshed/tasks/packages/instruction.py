@@ -1,4 +1,4 @@
-"""The instruction of a package task, from templates: terse, as an issue is, or with the function that is wrong."""
+"""The instruction of a package task, from templates: terse, as an issue is, or with the function or line at fault."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _LOCATED = (
     "Bug in `{name}` ({path}, line {line}). `{test}` reports:\n\n{observed}\n",
     "`{test}` is red:\n\n{observed}\n\nThe fault is in `{name}`: {path}, line {line}.\n",
 )
+_POINTED = "\nThe fault is in line {line}:\n\n```\n{text}\n```\n"
 _DELETED = (
     "`{name}` in `{path}` is not implemented. Implement it:\n\n{signature}\n\nTests: {file}\n",
     "Implement `{name}` (`{path}`). Signature and description:\n\n{signature}\n\n{file} must pass.\n",
@@ -37,6 +38,12 @@ def located_bug_report(rng: random.Random, path: str, name: str, source: str, te
     """``bug_report`` that also says which function of which file is wrong, and where it begins. Raises KeyError."""
     values = {"path": path, "name": name, "line": _span(source, name).line, "test": test.rpartition("::")[2]}
     return rng.choice(_LOCATED).format(observed=textwrap.indent(_clip(text, lines=4), "    "), **values)
+
+
+def pointed_bug_report(rng: random.Random, path: str, name: str, source: str, test: str, text: str, line: int) -> str:
+    """``located_bug_report`` that also quotes the ``line`` (1-based) at fault, as a review comment does."""
+    wrong = source.split("\n")[line - 1]
+    return located_bug_report(rng, path, name, source, test, text) + _POINTED.format(line=line, text=wrong)
 
 
 def feature_request(rng: random.Random, path: str, name: str, source: str, test: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field
 from woodshed.record.settings import Settings
 
 Kind = Literal["mutate", "delete_function"]
-Prompt = Literal["terse", "located"]
+Prompt = Literal["terse", "located", "pointed"]
 
 
 class PackageTaskSettings(Settings):
@@ -31,8 +31,9 @@ class PackageTaskSettings(Settings):
     """What is done to make a task, in turn: change one line, or remove the body of one function."""
 
     prompt: Prompt = "terse"
-    """What the instruction of a ``mutate`` task tells: the failing test and what it observed, or also the function, its
-    file and its line. A small policy cannot afford to search."""
+    """What the instruction of a ``mutate`` task tells: the failing test and what it observed; ``located``: also the
+    function, its file and where it begins; ``pointed``: also the line that is wrong. A small policy cannot afford to
+    search."""
 
     heldout_packages: tuple[str, ...] = ("semver", "itsdangerous")
     """Packages of which no function is ever trained on."""

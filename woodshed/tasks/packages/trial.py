@@ -24,7 +24,7 @@ from woodshed.tasks.leaks import scan_task
 from .candidates import Candidate
 from .catalogue import Package
 from .dependencies import python_path
-from .instruction import bug_report, feature_request, located_bug_report
+from .instruction import bug_report, feature_request, located_bug_report, pointed_bug_report
 from .prepare import WORKDIR, Suite
 from .settings import PackageTaskSettings
 from .workspace import is_test, protected_globs, submission_globs
@@ -128,8 +128,11 @@ class Trial:
         observed = run.results[first].text
         if candidate.kind == "delete_function":
             return feature_request(rng, module, name, self.workspace[module].decode(), first)
+        source = candidate.source.decode()
         if self.settings.prompt == "located":
-            return located_bug_report(rng, module, name, candidate.source.decode(), first, observed)
+            return located_bug_report(rng, module, name, source, first, observed)
+        if self.settings.prompt == "pointed":
+            return pointed_bug_report(rng, module, name, source, first, observed, candidate.line)
         return bug_report(rng, module, first, observed)
 
     def _save(self, candidate: Candidate, out: Path, broken: list[str], whole: list[str], run: PytestRun) -> Task:
