@@ -14,8 +14,13 @@ import pytest
 import torch
 from real_runs import STEPS, SmokeRun, begin, wait_until, woodshed
 
+from woodshed.learn.directory import RunDirectory
+from woodshed.learn.examples import load_examples
+from woodshed.learn.stage_demonstrations import demonstrate
 from woodshed.policy.decoder import causal_attend
 from woodshed.policy.hf import load_policy
+from woodshed.recipe.load import load_recipe
+from woodshed.record.jsonl import read_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -110,6 +115,21 @@ def last_stage_to_do(smoke: SmokeRun, root: Path) -> None:
     for folder in ("stages", "results"):
         (root / folder / "after.json").unlink()
     shutil.rmtree(root / "server")
+
+
+def test_demonstrations_go_on_where_they_were(smoke: SmokeRun, tmp_path: Path) -> None:
+    shutil.copytree(smoke.root, tmp_path, dirs_exist_ok=True)
+    run = RunDirectory(tmp_path)
+    recipe = load_recipe(run.recipe)
+    log, examples = run.demonstrations / "played.jsonl", run.demonstrations / "examples.npz"
+    lines, whole = log.read_bytes().splitlines(keepends=True), load_examples(examples)
+    examples.unlink()
+    log.write_bytes(b"".join(lines[:-3]) + lines[-1][:50])
+    demonstrate(recipe, run)
+    assert log.read_bytes().splitlines(keepends=True)[:-3] == lines[:-3], "what was played was played again"
+    assert sorted(row["number"] for row in read_jsonl(log)) == list(range(recipe.learn.demonstrations.episodes))
+    for ours, theirs in zip(load_examples(examples), whole, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.weights.tolist() == theirs.weights.tolist()
 
 
 def test_two_runs_in_one_directory(smoke: SmokeRun, tmp_path: Path) -> None:

@@ -1,8 +1,24 @@
-"""Samples per second."""
+"""Samples per second, and how often to say so."""
 
 from __future__ import annotations
 
-from woodshed.learn.pace import Pace
+from woodshed.learn.pace import Every, Pace
+
+
+def test_every_is_true_once_a_while() -> None:
+    now = 0.0
+    due = Every(2.0, clock=lambda: now)
+    for at, expected in (
+        (0.0, False),
+        (1.9, False),
+        (2.0, True),
+        (3.9, False),
+        (9.0, True),
+        (9.1, False),
+        (11.0, True),
+    ):
+        now = at
+        assert due() is expected
 
 
 def test_pace_is_that_of_the_window_and_starts_where_a_resumed_stage_starts() -> None:

@@ -1,10 +1,24 @@
-"""How fast samples come."""
+"""How fast samples come, and how often to say so."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
+
+
+class Every:
+    """Called often, true once ``seconds`` have passed since it was made or last true."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self._seconds, self._clock = seconds, clock
+        self._last = clock()
+
+    def __call__(self) -> bool:
+        if self._clock() - self._last < self._seconds:
+            return False
+        self._last = self._clock()
+        return True
 
 
 class Pace:

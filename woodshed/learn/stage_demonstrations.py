@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import uvloop
@@ -16,18 +16,17 @@ from ..harness.loop import run_episode
 from ..harness.registry import ToolRegistry
 from ..policy.tokenizer import Tokenizer
 from ..recipe.recipe import Recipe
+from ..record.jsonl import JsonLines
 from ..record.task import Task
 from ..sandbox.taskbox import box_spec
 from .boxes import backend_of, layer_store
 from .demonstrator import Script, line_script, package_script
 from .directory import RunDirectory
 from .examples import Example, save_examples
+from .pace import Every, Pace
 from .render import render_conversation
 from .stage_policy import chat_format
 from .tasks import load_split
-
-Demonstration = tuple[list[dict[str, Any]], list[float]]
-"""The conversation, and the loss weight of each of its replies."""
 
 
 class ScriptedEndpoint:
@@ -58,34 +57,40 @@ class ScriptedEndpoint:
 
 
 def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
-    demonstrations, solved = uvloop.run(_play(recipe, run))
+    demonstrations = uvloop.run(_play(recipe, run))
     scratch = recipe.policy.source == "scratch"
     tokenizer = Tokenizer.load((run.corpus if scratch else run.policy("pretrain")) / "tokenizer.json")
     chat = chat_format(recipe.policy, run)
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
     examples = []
-    for conversation, weights in demonstrations:
-        tokens, own = render_conversation(conversation, tools, chat, tokenizer, weights)
+    for played in demonstrations:
+        tokens, own = render_conversation(played["messages"], tools, chat, tokenizer, played["weights"])
         cut = recipe.learn.sft.max_tokens
         examples.append(Example(tokens[:cut], own[:cut]))
     save_examples(run.demonstrations / "examples.npz", examples)
     total = sum(len(e.tokens) for e in examples)
-    share = solved / max(1, len(demonstrations))
+    share = _solved(demonstrations)
     note = f"{len(examples)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved"
     run.write_result_of("demos", {"episodes": len(examples), "tokens": total, "solved": share, "note": note})
 
 
-async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Demonstration], int]:
+def _solved(played: Collection[dict[str, Any]]) -> float:
+    return sum(p["resolved"] for p in played) / max(1, len(played))
+
+
+async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
+    """Every demonstration in order: ``number``, ``task``, ``resolved``, ``messages`` and ``weights``, the loss weight
+    of each reply. Each is in ``demonstrations/played.jsonl`` once it has been played, and is not played again."""
     settings = recipe.learn.demonstrations
     family = recipe.tasks.main
     tasks = load_split(run, family, "sft" if family == "studies" else "train")
     backend, layers, grades = backend_of(recipe.sandbox), layer_store(), GradeCache()
-    found: list[Demonstration | None] = [None] * settings.episodes
-    solved, done = 0, 0
+    log = JsonLines(run.demonstrations / "played.jsonl")
+    played = {row["number"]: row for row in log.rows()}
+    pace, due = Pace(), Every(1.0)
     slots = asyncio.Semaphore(settings.concurrency)
 
     async def one(number: int, task: Task) -> None:
-        nonlocal solved, done
         async with slots:
             rng = random.Random(f"demo-{recipe.seed}-{number}")
             box = await backend.create(box_spec(task, layers, limits=recipe.sandbox.limits()))
@@ -103,14 +108,18 @@ async def _play(recipe: Recipe, run: RunDirectory) -> tuple[list[Demonstration],
             finally:
                 await box.close()
             outcome = await grade(task, submission, backend, layers, cache=grades)
-        found[number] = (episode.messages, endpoint.weights)
-        solved += outcome.resolved
-        done += 1
-        if done % 20 == 0:
-            run.write_progress("demos", done, settings.episodes, f"{solved / done:.0%} solved")
+        played[number] = {
+            "number": number, "task": task.name, "resolved": outcome.resolved, "messages": episode.messages,
+            "weights": endpoint.weights,
+        }  # fmt: skip
+        log.append(played[number])
+        if due() or len(played) == settings.episodes:
+            note = f"{_solved(played.values()):.0%} solved  {pace.at(len(played))}"
+            run.write_progress("demos", len(played), settings.episodes, note)
 
     try:
-        await asyncio.gather(*(one(n, tasks[n % len(tasks)]) for n in range(settings.episodes)))
+        left = [n for n in range(settings.episodes) if n not in played]
+        await asyncio.gather(*(one(n, tasks[n % len(tasks)]) for n in left))
     finally:
         await backend.close()
-    return [c for c in found if c is not None], solved
+    return [played[n] for n in range(settings.episodes)]

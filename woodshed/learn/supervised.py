@@ -20,6 +20,7 @@ from ..train.metrics_log import MetricsLog
 from ..train.settings import OptimizerSettings, ScheduleSettings, TrainSettings
 from ..train.trainer import Trainer
 from .examples import Example, batches, count_batches
+from .pace import Every
 
 
 def supervised_settings(
@@ -76,7 +77,8 @@ def train_on(
         load_hf_state(decoder, found.model, name=str(found.path))
         trainer.load_state(found.optimizer, found.state)
         smooth, tokens, seconds = (found.state[k] for k in ("smooth", "tokens", "seconds"))
-    started = saved = shown = time.monotonic()
+    started = time.monotonic()
+    show, save = Every(progress_seconds), Every(checkpoint_seconds)
     left = itertools.islice(batches(examples, batch_tokens, seed=seed, epochs=epochs), trainer.step_count, None)
     for batch in left:
         result = trainer.step(batch)
@@ -84,13 +86,11 @@ def train_on(
         smooth = loss if smooth != smooth else 0.95 * smooth + 0.05 * loss
         tokens += result["tokens"]
         log.append({"step": batch.step, "loss": loss, "lr": result["lr"]})
-        if time.monotonic() - shown > progress_seconds or batch.step == steps:
-            shown = time.monotonic()
+        if show() or batch.step == steps:
             progress(batch.step, steps, smooth)
-        if time.monotonic() - saved > checkpoint_seconds:
-            saved = time.monotonic()
+        if save():
             tensors, rest = trainer.state()
-            rest |= {"smooth": smooth, "tokens": tokens, "seconds": seconds + saved - started}
+            rest |= {"smooth": smooth, "tokens": tokens, "seconds": seconds + time.monotonic() - started}
             save_checkpoint(checkpoints, batch.step, hf_state(decoder), tensors, rest, keep=1, fsync=False)
     shutil.rmtree(checkpoints, ignore_errors=True)
     seconds += time.monotonic() - started
