@@ -152,6 +152,30 @@ def exploits(
 
 
 @app.command()
+def monitors(
+    run: Annotated[Path, typer.Argument(help="Run directory")],
+    only: Annotated[list[str] | None, typer.Option(help="Findings of this monitor only; repeatable")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Flagged episodes to show")] = 10,
+) -> None:
+    """Show what looked like reward hacking in a run: tampered tests, looked-up solutions, special-cased answers, ...
+
+    Monitors flag and count. What follows from a finding in training stands in the recipe: flag (nothing), quarantine
+    (the rollout is left out), fail (its outcome is taken back), off:
+
+        woodshed run recipes/laptop.toml --set rl.monitors.special_casing=quarantine
+    """
+    from .grading.monitors import MONITORS
+    from .view.findings import FindingsError, print_findings
+
+    if unknown := sorted(set(only or []) - set(MONITORS)):
+        raise _fail(ValueError(f"--only {unknown[0]}: no such monitor; there are: {', '.join(MONITORS)}"))
+    try:
+        print_findings(run / "trajectories", Console(), only=only or [], show=show)
+    except FindingsError as error:
+        raise _fail(error) from None
+
+
+@app.command()
 def probe() -> None:
     """Say what this machine can do: sandbox backends and why not, limits in force, GPU."""
     from .learn.probe import print_probe

@@ -37,6 +37,11 @@ def test_shipped_recipes_load_and_survive_a_round_trip(path: Path, tmp_path: Pat
         ('name = "x"\n', ["rl.group_size"], r"write field=value"),
         ('name = "x"\n[tasks]\nmain = "packages"\n', [], r"there is no \[tasks\.packages\] table"),
         ('name = "x"\n[rl\n', [], "not valid TOML"),
+        (
+            'name = "x"\n[sandbox]\nallow = ["https://pypi.org"]\n',
+            [],
+            r"x\.toml:3: sandbox\.allow: .*'https://pypi.org'",
+        ),
         ('description = "no name"\n', [], "name: Field required"),
     ],
 )

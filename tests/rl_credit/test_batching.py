@@ -59,6 +59,16 @@ def test_infra_errors_are_masked_and_leave_the_baseline() -> None:
     assert batch.denominators["rl"] == 40
 
 
+def test_quarantined_rollouts_leave_the_batch_and_the_baseline() -> None:
+    group = [trajectory(n, r, ["pss"]) for n, r in (("a", 1.0), ("b", 0.0), ("hack", 1.0))]
+    batch, stats = build_batch(
+        [group], DEFAULT, step=1, batch_id="x", generation_budget=10, left_out=lambda t: t.id == "hack"
+    )
+    assert batch.trajectories == ["a", "b"] and batch.weights["rl"][1] == 0.5
+    assert (stats.rollouts, stats.trained, stats.quarantined, stats.unpaired) == (3, 2, 1, 0)
+    assert batch.denominators["rl"] == 30
+
+
 def test_failures_of_the_policy_stay_in() -> None:
     statuses: list[ExitStatus] = ["limit", "repeated_format_error", "timeout", "submitted"]
     group = [trajectory(s, float(i == 3), ["pss"], status=s) for i, s in enumerate(statuses)]

@@ -27,7 +27,7 @@ def with_backend(_possible: None, tmp_path: Any) -> Callable[[Body], Any]:
 
     def run(body: Body) -> Any:
         async def main() -> Any:
-            backend = NamespaceBackend(tmp_path / "state")
+            backend = NamespaceBackend(tmp_path / "state", egress_log=tmp_path / "egress.jsonl")
             try:
                 return await body(backend)
             finally:

@@ -94,7 +94,8 @@ async def _episode(
     backend, layers = backend_of(recipe.sandbox), layer_store()
     endpoint = HttpEndpoint(url, key, model, sampling={"temperature": temperature})
     try:
-        box = await backend.create(box_spec(task, layers, limits=recipe.sandbox.limits()))
+        spec = box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
+        box = await backend.create(spec)
         try:
             episode = await agent_main(
                 endpoint, box, task.instruction, recipe.harness, console, test_command=task.info.test_command,

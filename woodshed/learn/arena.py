@@ -41,7 +41,7 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
     address = json.loads((run.root / "server" / "address.json").read_text())
     await _ready(run.root / "server" / "ready.json")
     admin_key = Path(address["admin_key_file"]).read_text().strip()
-    backend = backend_of(recipe.sandbox)
+    backend = backend_of(recipe.sandbox, run.egress_log)
     client = pooled_client()
     admin = GatewayAdmin(address["url"], admin_key)
     try:
@@ -56,6 +56,8 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
             temperature=1.0 if training else recipe.evaluate.temperature,
             attempts=recipe.rl.attempts,
             limits=recipe.sandbox.limits(),
+            egress=recipe.sandbox.egress(),
+            monitors=recipe.rl.monitors,
             reward=shaped_reward(recipe.rl.rewards) if training else raw_outcome,
         )
     finally:

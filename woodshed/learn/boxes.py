@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..record.cache import cache_directory
 from ..sandbox import open_backend
 from ..sandbox.layers import LayerStore
@@ -13,5 +15,5 @@ def layer_store() -> LayerStore:
     return LayerStore(cache_directory() / "layers")
 
 
-def backend_of(settings: SandboxSettings) -> Backend:
-    return open_backend(settings.backend, root=settings.root, max_starting=settings.max_starting)
+def backend_of(settings: SandboxSettings, egress_log: Path | None = None) -> Backend:
+    return open_backend(settings.backend, root=settings.root, max_starting=settings.max_starting, egress_log=egress_log)

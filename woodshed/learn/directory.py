@@ -55,6 +55,11 @@ class RunDirectory:
         return self.root / "corpus"
 
     @property
+    def egress_log(self) -> Path:
+        """What boxes asked of the outside, where the recipe lets them."""
+        return self.root / "egress.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 

@@ -84,7 +84,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
     settings = recipe.learn.demonstrations
     family = recipe.tasks.main
     tasks = load_split(run, family, "sft" if family == "studies" else "train")
-    backend, layers, grades = backend_of(recipe.sandbox), layer_store(), GradeCache()
+    backend, layers, grades = backend_of(recipe.sandbox, run.egress_log), layer_store(), GradeCache()
     log = JsonLines(run.demonstrations / "played.jsonl")
     played = {row["number"]: row for row in log.rows()}
     pace, due = Pace(), Every(1.0)
@@ -93,7 +93,8 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
     async def one(number: int, task: Task) -> None:
         async with slots:
             rng = random.Random(f"demo-{recipe.seed}-{number}")
-            box = await backend.create(box_spec(task, layers, limits=recipe.sandbox.limits()))
+            spec = box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
+            box = await backend.create(spec)
             try:
                 if family == "studies":
                     script = line_script(task, rng, settings)

@@ -10,6 +10,7 @@ import numpy as np
 import uvloop
 
 from ..evaluate.run import evaluate
+from ..grading.monitors import count, quarantined
 from ..recipe.recipe import Recipe
 from ..record.store import TrajectoryStore
 from ..record.task import Task
@@ -85,6 +86,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             batch_id=f"step-{step:06d}",
             generation_budget=settings.generation_budget,
             rollouts=settings.groups_per_step * settings.group_size,
+            left_out=lambda trajectory: quarantined(trajectory, settings.monitors),
         )
         statistics = {**vars(counts), **describe(groups)}
         note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
@@ -126,6 +128,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
         "best_of_group": float(np.mean([any(group) for group in solved])),
         "effort": effort,
         "statuses": statuses,
+        "findings": count(everyone),
         "rollout_seconds": float(np.mean([t.ended - t.started for t in everyone])),
     }
 

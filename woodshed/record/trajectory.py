@@ -65,7 +65,7 @@ class Trajectory:
     ``id`` is unique and decided at dispatch, so that a retry after a crash stores the same record once;
     ``attempts`` counts the tries that infrastructure errors cost. ``messages`` is the conversation in OpenAI chat
     form, for people; the trainer reads ``segments`` only. ``rewards`` are named terms; training reward is their sum.
-    Times are Unix seconds.
+    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix seconds.
     """
 
     id: str
@@ -81,6 +81,7 @@ class Trajectory:
     outcome: Outcome | None = None
     effort: Effort = field(default_factory=Effort)
     rewards: dict[str, float] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)
     feedback: list[dict[str, Any]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     prefix_breaks: int = 0
@@ -96,6 +97,11 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         return int(sum(int(s.sampled.sum()) for s in self.segments))
+
+    @property
+    def flagged(self) -> set[str]:
+        """Names of the monitors that found something."""
+        return {str(finding["monitor"]) for finding in self.findings}
 
     def version_range(self) -> tuple[int, int]:
         """Smallest and largest PolicyVersion that sampled a token; (-1, -1) if none was sampled."""

@@ -2,8 +2,8 @@
 
 Every sampled token of every segment of a trajectory carries the trajectory's advantage, the summaries it wrote
 included; prompts, tool results and summaries it only read carry none. The denominator is a constant, so a long
-rollout weighs neither less nor more per token than a short one. Rollouts lost to infrastructure are masked and the
-baseline is taken over the rest; nothing else is ever left out of a baseline.
+rollout weighs neither less nor more per token than a short one. Rollouts lost to infrastructure, and those that
+the recipe quarantines, are masked and the baseline is taken over the rest; nothing else is ever left out of a baseline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ RefLogprobs = Callable[[Segment], NDArray[np.float32]]
 
 @dataclass
 class BatchStats:
-    """Where every rollout of a batch went. ``rollouts == trained + zero_advantage + infra_errors + unpaired``.
+    """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``quarantined`` and
+    ``unpaired`` add up to ``rollouts``.
 
     ``unpaired``: rollouts whose group had fewer than two left to compare. ``zero_groups``: groups in which every
     advantage is 0. ``empty_segments``: segments without a sampled token.
@@ -38,6 +39,7 @@ class BatchStats:
     trained: int = 0
     zero_advantage: int = 0
     infra_errors: int = 0
+    quarantined: int = 0
     unpaired: int = 0
     zero_groups: int = 0
     segments: int = 0
@@ -57,12 +59,14 @@ def build_batch(
     rollouts: int | None = None,
     kl_beta: float = 0.0,
     ref_logprobs: RefLogprobs | None = None,
+    left_out: Callable[[Trajectory], bool] = lambda _: False,
 ) -> tuple[TrainBatch, BatchStats]:
     """(batch, stats). The loss is ``-(1 / (rollouts * generation_budget)) * sum A_t * logp_t`` (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
     batch, a constant too (default: as many as given). ``kl_beta`` above 0 needs ``ref_logprobs``; then a rollout of
-    zero advantage is trained for its KL term. Raises ValueError for a group that mixes tasks.
+    zero advantage is trained for its KL term. ``left_out``: whether a graded rollout is quarantined. Raises ValueError
+    for a group that mixes tasks.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
@@ -74,8 +78,10 @@ def build_batch(
         if len({t.task for t in group}) > 1:
             raise ValueError(f"build_batch: group {group[0].group} mixes tasks {sorted({t.task for t in group})}")
         stats.rollouts += len(group)
-        valid = [t for t in group if t.status != "infra_error"]
-        stats.infra_errors += len(group) - len(valid)
+        graded = [t for t in group if t.status != "infra_error"]
+        valid = [t for t in graded if not left_out(t)]
+        stats.infra_errors += len(group) - len(graded)
+        stats.quarantined += len(graded) - len(valid)
         rewards += [t.reward for t in valid]
         best += [max(t.reward for t in valid)] if valid else []
         if len(valid) < 2:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from ..gateway.client import GatewayAdmin, GatewayError
+from ..grading.monitors import Episode, watch
+from ..grading.settings import MonitorSettings
 from ..grading.verify import GradeCache, grade, submission_from
 from ..harness.endpoint import HttpEndpoint
 from ..harness.errors import EndpointLost
@@ -19,7 +21,7 @@ from ..harness.settings import HarnessSettings
 from ..record.task import Task
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
-from ..sandbox.protocol import Backend, Limits, SandboxError
+from ..sandbox.protocol import Backend, Egress, Limits, SandboxError
 from ..sandbox.taskbox import box_spec
 
 RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
@@ -45,7 +47,9 @@ class Arena:
     attempts: int = 3
     patience: float = 180.0
     limits: Limits = field(default_factory=Limits)
+    egress: Egress | None = None
     reward: RewardFunction = raw_outcome
+    monitors: MonitorSettings = field(default_factory=MonitorSettings)
     grades: GradeCache = field(default_factory=GradeCache)
 
     def __post_init__(self) -> None:
@@ -90,7 +94,7 @@ async def _attempt(
     arena: Arena, task: Task, id: str, group: str, source: Source, labels: dict[str, str], seed: int | None
 ) -> Trajectory:
     key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels)
-    box = await arena.backend.create(box_spec(task, arena.layers, limits=arena.limits))
+    box = await arena.backend.create(box_spec(task, arena.layers, limits=arena.limits, egress=arena.egress))
     try:
         sampling = {"temperature": arena.temperature, **({} if seed is None else {"seed": seed})}
         endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling)
@@ -102,9 +106,12 @@ async def _attempt(
     # The final state counts whether or not the agent said that it was done (docs/measured.md).
     outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades)
     events: list[ToolEvent] = episode.events
-    return Trajectory(
+    trajectory = Trajectory(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
         status=episode.status, segments=finished.segments, messages=episode.messages, events=events, outcome=outcome,
         effort=episode.effort, rewards=arena.reward(outcome, episode.effort), labels=labels,
         prefix_breaks=finished.prefix_breaks, ended=time.time(), error=episode.error,
     )  # fmt: skip
+    seen = Episode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))
+    watch(trajectory, seen, arena.monitors, training=source == "train")
+    return trajectory

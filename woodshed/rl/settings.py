@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from ..grading.settings import MonitorSettings
 from ..record.settings import Settings
 
 
@@ -49,6 +50,8 @@ class RLSettings(Settings):
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
     rewards: RewardSettings = RewardSettings()
     """Reward terms."""
+    monitors: MonitorSettings = MonitorSettings()
+    """What looks like a reward hack, and what follows from it."""
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:

@@ -10,12 +10,14 @@ NAMES = ("namespace",)
 _PLANNED = ("gvisor", "microvm", "docker")
 
 
-def open_backend(name: str = "namespace", *, root: Path | None = None, max_starting: int = 16) -> Backend:
+def open_backend(
+    name: str = "namespace", *, root: Path | None = None, max_starting: int = 16, egress_log: Path | None = None
+) -> Backend:
     """The backend called ``name``; nothing is started before its first box. Raises Unsupported."""
     if name == "namespace":
         from .namespace import NamespaceBackend
 
-        return NamespaceBackend(root, max_starting=max_starting)
+        return NamespaceBackend(root, max_starting=max_starting, egress_log=egress_log)
     if name in _PLANNED:
         raise Unsupported(f"the sandbox backend {name!r} is not in this version; set sandbox.backend = 'namespace'")
     raise Unsupported(f"unknown sandbox backend {name!r}; there is: {', '.join(NAMES)}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from .channel import Channel
+from .egress.gate import Gate
+from .egress.record import Record
 from .frames import FrameError, pack_files, unpack_files
 from .protocol import BoxSpec, ExecResult, SandboxError, Snapshot, Unsupported
 
@@ -18,18 +20,32 @@ if TYPE_CHECKING:
 _PATIENCE = 120.0
 
 
+@dataclass(frozen=True)
+class Running:
+    """The processes of a box: its number with the spawner, its control connection, what it reaches outside."""
+
+    number: int
+    channel: Channel
+    gate: Gate | None
+
+    def hang_up(self) -> None:
+        self.channel.close()
+        if self.gate is not None:
+            self.gate.close()
+
+
 class NamespaceBox:
     """See ``protocol.Sandbox``. Snapshots stop the box's processes and keep its files (``/dev/shm`` is not a file)."""
 
     def __init__(
-        self, backend: NamespaceBackend, spec: BoxSpec, chain: tuple[str, ...], number: int, channel: Channel
+        self, backend: NamespaceBackend, spec: BoxSpec, chain: tuple[str, ...], record: Record, running: Running
     ) -> None:
-        self.id = f"box-{secrets.token_hex(6)}"
+        self.id = record.box
+        self.record = record
         self.spec = spec
         self.chain = chain
+        self.running = running
         self._backend = backend
-        self._number = number
-        self._channel = channel
         self._closed = False
         self._moving = asyncio.Lock()
         self._counts = {"execs": 0, "seconds": 0.0}
@@ -98,7 +114,8 @@ class NamespaceBox:
             return await self._backend.seal(self)
 
     def stats(self) -> dict[str, Any]:
-        return {"id": self.id, "layers": len(self.spec.layers) + len(self.chain), **self._counts}
+        layers = len(self.spec.layers) + len(self.chain)
+        return {"id": self.id, "layers": layers, **self._counts, "egress": dict(self.record.counts)}
 
     async def usage(self) -> dict[str, int]:
         """``processes``, ``memory`` and ``disk`` (bytes) of the box now."""
@@ -109,20 +126,8 @@ class NamespaceBox:
         """Kill every process of the box and free its files. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._channel.close()
+            self.running.hang_up()
             await self._backend.retire(self)
-
-    @property
-    def number(self) -> int:
-        return self._number
-
-    @property
-    def channel(self) -> Channel:
-        return self._channel
-
-    def move(self, chain: tuple[str, ...], number: int, channel: Channel) -> None:
-        """Go on as another box of the backend (after a snapshot)."""
-        self.chain, self._number, self._channel = chain, number, channel
 
     async def _run(self, request: dict[str, Any], body: bytes, timeout: float) -> ExecResult:
         try:
@@ -151,6 +156,6 @@ class NamespaceBox:
             async with self._moving:
                 pass
         try:
-            return await self._channel.request(header, body, patience=patience)
+            return await self.running.channel.request(header, body, patience=patience)
         except FrameError as error:
             raise OSError(errno.EFBIG, str(error)) from None

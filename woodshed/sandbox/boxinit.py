@@ -15,28 +15,33 @@ import socket
 import sys
 from typing import Any
 
-from . import kernel, pyrun, seccomp
+from . import boxnet, kernel, pyrun, seccomp
 from .agent import Agent
 from .frames import encode
 from .template import HOME, UID, search_path
 
-CONTROL, SEAL, UPPER = 3, 4, 5
+CONTROL, SEAL, UPPER, OFFER = 3, 4, 5, 6
 NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
 )  # fmt: skip
 _RESERVED_PIDS = 300
 _SHM = 64 << 20
-_FILTER = seccomp.box_filter(kernel.MACHINE) if kernel.MACHINE in ("x86_64", "aarch64") else b""
+_FILTERS = {
+    network: seccomp.box_filter(kernel.MACHINE, network=network) if kernel.MACHINE in ("x86_64", "aarch64") else b""
+    for network in (False, True)
+}
 
 
-def run(spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, seal: int) -> None:
+def run(spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, offering: int, seal: int) -> None:
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
 
-    The working folder is the template's. ``outer``: this process's id in the zygote's user namespace.
+    The working folder is the template's. ``outer``: this process's id in the zygote's user namespace. ``offering``
+    takes the box's listening sockets.
     """
     try:
-        _keep(control, seal)
+        _keep({CONTROL: control, SEAL: seal, OFFER: offering})
+        boxnet.offer(spec["listen"], OFFER)
         _become_user(outer)
         _mounts(spec, binds)
         _limits(spec)
@@ -63,16 +68,17 @@ def _report(what: str, detail: str) -> None:
         pass
 
 
-def _keep(control: int, seal: int) -> None:
-    """Only the sockets stay open, under fixed numbers; the three standard ones lead nowhere."""
+def _keep(sockets: dict[int, int]) -> None:
+    """Only the sockets stay open, under their fixed numbers; the three standard ones lead nowhere."""
     signal.set_wakeup_fd(-1)
     for name in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
-    control = fcntl.fcntl(control, fcntl.F_DUPFD_CLOEXEC, 16)  # out of the way of the numbers that they get
-    seal = fcntl.fcntl(seal, fcntl.F_DUPFD_CLOEXEC, 16)
-    os.dup2(control, CONTROL, inheritable=False)
-    os.dup2(seal, SEAL, inheritable=False)
-    kernel.close_range(SEAL + 1)
+    # First out of the way of the numbers that they get.
+    moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for number, fd in sockets.items()}
+    for number, fd in moved.items():
+        os.dup2(fd, number, inheritable=False)
+    kernel.close_range(UPPER, UPPER)
+    kernel.close_range(OFFER + 1)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -158,5 +164,5 @@ def _confine(spec: dict[str, Any]) -> None:
     spec["finders"] = pyrun.prepare(search_path())
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_bounding_set()
-    kernel.install_seccomp(_FILTER)
+    kernel.install_seccomp(_FILTERS[bool(spec["listen"])])
     kernel.capset(1 << kernel.CAP_SYS_PTRACE)

@@ -1,4 +1,4 @@
-"""The default backend: Linux namespaces and overlayfs from plain Python. No daemon, no root, no network.
+"""The default backend: Linux namespaces and overlayfs from plain Python. No daemon, no root.
 
 ``create`` and ``fork`` cost the same and copy nothing: a box is one clone of the zygote with an overlay of shared
 read-only layers. A snapshot turns the box's writable layer into one more of those; see ``zygote`` and ``boxinit``.
@@ -14,8 +14,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .box import NamespaceBox
+from woodshed.record.jsonl import JsonLines
+
+from .box import NamespaceBox, Running
 from .channel import Channel
+from .egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
+from .egress.record import Record
 from .frames import pack_files
 from .protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 from .spawner import Spawner
@@ -25,11 +29,14 @@ MAX_CHAIN = 40
 
 
 class NamespaceBackend:
-    """Makes boxes. Belongs to the event loop that first uses it; ``root`` holds one (empty) folder while it runs."""
+    """Makes boxes. Belongs to the event loop that first uses it; ``root`` holds one (empty) folder while it runs.
+
+    Every request that a box sends outside becomes a line of ``egress_log`` and is counted in the box's ``stats``.
+    """
 
     name = "namespace"
 
-    def __init__(self, root: Path | None = None, *, max_starting: int = 16) -> None:
+    def __init__(self, root: Path | None = None, *, max_starting: int = 16, egress_log: Path | None = None) -> None:
         self._spawner = Spawner(root, self._forget)
         self._root = root
         self._names = itertools.count(1)
@@ -37,6 +44,7 @@ class NamespaceBackend:
         self._snapshots: dict[str, tuple[BoxSpec, tuple[str, ...]]] = {}
         self._references: Counter[str] = Counter()
         self._starting = asyncio.Semaphore(max_starting)
+        self._egress_log = JsonLines(egress_log) if egress_log is not None else None
 
     def probe(self) -> Probe:
         """What works here, found by doing it; cached for the process."""
@@ -69,7 +77,7 @@ class NamespaceBackend:
     async def close(self) -> None:
         """End every box and the helper process."""
         for box in list(self._boxes):
-            box.channel.close()
+            box.running.hang_up()
         self._boxes.clear()
         self._snapshots.clear()
         await self._spawner.close()
@@ -89,21 +97,21 @@ class NamespaceBackend:
         if len(box.chain) >= MAX_CHAIN:
             raise Unsupported(f"{box.id}: {MAX_CHAIN} snapshots lie on top of each other; start from a fresh box")
         name, token = f"s{next(self._names)}", secrets.token_hex(16)
-        reply, _ = await box.channel.request({"op": "seal", "token": token})
+        reply, _ = await box.running.channel.request({"op": "seal", "token": token})
         await self._spawner.ask("adopt", name=name, token=token)
         chain = (name, *box.chain)
         parent = box.chain[0] if box.chain else None
         self._references.update(chain)  # the snapshot's references
         self._references.update(chain)  # and those of the box, which goes on above it
-        old, old_chain, old_channel = box.number, box.chain, box.channel
+        old, old_chain = box.running, box.chain
         try:
-            number, channel = await self._start(box.spec, chain, with_files=False)
+            running = await self._start(box.spec, chain, box.record, with_files=False)
         except BaseException:
             await self._release(chain + chain)
             raise
-        box.move(chain, number, channel)
-        old_channel.close()
-        await self._spawner.kill(old)
+        box.chain, box.running = chain, running
+        old.hang_up()
+        await self._spawner.kill(old.number)
         await self._release(old_chain)
         self._snapshots[name] = (box.spec, chain)
         return Snapshot(name, "fs", self.name, parent, int(reply.get("bytes", 0)))
@@ -112,49 +120,53 @@ class NamespaceBackend:
         """Called through ``box.close``."""
         if box in self._boxes:
             self._boxes.discard(box)
-            await self._spawner.kill(box.number)
+            await self._spawner.kill(box.running.number)
             await self._release(box.chain)
 
     async def _make(self, spec: BoxSpec, chain: tuple[str, ...]) -> NamespaceBox:
-        if spec.egress != "none":
-            raise Unsupported("the namespace backend gives boxes no network; use egress='none' or another backend")
+        record = Record(f"box-{secrets.token_hex(6)}", self._egress_log)
         self._references.update(chain)
         try:
-            number, channel = await self._start(spec, chain, with_files=True)
+            running = await self._start(spec, chain, record, with_files=True)
         except BaseException:
             await self._release(chain)
             raise
-        box = NamespaceBox(self, spec, chain, number, channel)
+        box = NamespaceBox(self, spec, chain, record, running)
         self._boxes.add(box)
         return box
 
-    async def _start(self, spec: BoxSpec, chain: tuple[str, ...], *, with_files: bool) -> tuple[int, Channel]:
+    async def _start(self, spec: BoxSpec, chain: tuple[str, ...], record: Record, *, with_files: bool) -> Running:
+        listen = ports_of(spec.egress) if spec.egress is not None else []
         await self._spawner.start()
         limits = spec.limits
+        environment = PROXY_ENVIRONMENT if spec.egress is not None and spec.egress.allow else {}
         message: dict[str, Any] = {
             "layers": [str(Path(layer).resolve()) for layer in spec.layers], "snapshots": list(chain),
-            "workdir": spec.workdir, "env": dict(spec.env), "preload": list(spec.preload), "memory": limits.memory,
-            "processes": limits.processes, "cpu": limits.cpu_seconds, "file_size": limits.file_size,
-            "disk": limits.disk,
+            "workdir": spec.workdir, "env": {**environment, **spec.env}, "preload": list(spec.preload),
+            "memory": limits.memory, "processes": limits.processes, "cpu": limits.cpu_seconds,
+            "file_size": limits.file_size, "disk": limits.disk, "listen": listen,
         }  # fmt: skip
         table, body = pack_files(list(spec.files.items()) if with_files else [])
         async with self._starting:
             ours, theirs = socket.socketpair()
-            with theirs:
-                number = await self._spawner.create(message, theirs)
-            channel = await Channel.open(ours)
-            try:
-                await channel.request({"op": "put", "files": table, "workdir": True}, body)
-            except BaseException as error:
-                channel.close()
-                await self._spawner.kill(number)
-                reason = self._spawner.reason(number)
-                if reason is not None:
-                    raise SandboxError(f"sandbox: {reason}") from None
-                if isinstance(error, OSError):
-                    raise SandboxError(f"the box's first files cannot be written: {error}") from None
-                raise
-        return number, channel
+            taking, offering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with taking:
+                with theirs, offering:
+                    number = await self._spawner.create(message, theirs, offering)
+                channel = await Channel.open(ours)
+                try:
+                    await channel.request({"op": "put", "files": table, "workdir": True}, body)
+                    gate = await Gate.open(spec.egress, taking, record) if spec.egress is not None else None
+                except BaseException as error:
+                    channel.close()
+                    await self._spawner.kill(number)
+                    reason = self._spawner.reason(number)
+                    if reason is not None:
+                        raise SandboxError(f"sandbox: {reason}") from None
+                    if isinstance(error, OSError):
+                        raise SandboxError(f"the box's first files cannot be written: {error}") from None
+                    raise
+        return Running(number, channel, gate)
 
     def _known(self, snapshot: Snapshot) -> tuple[BoxSpec, tuple[str, ...]]:
         if snapshot.backend != self.name or snapshot.id not in self._snapshots:

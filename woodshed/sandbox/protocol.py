@@ -28,13 +28,30 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Egress:
+    """What a box may reach outside; nothing else, not even name service.
+
+    ``allow``: hosts, through a forward proxy that the box's environment names: ``HOST``, ``*.DOMAIN`` or ``HOST:PORT``
+    (80 and 443 where no port is given). ``private``: names may stand for addresses that are not public. ``routes``:
+    port of the box's 127.0.0.1 -> ``HOST:PORT`` of one service, such as a gateway, that is reached directly.
+    ``max_bytes`` and ``max_connections``: what may be moved and opened in all; a box beyond the latter has no network.
+    """
+
+    allow: tuple[str, ...] = ()
+    routes: Mapping[int, str] = field(default_factory=dict)
+    private: bool = False
+    max_bytes: int = 4 << 30
+    max_connections: int = 20_000
+
+
+@dataclass(frozen=True)
 class BoxSpec:
     """A box to create.
 
     ``layers``: host directories stacked read-only as the box's root, lowest first, on top of the backend's base
     system. ``files``: small files written on top (path in the box -> bytes). ``env`` is the whole environment of
     commands besides PATH, HOME, LANG and PYTHONDONTWRITEBYTECODE. ``preload``: Python modules that the box's fork
-    server imports before it serves ``exec_python``.
+    server imports before it serves ``exec_python``. ``egress``: no network at all where it is None.
     """
 
     layers: tuple[Path, ...] = ()
@@ -42,7 +59,7 @@ class BoxSpec:
     workdir: str = "/workspace"
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = Limits()
-    egress: Literal["none", "allowlist"] = "none"
+    egress: Egress | None = None
     preload: tuple[str, ...] = ()
 
 

@@ -1,10 +1,10 @@
 """The system-call filter of a box: a classic BPF program, assembled here, installed once in PID 1 and inherited by all.
 
 What it refuses is what a program in a box has no business with and what widens the kernel's attack surface: new
-namespaces and mounts, tracing, BPF, keys, io_uring, userfaultfd, kexec, modules, clocks, sockets other than AF_UNIX,
-memory outside of processes, and calls that change another process of the same user (PID 1 is one). Everything else
-passes: the namespaces, the empty capability set and the limits do the rest. See seccomp(2), and ``seccomp_filter`` in
-the kernel's documentation.
+namespaces and mounts, tracing, BPF, keys, io_uring, userfaultfd, kexec, modules, clocks, sockets other than AF_UNIX (in
+a box with egress also AF_INET), memory outside of processes, and calls that change another process of the same user
+(PID 1 is one). Everything else passes: the namespaces, the empty capability set and the limits do the rest. See
+seccomp(2), and ``seccomp_filter`` in the kernel's documentation.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _SELF_ONLY: dict[str, tuple[int | None, int | None, int]] = {
     "ioprio_set": (251, 30, 1),
 }  # fmt: skip
 _SOCKET, _SOCKETPAIR, _CLONE, _IOCTL = (41, 198), (53, 199), (56, 220), (16, 29)
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 
 _ARCH = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
@@ -62,8 +63,11 @@ def _argument(index: int) -> int:
     return 16 + 8 * index  # offset of the low word in struct seccomp_data (little-endian)
 
 
-def box_filter(machine: str) -> bytes:
-    """The program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError."""
+def box_filter(machine: str, *, network: bool = False) -> bytes:
+    """The program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError.
+
+    ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6.
+    """
     arch, column = _ARCH[machine]
     eperm, enosys = _op(_RET, _ERRNO | errno.EPERM), _op(_RET, _ERRNO | errno.ENOSYS)
     unsupported = _op(_RET, _ERRNO | errno.EAFNOSUPPORT)
@@ -80,8 +84,10 @@ def box_filter(machine: str) -> bytes:
         number = (x86, arm)[column]
         if number is not None:
             out += [_op(_JEQ, number, jf=4), _op(_LOAD, _argument(index)), _op(_JEQ, 0, jf=1), allow, eperm]
+    families = (_AF_UNIX, _AF_INET, _AF_INET6) if network else (_AF_UNIX,)
     for number in (_SOCKET[column], _SOCKETPAIR[column]):
-        out += [_op(_JEQ, number, jf=4), _op(_LOAD, _argument(0)), _op(_JEQ, 1, jf=1), allow, unsupported]
+        checks = [verdict for family in families for verdict in (_op(_JEQ, family, jf=1), allow)]
+        out += [_op(_JEQ, number, jf=2 + len(checks)), _op(_LOAD, _argument(0)), *checks, unsupported]
     out += [_op(_JEQ, _CLONE[column], jf=4), _op(_LOAD, _argument(0)), _op(_JSET, _NAMESPACES, jt=1), allow, eperm]
     out += [_op(_JEQ, _IOCTL[column], jf=5), _op(_LOAD, _argument(1)), _op(_JEQ, _TIOCSTI, jt=2)]
     out += [_op(_JEQ, _TIOCLINUX, jt=1), allow, eperm]

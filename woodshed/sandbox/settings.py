@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from woodshed.record.settings import Settings
 
-from .protocol import Limits
+from .egress.rules import parse_rule
+from .protocol import Egress, Limits
 
 
 class SandboxSettings(Settings):
@@ -38,6 +39,24 @@ class SandboxSettings(Settings):
 
     disk: int | None = Field(default=512 << 20, ge=1 << 20)
     """Bytes that a box can write in all (held in memory); none for the system's own bound."""
+
+    allow: tuple[str, ...] = ()
+    """Hosts that an agent's boxes may reach: ``HOST``, ``*.DOMAIN`` or ``HOST:PORT``. They go through a proxy that
+    refuses all others and logs every request to ``egress.jsonl``. Boxes that grade never reach anything."""
+
+    allow_private: bool = False
+    """Whether names in ``allow`` may stand for addresses that are not public, as a company's mirror has."""
+
+    @field_validator("allow")
+    @classmethod
+    def _rules(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for rule in value:
+            parse_rule(rule)
+        return value
+
+    def egress(self) -> Egress | None:
+        """What agents' boxes may reach, as backends take it."""
+        return Egress(self.allow, private=self.allow_private) if self.allow else None
 
     def limits(self) -> Limits:
         """The limits as backends take them."""

@@ -97,13 +97,16 @@ class Spawner:
         self.privileged = bool(state["privileged"])
         self._loop.add_reader(ours.fileno(), self._receive)
 
-    async def create(self, message: dict[str, Any], control: socket.socket) -> int:
-        """Have a box made that serves ``control``; returns its number. Errors come over ``control``."""
+    async def create(self, message: dict[str, Any], control: socket.socket, offering: socket.socket) -> int:
+        """Have a box made that serves ``control`` and sends its listening sockets, if any, over ``offering``.
+
+        Returns its number. Errors come over ``control``.
+        """
         number = next(self._numbers)
         assert self._loop is not None
         self._gone[number] = self._loop.create_future()
         try:
-            await self._send({"op": "create", "box": number, **message}, [control.fileno()])
+            await self._send({"op": "create", "box": number, **message}, [control.fileno(), offering.fileno()])
         except BaseException:
             del self._gone[number]
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from woodshed.record.task import Task
 
 from .layers import LayerStore
-from .protocol import BoxSpec, Limits
+from .protocol import BoxSpec, Egress, Limits
 
 PRELOAD = ("json", "traceback", "importlib.util", "runpy")
 """What graders and tools import in every box; paid once in the process that boxes are cloned from."""
@@ -17,7 +17,7 @@ _FEW = 4 << 20
 _DEFAULT = Limits()
 
 
-def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None) -> BoxSpec:
+def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None, egress: Egress | None = None) -> BoxSpec:
     """What to create for ``task``. Raises SandboxError where one of its layers is missing.
 
     A workspace of at most 4 MiB travels in the create call; a larger one becomes a layer of its own, so that boxes
@@ -30,7 +30,7 @@ def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None) ->
         stack.append(layers.path(_workspace_layer(task, layers)))
         files = {}
     return BoxSpec(
-        layers=tuple(stack), files=files, workdir=workdir, limits=limits or _DEFAULT, preload=PRELOAD,
+        layers=tuple(stack), files=files, workdir=workdir, limits=limits or _DEFAULT, egress=egress, preload=PRELOAD,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ BOX_UID = 1_877_001
 HOME = "/home/box"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 _ETC = {
     "passwd": f"root:x:0:0::/root:/bin/sh\nbox:x:{UID}:{UID}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
     "group": f"root:x:0:\nbox:x:{UID}:\nnogroup:x:65534:\n",
@@ -45,6 +46,7 @@ def build(root: str, owner: int) -> list[tuple[str, str]]:
         with open(f"{base}/etc/{name}", "w") as file:
             file.write(text)
     _copy_linker_files(base)
+    _copy_certificates(base)
     os.mkdir(f"{root}/mask")
     with open(f"{root}/mask/box.pth", "w") as file:
         file.write(SITE_PACKAGES + "\n")
@@ -114,6 +116,15 @@ def _build_dev(dev: str) -> None:
         os.symlink("/proc/self/fd" + target, f"{dev}/{name}")
     os.mkdir(f"{dev}/shm")
     kernel.seal_mount(dev, recursive=False, nodev=False)
+
+
+def _copy_certificates(base: str) -> None:
+    """The authorities that the host trusts, for boxes that may reach something by TLS."""
+    for source in _CERTIFICATES:
+        if os.path.isfile(source):
+            os.makedirs(f"{base}/etc/ssl/certs")
+            shutil.copyfile(source, f"{base}/etc/ssl/certs/ca-certificates.crt")
+            return
 
 
 def _copy_linker_files(base: str) -> None:

@@ -108,7 +108,7 @@ class Zygote:
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         operation = message["op"]
         if operation == "create":
-            self._create(message, fds[0])
+            self._create(message, *fds)
         elif operation == "kill":
             pid = self._pids.get(message["box"])
             if pid is None:
@@ -120,7 +120,7 @@ class Zygote:
         elif operation == "release":
             self._answer(message, self._release)
 
-    def _create(self, spec: dict[str, Any], control: int) -> None:
+    def _create(self, spec: dict[str, Any], control: int, offering: int) -> None:
         try:
             for name in spec["preload"]:
                 if name.partition(".")[0] not in sys.stdlib_module_names:
@@ -132,7 +132,7 @@ class Zygote:
             self._send({"gone": spec["box"], "error": str(error)})
             return
         if pid == 0:
-            boxinit.run(spec, self._binds, self._outer, control, self._seal_out.fileno())
+            boxinit.run(spec, self._binds, self._outer, control, offering, self._seal_out.fileno())
         self._names[pid], self._pids[spec["box"]] = spec["box"], pid
 
     def _import(self, name: str) -> None:

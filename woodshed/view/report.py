@@ -13,7 +13,7 @@ from rich.table import Table
 from ..record.jsonl import read_jsonl
 from ..record.store import TrajectoryStore
 from .plots import bars, lines
-from .summary import EFFORT, Evaluation, evaluation, gains, telling_pairs
+from .summary import EFFORT, Evaluation, evaluation, flagged, gains, telling_pairs
 from .transcript import transcript
 
 _STYLE = """
@@ -68,6 +68,7 @@ def build_report(run: Run, console: Console) -> dict[str, Any]:
     body = [_headline(before, after, transfer), _curves(steps, trainer), _behaviour(before, after)]
     if after:
         body.append(_trajectories(store, before, after))
+    body.append(_monitors(before, after, flagged(store.rows("source = 'train'"))))
     body.append(_time(run, summary))
     title = html.escape(run.root.name)
     page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
@@ -192,6 +193,19 @@ def _trajectories(store: TrajectoryStore, before: Evaluation, after: Evaluation)
         out += f"<h3>{html.escape(left.task)}</h3><div class=row><div class=half>{transcript(left)}</div>"
         out += f"<div class=half>{transcript(right)}</div></div>"
     return out
+
+
+def _monitors(before: Evaluation, after: Evaluation | None, training: dict[str, int]) -> str:
+    counts = (before.flagged, training, after.flagged if after else {})
+    names = sorted({name for count in counts for name in count})
+    if not names:
+        return "<h2>Monitors</h2><p>Nothing that looks like a reward hack was found.</p>"
+    rows = "".join(
+        f"<tr><td>{name.replace('_', ' ')}</td>" + "".join(f"<td>{c.get(name, 0)}</td>" for c in counts) + "</tr>"
+        for name in names
+    )
+    head = "<tr><th>episodes flagged</th><th>before RL</th><th>in training</th><th>after RL</th></tr>"
+    return f"<h2>Monitors</h2><table>{head}{rows}</table><p><small>woodshed monitors RUN shows them.</small></p>"
 
 
 def _time(run: Run, summary: dict[str, Any]) -> str:

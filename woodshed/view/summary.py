@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ class Evaluation:
     statuses: dict[str, int]
     effort: dict[str, float]
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
+    flagged: dict[str, int] = field(default_factory=dict)
 
     @property
     def pass1(self) -> Estimate:
@@ -60,7 +62,14 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
         statuses=dict(Counter(r["status"] for r in rows)),
         effort={key: float(np.mean([r["effort"][key] for r in rows])) for key in EFFORT},
         kinds={k: (len(v), float(np.mean(v))) for k, v in sorted(by_kind.items()) if k},
+        flagged=flagged(rows),
     )
+
+
+def flagged(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Episodes that each monitor flagged, of rows of the store."""
+    found = (row["labels"].get("flagged", "") for row in rows)
+    return dict(Counter(name for text in found for name in text.split(",") if name))
 
 
 def gains(before: Evaluation, after: Evaluation) -> tuple[Estimate, Estimate]:

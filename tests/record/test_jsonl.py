@@ -1,0 +1,23 @@
+"""Lines that survive a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from woodshed.record.jsonl import JsonLines, read_jsonl
+
+
+def test_a_torn_line_is_cut_off_and_the_next_one_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.jsonl"
+    lines = JsonLines(path)
+    assert lines.rows() == []
+    for n in range(3):
+        lines.append({"n": n, "text": "zwei\nZeilen, ü"})
+    whole = path.read_bytes()
+    for cut in range(1, len(whole) // 3):
+        path.write_bytes(whole[:-cut])
+        assert [r["n"] for r in read_jsonl(path)] == ([0, 1] if cut > 1 else [0, 1, 2])
+        again = JsonLines(path)
+        again.append({"n": 9})
+        assert [r["n"] for r in again.rows()] == [0, 1, 9]
+    assert again.rows()[1]["text"] == "zwei\nZeilen, ü"

@@ -1,0 +1,11 @@
+"""Monitors: what in an episode looks like a reward hack. They flag; what follows from that is the recipe's to say.
+
+A monitor sees what the agent did and handed in, not whether it passed. To add one, write a function from ``Episode`` to
+findings and name it in ``all.MONITORS``; its treatment is a field of ``grading.settings.MonitorSettings``.
+"""
+
+from .all import MONITORS, inspect
+from .base import Episode, Finding
+from .treat import count, quarantined, watch
+
+__all__ = ["MONITORS", "Episode", "Finding", "count", "inspect", "quarantined", "watch"]

@@ -1,0 +1,43 @@
+"""The network of a box that may reach something: a loopback of its own, and sockets that the host answers.
+
+The box's network namespace has no other device and no route. PID 1 listens on ports of 127.0.0.1 and hands the
+listening sockets to the host, which accepts their connections: a socket stays in the namespace it was made in, whoever
+holds it. So there is nothing in the box that forwards, and nothing to talk to but what the host serves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from collections.abc import Sequence
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_BACKLOG = 64
+
+
+def offer(ports: Sequence[int], host: int) -> None:
+    """Listen on ``ports`` and send the sockets over the descriptor ``host``, which is closed.
+
+    Needs CAP_NET_ADMIN over the namespace. Without ports nothing is made: not even the loopback is up.
+    """
+    listeners = []
+    if ports:
+        _loopback_up()
+    for port in ports:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(_BACKLOG)
+        listeners.append(listener)
+    with socket.socket(fileno=host) as channel:
+        if listeners:
+            socket.send_fds(channel, [b"listening"], [listener.fileno() for listener in listeners])
+    for listener in listeners:
+        listener.close()
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16sh22x", b"lo", 0))
+        flags = struct.unpack_from("16sh", request)[1] | _IFF_UP
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags))

@@ -1,0 +1,119 @@
+"""The host's end of a box's listening sockets: they lie in the box's network namespace, their connections end here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from ..protocol import Egress, SandboxError
+from .proxy import Note, Proxy
+from .relay import Budget, Meter, Spent, tunnel
+from .rules import parse_rule, split_host
+
+PROXY_PORT = 3128
+_PROXY = f"http://127.0.0.1:{PROXY_PORT}"
+_LOCAL = "localhost,127.0.0.1,::1"
+PROXY_ENVIRONMENT = {
+    "http_proxy": _PROXY, "https_proxy": _PROXY, "HTTP_PROXY": _PROXY, "HTTPS_PROXY": _PROXY, "no_proxy": _LOCAL,
+    "NO_PROXY": _LOCAL, "NODE_USE_ENV_PROXY": "1", "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
+}  # fmt: skip
+"""What tells programs in a box about the proxy."""
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+def ports_of(egress: Egress) -> list[int]:
+    """Ports of 127.0.0.1 that listen in the box. Raises SandboxError for a rule or a route that makes no sense."""
+    _parsed(egress)
+    return [*([PROXY_PORT] if egress.allow else []), *egress.routes]
+
+
+class Gate:
+    """Serves the listening sockets of one box until ``close``."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._left = max_connections
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @staticmethod
+    async def open(egress: Egress, taking: socket.socket, note: Note) -> Gate:
+        """``taking`` holds the box's listening sockets, in the order of ``ports_of``, once the box has answered."""
+        rules, routes = _parsed(egress)
+        taking.setblocking(False)
+        count = len(ports_of(egress))
+        fds = socket.recv_fds(taking, 64, count)[1] if count else []
+        listeners = [socket.socket(fileno=fd) for fd in fds]
+        budget = Budget(egress.max_bytes)
+        serves: list[Serve] = [Proxy(rules, budget, note, private=egress.private).serve] if rules else []
+        serves += [_route(port, place, budget, note) for port, place in routes.items()]
+        gate = Gate(egress.max_connections)
+        for serve, listener in zip(serves, listeners, strict=True):
+            gate._servers.append(await asyncio.start_server(gate._tracked(serve), sock=listener, limit=32 << 10))
+        return gate
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._connections:
+            task.cancel()
+
+    def _tracked(self, serve: Serve) -> Serve:
+        async def tracked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._left -= 1
+            if self._left < 0:
+                writer.close()
+                self.close()  # from now on the box's kernel refuses: a flood costs the host nothing
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            self._connections.add(task)
+            try:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serve(reader, writer)
+            finally:
+                self._connections.discard(task)
+                writer.close()
+
+        return tracked
+
+
+def _parsed(egress: Egress) -> tuple[list[Any], Mapping[int, tuple[str, int]]]:
+    try:
+        rules, routes = [parse_rule(text) for text in egress.allow], {}
+        for port, place in egress.routes.items():
+            host, target = split_host(place)
+            if target is None or not 0 < port < 65536 or port == PROXY_PORT:
+                raise ValueError
+            routes[port] = (host, target)
+    except ValueError as error:
+        raise SandboxError(
+            str(error) or f"egress route {port} -> {place!r}: expected a free port of the box and HOST:PORT"
+        ) from None
+    return rules, routes
+
+
+def _route(port: int, place: tuple[str, int], budget: Budget, note: Note) -> Serve:
+    """Connections to one service, which is named by whoever made the box and may be anywhere."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up, down, reason = Meter(budget), Meter(budget), ""
+        try:
+            far = await asyncio.open_connection(*place)
+            try:
+                await tunnel((reader, writer), far, up, down)
+            finally:
+                far[1].close()
+        except Spent:
+            reason = "the box has moved all the bytes that it may"
+        except OSError as error:
+            reason = f"{place[0]}:{place[1]} cannot be reached: {error}"
+        note({
+            "method": "route", "host": place[0], "port": place[1], "path": f":{port}", "reason": reason,
+            "up": up.bytes, "down": down.bytes,
+        })  # fmt: skip
+
+    return serve

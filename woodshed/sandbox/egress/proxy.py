@@ -1,0 +1,124 @@
+"""The forward proxy of one box: HTTP and CONNECT to the hosts that its rules allow; the rest is refused and noted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import http
+from .relay import Budget, Meter, Spent, Stream, copy, tunnel
+from .rules import Rule, allowed, reachable
+
+MAX_CONNECTIONS = 64
+_HEAD_SECONDS, _CONNECT_SECONDS = 30.0, 15.0
+_LOGGED = 500
+
+Note = Callable[[dict[str, Any]], None]
+"""Is given what happened to each request: ``method``, ``host``, ``port``, ``path``, ``status``, ``reason``, ``up`` and
+``down`` (bytes), ``seconds``."""
+
+
+class Refused(Exception):
+    def __init__(self, status: int, phrase: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.phrase = status, phrase
+
+
+class Proxy:
+    """Serves connections that come from a box. ``private``: names may stand for addresses that are not public."""
+
+    def __init__(self, rules: Sequence[Rule], budget: Budget, note: Note, *, private: bool = False) -> None:
+        self._rules, self._budget, self._note, self._private = tuple(rules), budget, note, private
+        self._open = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, one request."""
+        started = time.monotonic()
+        up, down = Meter(self._budget), Meter(self._budget)
+        entry: dict[str, Any] = {"method": "", "host": "", "port": 0, "path": "", "status": 0, "reason": ""}
+        self._open += 1
+        try:
+            await self._handle((reader, writer), entry, up, down)
+        except Refused as refusal:
+            entry |= {"status": refusal.status, "reason": str(refusal)}
+            with contextlib.suppress(ConnectionError):
+                writer.write(http.answer(refusal.status, refusal.phrase, f"woodshed: {refusal}"))
+                await writer.drain()
+        except Spent:
+            entry["reason"] = "the box has moved all the bytes that it may"
+        except (OSError, ValueError) as error:  # ValueError: a line of the response that has no end
+            entry["reason"] = f"broken off: {error or type(error).__name__}"
+        finally:
+            self._open -= 1
+            writer.close()
+            self._note(entry | {"up": up.bytes, "down": down.bytes, "seconds": round(time.monotonic() - started, 3)})
+
+    async def _handle(self, near: Stream, entry: dict[str, Any], up: Meter, down: Meter) -> None:
+        if self._open > MAX_CONNECTIONS:
+            raise Refused(503, "Service Unavailable", f"more than {MAX_CONNECTIONS} connections at once")
+        request = await self._request(near[0])
+        entry |= {"method": request.method, "host": request.host, "port": request.port, "path": request.path[:_LOGGED]}
+        if not allowed(self._rules, request.host, request.port):
+            raise Refused(403, "Forbidden", f"{request.host}:{request.port} is not a host that this box may reach")
+        far = await self._connect(request.host, request.port)
+        try:
+            if request.method == "CONNECT":
+                near[1].write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                entry["status"] = 200
+                await tunnel(near, far, up, down)
+                return
+            far[1].write(request.head)
+            sending = asyncio.create_task(copy(near[0], far[1], up, request.length))
+            try:
+                entry["status"] = await _status(far[0], near[1], down)
+                await copy(far[0], near[1], down)
+            finally:
+                sending.cancel()  # the server answered and closed: what is left of the body is for nobody
+                await asyncio.gather(sending, return_exceptions=True)
+        finally:
+            far[1].close()
+
+    async def _request(self, reader: asyncio.StreamReader) -> http.Request:
+        try:
+            async with asyncio.timeout(_HEAD_SECONDS):
+                return http.parse_request(await reader.readuntil(b"\r\n\r\n"))
+        except http.BadRequest as error:
+            raise Refused(error.status, "Bad Request", str(error)) from None
+        except asyncio.LimitOverrunError:
+            raise Refused(431, "Request Header Fields Too Large", "the head of the request is too long") from None
+        except (asyncio.IncompleteReadError, TimeoutError):
+            raise Refused(408, "Request Timeout", "the request ended before its empty line") from None
+
+    async def _connect(self, host: str, port: int) -> Stream:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = reachable([str(f[4][0]) for f in found], host=host, private=self._private)
+                if not addresses:
+                    raise Refused(403, "Forbidden", f"{host} stands for an address that is not public")
+                return await _first(addresses, port)  # the address that was looked at, not the name again
+        except TimeoutError:
+            raise Refused(504, "Gateway Timeout", f"{host}:{port} does not answer") from None
+        except OSError as error:
+            raise Refused(502, "Bad Gateway", f"{host}:{port} cannot be reached: {error}") from None
+
+
+async def _first(addresses: Sequence[str], port: int) -> Stream:
+    for address in addresses[:-1]:
+        with contextlib.suppress(OSError):
+            return await asyncio.open_connection(address, port)
+    return await asyncio.open_connection(addresses[-1], port)
+
+
+async def _status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, meter: Meter) -> int:
+    """Pass on the response's first line; its status."""
+    line = await reader.readline()
+    meter.add(len(line))
+    writer.write(line)
+    parts = line.split(b" ", 2)
+    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
