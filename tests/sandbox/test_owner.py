@@ -101,7 +101,8 @@ def test_an_ordinary_user_can_do_it_too(_possible):
     place = Path(tempfile.mkdtemp(dir="/var/tmp"))
     try:
         package, state = place / "package" / "woodshed", place / "state"
-        shutil.copytree(Path(woodshed.__file__).parent / "sandbox", package / "sandbox")
+        for folder in ("sandbox", "record"):
+            shutil.copytree(Path(woodshed.__file__).parent / folder, package / folder)
         shutil.copy(woodshed.__file__, package)
         state.mkdir()
         subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)

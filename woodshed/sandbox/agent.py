@@ -146,6 +146,7 @@ class Agent:
     def _progress(self, fd: int) -> None:
         job = self._fds[fd]
         if fd == job.pidfd:
+            job.woken()
             self._reap()
         elif not job.drain(fd):
             self._forget(fd)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from .protocol import Backend, Unsupported
 
-NAMES = ("namespace",)
-_PLANNED = ("gvisor", "microvm", "docker")
+NAMES = ("namespace", "gvisor")
+_PLANNED = ("microvm", "docker")
 
 
 def open_backend(
@@ -18,6 +18,10 @@ def open_backend(
         from .namespace import NamespaceBackend
 
         return NamespaceBackend(root, max_starting=max_starting, egress_log=egress_log)
+    if name == "gvisor":
+        from .gvisor.backend import GvisorBackend
+
+        return GvisorBackend(root, max_starting=min(8, max_starting))
     if name in _PLANNED:
         raise Unsupported(f"the sandbox backend {name!r} is not in this version; set sandbox.backend = 'namespace'")
     raise Unsupported(f"unknown sandbox backend {name!r}; there is: {', '.join(NAMES)}")

@@ -1,51 +1,26 @@
-"""A box of the namespace backend as the host sees it."""
+"""A box as the host sees it: requests to its first process. What backends have in common."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from .channel import Channel
-from .egress.gate import Gate
-from .egress.record import Record
 from .frames import FrameError, pack_files, unpack_files
-from .protocol import BoxSpec, ExecResult, SandboxError, Snapshot, Unsupported
-
-if TYPE_CHECKING:
-    from .namespace import NamespaceBackend
+from .protocol import BoxSpec, ExecResult, SandboxError
 
 _PATIENCE = 120.0
 
 
-@dataclass(frozen=True)
-class Running:
-    """The processes of a box: its number with the spawner, its control connection, what it reaches outside."""
+class ChannelBox:
+    """See ``protocol.Sandbox``; ``snapshot``, ``stats`` and ``close`` are the backends' own."""
 
-    number: int
-    channel: Channel
-    gate: Gate | None
-
-    def hang_up(self) -> None:
-        self.channel.close()
-        if self.gate is not None:
-            self.gate.close()
-
-
-class NamespaceBox:
-    """See ``protocol.Sandbox``. Snapshots stop the box's processes and keep its files (``/dev/shm`` is not a file)."""
-
-    def __init__(
-        self, backend: NamespaceBackend, spec: BoxSpec, chain: tuple[str, ...], record: Record, running: Running
-    ) -> None:
-        self.id = record.box
-        self.record = record
+    def __init__(self, id: str, spec: BoxSpec, channel: Channel) -> None:
+        self.id = id
         self.spec = spec
-        self.chain = chain
-        self.running = running
-        self._backend = backend
+        self.channel = channel
         self._closed = False
         self._moving = asyncio.Lock()
         self._counts = {"execs": 0, "seconds": 0.0}
@@ -106,35 +81,18 @@ class NamespaceBox:
         except FrameError as error:
             raise SandboxError(f"{self.id}: {error}") from None
 
-    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Seal the box's files as a layer that forks share; the box goes on above it, its processes stopped."""
-        if kind != "fs":
-            raise Unsupported("the namespace backend has no memory snapshots; use snapshot('fs') or another backend")
-        async with self._moving:
-            return await self._backend.seal(self)
-
-    def stats(self) -> dict[str, Any]:
-        layers = len(self.spec.layers) + len(self.chain)
-        return {"id": self.id, "layers": layers, **self._counts, "egress": dict(self.record.counts)}
-
     async def usage(self) -> dict[str, int]:
         """``processes``, ``memory`` and ``disk`` (bytes) of the box now."""
         reply, _ = await self._ask({"op": "stats"})
         return {name: int(reply.get(name, 0)) for name in ("processes", "memory", "disk")}
-
-    async def close(self) -> None:
-        """Kill every process of the box and free its files. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.running.hang_up()
-            await self._backend.retire(self)
 
     async def _run(self, request: dict[str, Any], body: bytes, timeout: float) -> ExecResult:
         try:
             reply, data = await self._ask(request, body, timeout + _PATIENCE)
         except OSError as error:
             # What the box could not start: full of its own processes, or a command that no kernel takes.
-            return ExecResult(126, stderr=f"cannot start: {error.strerror}\n".encode())
+            full = error.errno == errno.ENOMEM
+            return ExecResult(126, stderr=f"cannot start: {error.strerror}\n".encode(), out_of_memory=full)
         try:
             size = int(reply["out"])
             result = ExecResult(
@@ -156,6 +114,6 @@ class NamespaceBox:
             async with self._moving:
                 pass
         try:
-            return await self.running.channel.request(header, body, patience=patience)
+            return await self.channel.request(header, body, patience=patience)
         except FrameError as error:
             raise OSError(errno.EFBIG, str(error)) from None

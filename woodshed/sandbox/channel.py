@@ -21,7 +21,8 @@ class Channel(asyncio.Protocol):
         self._decoder = Decoder(max_body)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._reading: asyncio.ReadTransport | None = None
         self._failure: SandboxError | None = None
 
     @staticmethod
@@ -29,6 +30,16 @@ class Channel(asyncio.Protocol):
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         _, channel = await loop.create_unix_connection(lambda: Channel(max_body), sock=sock)
+        return channel
+
+    @staticmethod
+    async def open_pipes(source: int, sink: int, max_body: int = 1 << 28) -> Channel:
+        """Over two pipes, which belong to the channel from now on."""
+        loop = asyncio.get_running_loop()
+        channel = Channel(max_body)
+        reading, _ = await loop.connect_read_pipe(lambda: channel, os.fdopen(source, "rb", 0))
+        writing, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(sink, "wb", 0))
+        channel._reading, channel._transport = reading, writing
         return channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -81,8 +92,10 @@ class Channel(asyncio.Protocol):
         return reply, data
 
     def close(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
+        if self._reading is not None:
+            self._reading.close()
 
     def _expire(self, number: int, patience: float) -> None:
         if number in self._waiting:

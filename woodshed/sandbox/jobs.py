@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from . import kernel, pyrun
 
 _PAGE, _TICKS = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
+_PSS = os.path.exists("/proc/self/smaps_rollup")
 _MAX_OUTPUT = 64 << 20
 _FLOOD = 64 << 20
 """Output discarded beyond ``max_output`` before the command is stopped: reading it for ever is work for nobody."""
@@ -37,7 +39,7 @@ class Job:
             pipes += os.pipe2(os.O_CLOEXEC)
             start = _python if request["op"] == "python" else _program
             self.pid = start(request, spec, source, pipes[1], pipes[3])
-            self.pidfd = os.pidfd_open(self.pid)
+            self.pidfd = _end_of(self.pid)
         except OSError:
             for fd in pipes:
                 os.close(fd)
@@ -71,6 +73,12 @@ class Job:
             if not everything:
                 return True
 
+    def woken(self) -> None:
+        """``pidfd`` is readable: this command may have ended."""
+        if self.pidfd in _wakers:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.pidfd, 4096)
+
     def kill(self) -> None:
         """Kill the command's session: all that it started and that did not detach itself."""
         for process in processes():
@@ -83,13 +91,43 @@ class Job:
         for fd in list(self.streams):
             self.drain(fd, everything=True)
             os.close(fd)
-        os.close(self.pidfd)
+        _close_end(self.pidfd)
         header = {
             "id": self.id, "returncode": os.waitstatus_to_exitcode(self.status or 0), "out": len(self.out),
             "timed_out": self.timed_out, "truncated": self.truncated, "out_of_memory": self.out_of_memory,
             "seconds": round(time.monotonic() - self.started, 6),
         }  # fmt: skip
         return header, bytes(self.out + self.err)
+
+
+_wakers: dict[int, int] = {}
+"""Where the kernel has no pidfd: a pipe for each command, written to whenever a child ends."""
+
+
+def _end_of(pid: int) -> int:
+    """A descriptor that is readable when the process may have ended."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    _wakers[read] = write
+    signal.signal(signal.SIGCHLD, _wake)
+    os.write(write, b"x")  # it may be over already
+    return read
+
+
+def _wake(*_: object) -> None:
+    for write in _wakers.values():
+        with contextlib.suppress(BlockingIOError):
+            os.write(write, b"x")
+
+
+def _close_end(fd: int) -> None:
+    os.close(fd)
+    if fd in _wakers:
+        os.close(_wakers.pop(fd))
 
 
 class Process(NamedTuple):
@@ -118,8 +156,10 @@ def processes() -> list[Process]:
 
 
 def memory() -> int:
-    """Bytes that the box's processes hold: proportional set size where the resident sizes alone cannot tell."""
+    """Bytes that the box's processes hold: proportional set size where the kernel tells it, else resident size."""
     total = 0
+    if not _PSS:
+        return sum(process.resident for process in processes())
     for process in processes():
         try:
             with open(f"/proc/{process.pid}/smaps_rollup", "rb", buffering=0) as file:
@@ -206,7 +246,7 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
     environment = spec["environment"]
     if request["env"]:
         environment = {**environment, **request["env"]}
-    argv = request["argv"]
+    argv = [*spec.get("prefix", ()), *request["argv"]]
     os.environ["PATH"] = environment.get("PATH", "/usr/bin:/bin")  # where the search looks
     os.chdir(request["cwd"])
     try:
@@ -232,6 +272,11 @@ def _python(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int,
         if spec["cpu"] is not None:
             seconds = max(1, round(spec["cpu"]))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        if "user" in spec:
+            os.setgroups([])
+            os.setresgid(*(spec["user"],) * 3)
+            os.setresuid(*(spec["user"],) * 3)
+            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # PID 1 is not: /proc/self would belong to nobody here
         kernel.capset(0)
         os.chdir(request["cwd"])

@@ -6,6 +6,7 @@ Every function raises ``OSError`` with the call's name. Imports nothing heavy: z
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -105,18 +106,40 @@ def move_mount(fd: int, target: str) -> None:
     _call("move_mount", MOVE_MOUNT, ctypes.c_int(fd), b"", here, os.fsencode(target), ctypes.c_uint(empty))
 
 
-def close_range(first: int, last: int = 0xFFFFFFFF) -> None:
+def close_range(first: int, last: int = 0x7FFFFFFF) -> None:
     _call("close_range", CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(0))
 
 
 def openat2(folder: int, path: str, flags: int, mode: int, resolve: int) -> int:
-    """open(2) that refuses what ``resolve`` forbids on the way. Raises the OSError subclass of the errno."""
+    """open(2) that refuses what ``resolve`` forbids on the way. Raises the OSError subclass of the errno.
+
+    A kernel without the call (gVisor's) is asked step by step where no link may be followed, else plainly: such a box
+    has a kernel of its own, so there is nothing of the host's to lead to.
+    """
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
     fd = _libc.syscall(ctypes.c_long(OPENAT2), ctypes.c_int(folder), os.fsencode(path), how, ctypes.c_size_t(len(how)))
     if fd < 0:
         code = ctypes.get_errno()
+        if code == errno.ENOSYS:
+            return _open_by_steps(folder, path, flags, mode, resolve)
         raise OSError(code, os.strerror(code), path)
     return fd
+
+
+def _open_by_steps(folder: int, path: str, flags: int, mode: int, resolve: int) -> int:
+    where = None if folder == -100 else folder
+    if not resolve & RESOLVE_NO_SYMLINKS:
+        return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=where)
+    *folders, name = path.split("/")
+    opened: list[int] = []
+    try:
+        for part in folders:
+            where = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
+            opened.append(where)
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=where)
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def filesystem(fd: int) -> int:

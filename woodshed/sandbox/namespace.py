@@ -16,11 +16,11 @@ from typing import Any
 
 from woodshed.record.jsonl import JsonLines
 
-from .box import NamespaceBox, Running
 from .channel import Channel
 from .egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from .egress.record import Record
 from .frames import pack_files
+from .namespace_box import NamespaceBox, Running
 from .protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 from .spawner import Spawner
 
@@ -109,7 +109,7 @@ class NamespaceBackend:
         except BaseException:
             await self._release(chain + chain)
             raise
-        box.chain, box.running = chain, running
+        box.move(chain, running)
         old.hang_up()
         await self._spawner.kill(old.number)
         await self._release(old_chain)
@@ -152,7 +152,7 @@ class NamespaceBackend:
             taking, offering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with taking:
                 with theirs, offering:
-                    number = await self._spawner.create(message, theirs, offering)
+                    number = await self._spawner.create(message, theirs.fileno(), offering.fileno())
                 channel = await Channel.open(ours)
                 try:
                     await channel.request({"op": "put", "files": table, "workdir": True}, body)

@@ -1,4 +1,4 @@
-"""The owner's side of the zygote: starts it, asks it for boxes, learns when they are gone."""
+"""The owner's side of the process that makes boxes: starts it, asks it for boxes, learns when they are gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,23 @@ from .protocol import SandboxError
 
 _BOOT = (
     "import socket, sys; s = socket.socket(fileno=0); sys.path.insert(0, s.recv(4096).decode());"
-    "from woodshed.sandbox.zygote import main; del sys.path[0]; main(s)"
+    "from {program} import main; del sys.path[0]; main(s)"
 )
 _PREFIX = "woodshed-boxes-"
 
 
 class Spawner:
-    """One zygote process and its folder below ``root`` (the system's temporary folder by default).
+    """One process (here: the zygote) and its folder below ``root`` (the system's temporary folder by default).
 
-    A zygote that dies takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start`` makes another.
+    ``program``: the module whose ``main`` it runs; ``config``: what that is told besides its folder. A zygote that dies
+    takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start`` makes another.
     """
 
-    def __init__(self, root: Path | None = None, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, root: Path | None = None, on_lost: Callable[[], None] = lambda: None, *,
+        program: str = "woodshed.sandbox.zygote", config: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._program, self._config = program, dict(config or {})
         self._root = Path(root) if root is not None else Path(tempfile.gettempdir())
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,13 +84,13 @@ class Spawner:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             interpreter = getattr(sys, "_base_executable", None) or sys.executable
-            self._process = _spawn(interpreter, theirs)
+            self._process = _spawn(interpreter, self._program, theirs)
         ours.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._socket = ours
         try:
             await self._loop.sock_sendall(ours, str(Path(woodshed.__file__).parent.parent).encode())
-            await self._loop.sock_sendall(ours, json.dumps({"root": str(folder.resolve())}).encode())
+            await self._loop.sock_sendall(ours, json.dumps({"root": str(folder.resolve()), **self._config}).encode())
             answer = await asyncio.wait_for(self._loop.sock_recv(ours, 1 << 16), 60.0)
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"the sandbox's helper process did not start: {error!r}") from None
@@ -97,16 +102,16 @@ class Spawner:
         self.privileged = bool(state["privileged"])
         self._loop.add_reader(ours.fileno(), self._receive)
 
-    async def create(self, message: dict[str, Any], control: socket.socket, offering: socket.socket) -> int:
-        """Have a box made that serves ``control`` and sends its listening sockets, if any, over ``offering``.
+    async def create(self, message: dict[str, Any], *descriptors: int) -> int:
+        """Have a box made that is given ``descriptors`` (the caller's to close); returns its number.
 
-        Returns its number. Errors come over ``control``.
+        A box that cannot be made closes them; ``kill`` and then ``reason`` tell why.
         """
         number = next(self._numbers)
         assert self._loop is not None
         self._gone[number] = self._loop.create_future()
         try:
-            await self._send({"op": "create", "box": number, **message}, [control.fileno(), offering.fileno()])
+            await self._send({"op": "create", "box": number, **message}, descriptors)
         except BaseException:
             del self._gone[number]
             raise
@@ -126,8 +131,8 @@ class Spawner:
         """Why the box of that number was never born, if so; asked once, after ``kill``."""
         return self._reasons.pop(number, None)
 
-    async def ask(self, operation: str, **fields: Any) -> None:
-        """``adopt`` or ``release`` a snapshot. Raises SandboxError."""
+    async def ask(self, operation: str, **fields: Any) -> dict[str, Any]:
+        """``adopt``, ``checkpoint`` or ``release`` a snapshot. Raises SandboxError."""
         number = next(self._numbers)
         assert self._loop is not None
         future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -136,6 +141,7 @@ class Spawner:
         answer = await future
         if "error" in answer:
             raise SandboxError(f"sandbox {operation}: {answer['error']}")
+        return answer
 
     async def close(self) -> None:
         """End the zygote and with it every box; remove its folder."""
@@ -221,9 +227,9 @@ class Spawner:
         self._replies.clear()
 
 
-def _spawn(interpreter: str, stdin: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(interpreter: str, program: str, stdin: socket.socket) -> subprocess.Popen[bytes]:
     # A fresh process: the caller's threads, locks and memory have no part in boxes.
-    command = [interpreter, "-I", "-S", "-c", _BOOT]
+    command = [interpreter, "-I", "-S", "-c", _BOOT.format(program=program)]
     return subprocess.Popen(
         command, stdin=stdin.fileno(), stdout=subprocess.DEVNULL, cwd="/", env={"LANG": "C.UTF-8"},
     )  # fmt: skip

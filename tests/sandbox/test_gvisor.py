@@ -1,0 +1,319 @@
+"""The gVisor backend for real, where this machine has runsc (``scripts/install-runsc`` fetches it)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import woodshed
+from woodshed.sandbox.gvisor.backend import GvisorBackend
+from woodshed.sandbox.gvisor.probe import probe_gvisor
+from woodshed.sandbox.gvisor.runsc import find_runsc
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import BoxSpec, Egress, Limits, SandboxError, Snapshot, Unsupported
+from woodshed.sandbox.session import ShellSession
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="session")
+def _possible() -> None:
+    probe = probe_gvisor(None)
+    if not probe.ok:
+        pytest.skip("; ".join(probe.reasons))
+    assert {"full_snapshot", "fork"} <= probe.capabilities
+
+
+@pytest.fixture
+def with_gvisor(_possible: None, tmp_path: Path) -> Callable[..., Any]:
+    def run(body: Callable[[GvisorBackend], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            backend = GvisorBackend(tmp_path / "state")
+            try:
+                return await body(backend)
+            finally:
+                await backend.close()
+                assert not list((tmp_path / "state").iterdir())
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_files_commands_and_python(with_gvisor: Callable[..., Any], tmp_path: Path) -> None:
+    store = LayerStore(tmp_path / "layers")
+
+    def fill(folder: Path) -> None:
+        (folder / "opt/site-packages").mkdir(parents=True)
+        (folder / "opt/site-packages/layered.py").write_text("NAME = 'layer'\n")
+        (folder / "workspace").mkdir()
+        (folder / "workspace/below.txt").write_text("from a layer")
+
+    layer = store.path(store.add("test", fill))
+
+    async def body(backend: GvisorBackend) -> None:
+        files = {"a.py": b"print(1)\n", "pkg/b.bin": bytes(range(256)), "run.sh": b"#!/bin/sh\necho ran $GREETING\n"}
+        spec = BoxSpec(layers=(layer,), files=files, env={"GREETING": "hello"}, preload=("json",))
+        box = await backend.create(spec)
+        assert (await box.exec("python3 a.py; ./run.sh; cat below.txt; id -u")).stdout == (
+            b"1\nran hello\nfrom a layer1000\n"
+        )
+        assert (await box.exec(["no-such-program"])).returncode == 127
+        assert (await box.exec("cat", stdin=b"x" * 300_000)).stdout == b"x" * 300_000
+        capped = await box.exec("head -c 2000000 /dev/zero", max_output=1000)
+        assert len(capped.stdout) == 1000 and capped.truncated
+        late = await box.exec("sleep 60 & sleep 60", timeout=1)
+        assert late.timed_out and late.returncode == -9 and late.seconds < 30
+        done = await box.exec_python("import json, layered, os, sys; print(json.dumps([layered.NAME, os.getuid()]))")
+        assert done.stdout == b'["layer", 1000]\n', done.stderr.decode()
+        assert (await box.exec_python("raise SystemExit(7)")).returncode == 7
+        assert await box.get(["**/*.py", "pkg/*"]) == {"a.py": files["a.py"], "pkg/b.bin": files["pkg/b.bin"]}
+        await box.write("deep/er/c.txt", b"new")
+        assert await box.read("deep/er/c.txt") == b"new" and await box.read("pkg/b.bin", max_bytes=2) == b"\0\1"
+        await box.delete("deep")
+        with pytest.raises(FileNotFoundError):
+            await box.read("deep/er/c.txt")
+        with pytest.raises(PermissionError):
+            await box.read("/dev/zero")
+        assert [name for name, _, _ in await box.list()] == ["a.py", "below.txt", "pkg", "run.sh"]
+        await box.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await box.exec("true")
+
+    with_gvisor(body)
+
+
+def test_nothing_of_the_host_is_there(with_gvisor: Callable[..., Any]) -> None:
+    attempts = """
+import os, socket
+def attempt(name, f):
+    try:
+        print(name, f())
+    except BaseException as error:
+        print(name, type(error).__name__)
+for path in ("/root", "/home", "/etc/shadow", "/var/log", "/sys/class/net", "/opt"):
+    attempt(path, lambda: sorted(os.listdir(path)) if os.path.isdir(path) else open(path).read()[:9])
+attempt("write usr", lambda: open("/usr/x", "w"))
+attempt("kill init", lambda: os.kill(1, 9))
+attempt("trace", lambda: open("/proc/1/mem", "rb").read(1))
+attempt("root", lambda: os.setuid(0))
+attempt("mount", lambda: os.system("mount -t tmpfs x /tmp 2>/dev/null") == 0)
+attempt("connect", lambda: socket.create_connection(("192.0.2.1", 80), 2))
+attempt("names", lambda: socket.getaddrinfo("example.com", 80))
+attempt("kernel", lambda: os.uname().release)
+"""
+
+    async def body(backend: GvisorBackend) -> None:
+        box = await backend.create(BoxSpec())
+        done = await box.exec_python(attempts, timeout=60)
+        said = dict(line.split(" ", 1) if " " in line else (line, "") for line in done.stdout.decode().replace(
+            "write usr", "write").replace("kill init", "kill").splitlines())  # fmt: skip
+        interpreter = Path(sys.base_prefix).parts
+        assert said["/root"] in ("[]", repr([interpreter[2]])), "nothing but the way to the interpreter"
+        assert said["/home"] == "['box']" and said["/etc/shadow"] == "FileNotFoundError"
+        assert said["write"] in ("OSError", "PermissionError") and said["kill"] == "PermissionError"
+        assert (
+            said["trace"] in ("PermissionError", "FileNotFoundError", "OSError") and said["root"] == "PermissionError"
+        )
+        assert said["mount"] == "False" and said["connect"] == "OSError" and said["names"] == "gaierror"
+        assert said["kernel"] != os.uname().release, "the kernel that answers is not the host's"
+        assert (await box.exec("echo alive")).stdout == b"alive\n"
+        with pytest.raises(Unsupported, match="no network"):
+            await backend.create(BoxSpec(egress=Egress(allow=("example.org",))))
+
+    with_gvisor(body)
+
+
+def test_a_hostile_box_is_no_infrastructure_error(with_gvisor: Callable[..., Any]) -> None:
+    limits = Limits(memory=200 << 20, processes=24, cpu_seconds=3, file_size=4 << 20, disk=24 << 20)
+
+    async def body(backend: GvisorBackend) -> None:
+        box = await backend.create(BoxSpec(limits=limits))
+        assert (await box.exec("kill -9 -1; kill -9 1")).returncode != 0
+        bomb = await box.exec(":(){ :|:& };:; sleep 1", timeout=10)
+        assert bomb.returncode is not None
+        await box.exec("true", timeout=30)
+        hog = await box.exec_python("x = bytearray(1 << 30)")
+        assert b"MemoryError" in hog.stderr
+        assert (await box.exec("head -c 8000000 /dev/zero > big")).returncode != 0
+        full = await box.exec("for i in 1 2 3 4 5 6 7 8; do head -c 4000000 /dev/zero > f$i || exit 5; done")
+        assert full.returncode == 5, "the disk is full"
+        spin = await box.exec("while :; do :; done", timeout=30)
+        assert spin.returncode != 0 and not spin.timed_out
+        assert (await box.exec("rm -f f* big; echo alive")).stdout == b"alive\n"
+
+    with_gvisor(body)
+
+
+def test_a_box_beyond_its_memory_is_ended_and_says_so(with_gvisor: Callable[..., Any]) -> None:
+    """Files in memory that no process maps count to none of them: the kernel of the box is what grows."""
+    limits = Limits(memory=64 << 20, disk=16 << 20, file_size=1 << 30)
+    fill = (
+        "import os\nkept = []\nfor n in range(100):\n    fd = os.memfd_create('x'); kept.append(fd)\n"
+        "    for _ in range(16):\n        os.write(fd, bytes(1 << 20))\nimport time; time.sleep(60)\n"
+    )
+
+    async def body(backend: GvisorBackend) -> None:
+        box, other = await backend.create(BoxSpec(limits=limits)), await backend.create(BoxSpec())
+        done = await box.exec_python(fill, timeout=120)
+        assert done.returncode != 0 and done.out_of_memory and not done.timed_out
+        assert (await box.exec("true")).out_of_memory
+        with pytest.raises(OSError, match="more memory than it may"):
+            await box.get(["*.py"])
+        assert (await other.exec("echo fine")).stdout == b"fine\n"
+
+    with_gvisor(body)
+
+
+def test_a_fork_goes_on_with_memory_processes_and_files(with_gvisor: Callable[..., Any]) -> None:
+    """A shell with variables, a server in the background and dirty files, forked eight times."""
+    server = """
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    count = 0
+    def do_GET(self):
+        Handler.count += 1
+        self.send_response(200); self.end_headers(); self.wfile.write(str(Handler.count).encode())
+    def log_message(self, *a): pass
+http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+"""
+    ask = "python3 -c \"import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000').read().decode())\""
+
+    async def body(backend: GvisorBackend) -> None:
+        box = await backend.create(BoxSpec(files={"server.py": server.encode()}))
+        shell = await ShellSession.open(box)
+        await shell.send("x=41; cd /tmp; python3 /workspace/server.py & echo dirty > note; sleep 2")
+        for expected in (b"1\n", b"2\n"):
+            assert (await shell.send(ask)).stdout == expected
+        snapshot = await box.snapshot("full")
+        assert snapshot.kind == "full" and snapshot.bytes > 1 << 20
+        forks = await backend.fork(snapshot, 8)
+
+        async def go_on(number: int, fork: Any) -> None:
+            same = shell.on(fork)
+            done = await same.send(f"x=$((x + {number})); echo $x; pwd; cat note; echo {number} > note", timeout=120)
+            assert done.stdout.decode() == f"{41 + number}\n/tmp\ndirty\n", done
+            for request in range(number % 3 + 1):  # each server counts its own
+                assert (await same.send(ask, timeout=120)).stdout == f"{request + 3}\n".encode()
+            assert (await same.send("cat note; echo $x")).stdout.decode() == f"{number}\n{41 + number}\n"
+
+        await asyncio.gather(*(go_on(n, fork) for n, fork in enumerate(forks, 1)))
+        assert (await shell.send("cat note; echo $x")).stdout == b"dirty\n41\n", "the box itself went on as it was"
+        again = await backend.fork(await forks[0].snapshot("full"))
+        assert (await shell.on(forks[0]).on(again[0]).send("echo $x")).stdout == b"42\n", "a fork of a fork"
+        [files] = await backend.fork(await box.snapshot("fs"))
+        assert (await files.exec("cat /tmp/note; pgrep -f '[s]erver.py' || echo none")).stdout == b"dirty\nnone\n"
+        await backend.drop(snapshot)
+        with pytest.raises(SandboxError, match="dropped"):
+            await backend.fork(snapshot)
+        with pytest.raises(SandboxError, match="not one of this"):
+            await backend.fork(Snapshot("s1", "fs", "namespace"))
+
+    with_gvisor(body)
+
+
+_OWNER = """
+import asyncio, sys
+from pathlib import Path
+from woodshed.sandbox.gvisor.backend import GvisorBackend
+from woodshed.sandbox.protocol import BoxSpec
+async def main():
+    backend = GvisorBackend(Path(sys.argv[1]))
+    boxes = [await backend.create(BoxSpec()) for _ in range(2)]
+    await boxes[0].exec("sleep 1000 > /dev/null 2>&1 &")
+    print("ready", flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_when_the_owner_is_killed(_possible: None, tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    try:
+        assert owner.stdout.readline() == b"ready\n"
+        assert _runsc(tmp_path)
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    deadline = time.monotonic() + 60
+    while _runsc(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _runsc(tmp_path)
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+    async def again() -> None:
+        backend = GvisorBackend(tmp_path)
+        try:
+            await backend.create(BoxSpec())
+        finally:
+            await backend.close()
+
+    asyncio.run(again())
+    assert not list(tmp_path.iterdir()), "the next start collects what the killed one left"
+
+
+_ORDINARY = """
+import asyncio, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from woodshed.sandbox.gvisor.backend import GvisorBackend
+from woodshed.sandbox.protocol import BoxSpec
+async def main():
+    backend = GvisorBackend(Path(sys.argv[2]))
+    box = await backend.create(BoxSpec(files={"a.txt": b"text"}))
+    await box.exec("sleep 1000 > /dev/null 2>&1 & echo $! > pid")
+    [fork] = await backend.fork(await box.snapshot("full"))
+    done = await fork.exec("cat a.txt && kill -0 $(cat pid) && id -u")
+    print(os.getuid(), done.stdout, done.stderr)
+    await backend.close()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+def test_an_ordinary_user_can_do_it_too(_possible: None) -> None:
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    user: dict[str, Any] = {"user": 54321, "group": 54321, "extra_groups": [], "cwd": "/"}
+    check = [python or "", "-c", "import sys; print(sys.version_info >= (3, 11))"]
+    if python is None or subprocess.run(check, capture_output=True, text=True, **user).stdout.strip() != "True":
+        pytest.skip("no Python 3.11 or newer that an ordinary user can run")
+    place = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        package, state = place / "package" / "woodshed", place / "state"
+        shutil.copytree(Path(woodshed.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(find_runsc(), place / "runsc")
+        state.mkdir()
+        subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
+        state.chmod(0o777)
+        command = [python, "-I", "-c", _ORDINARY, str(package.parent), str(state)]
+        environment = {"WOODSHED_RUNSC": str(place / "runsc"), "HOME": "/nonexistent"}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, **user)
+        assert result.stdout == "54321 b'text1000\\n' b''\n", result.stdout + result.stderr
+        assert not list(state.iterdir())
+    finally:
+        shutil.rmtree(place)
+
+
+def _runsc(root: Path) -> list[str]:
+    """Command lines of gVisor's processes that belong to a state folder below ``root``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if entry.name.isdigit() and str(root) in text and "runsc" in text:
+            found.append(text)
+    return found

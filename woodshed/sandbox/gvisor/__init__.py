@@ -1,0 +1,1 @@
+"""Boxes with a kernel of their own in user space: snapshots and forks of memory and processes, without KVM."""

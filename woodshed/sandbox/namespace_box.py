@@ -1,0 +1,66 @@
+"""A box of the namespace backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from .box import ChannelBox
+from .channel import Channel
+from .egress.gate import Gate
+from .egress.record import Record
+from .protocol import BoxSpec, Snapshot, Unsupported
+
+if TYPE_CHECKING:
+    from .namespace import NamespaceBackend
+
+
+@dataclass(frozen=True)
+class Running:
+    """The processes of a box: its number with the spawner, its control connection, what it reaches outside."""
+
+    number: int
+    channel: Channel
+    gate: Gate | None
+
+    def hang_up(self) -> None:
+        self.channel.close()
+        if self.gate is not None:
+            self.gate.close()
+
+
+class NamespaceBox(ChannelBox):
+    """Snapshots stop the box's processes and keep its files (``/dev/shm`` is not a file)."""
+
+    def __init__(
+        self, backend: NamespaceBackend, spec: BoxSpec, chain: tuple[str, ...], record: Record, running: Running
+    ) -> None:
+        super().__init__(record.box, spec, running.channel)
+        self.record = record
+        self.chain = chain
+        self.running = running
+        self._backend = backend
+
+    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
+        """Seal the box's files as a layer that forks share; the box goes on above it, its processes stopped."""
+        if kind != "fs":
+            raise Unsupported(
+                "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"
+            )
+        async with self._moving:
+            return await self._backend.seal(self)
+
+    def stats(self) -> dict[str, Any]:
+        layers = len(self.spec.layers) + len(self.chain)
+        return {"id": self.id, "layers": layers, **self._counts, "egress": dict(self.record.counts)}
+
+    async def close(self) -> None:
+        """Kill every process of the box and free its files. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.running.hang_up()
+            await self._backend.retire(self)
+
+    def move(self, chain: tuple[str, ...], running: Running) -> None:
+        """Go on as other processes (after a snapshot)."""
+        self.chain, self.running, self.channel = chain, running, running.channel
