@@ -1,4 +1,7 @@
-"""What a sandbox costs, beside a plain subprocess (and bubblewrap where it is installed), and whether anything leaks.
+"""What sandboxes cost, beside a plain subprocess (and bubblewrap where it is installed), and whether anything leaks.
+
+The gvisor backend is measured where ``runsc`` is there (``scripts/install-runsc``): full snapshots of a box with a
+background process, and forks that go on from one.
 
     python benchmarks/sandboxes.py [--cycles 1000] [--out benchmarks/results/sandbox.json]
 
@@ -22,8 +25,9 @@ from typing import Any
 
 from result import write_result
 
+from woodshed.sandbox import open_backend
 from woodshed.sandbox.namespace import NamespaceBackend
-from woodshed.sandbox.protocol import BoxSpec
+from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 FILES = {f"pkg/module{n}.py": b"value = 1\n" * 40 for n in range(5)}
 SPEC = BoxSpec(files=FILES, preload=("json",))
@@ -105,6 +109,49 @@ async def measure(n: int) -> dict[str, Any]:
     return out
 
 
+async def measure_gvisor(n: int) -> dict[str, Any]:
+    """The same of gVisor's boxes; empty where they do not work here."""
+    try:
+        backend = open_backend("gvisor")
+        if not backend.probe().ok:
+            return {}
+    except SandboxError:
+        return {}
+    out: dict[str, Any] = {}
+    try:
+        await (await backend.create(SPEC)).close()  # the keeper's own start is not a box's cost
+        out["create"] = await timed(n, lambda: backend.create(SPEC), lambda box: box.close())
+        box = await backend.create(SPEC)
+        await box.exec("sleep 1000 > /dev/null 2>&1 &")
+        out["exec_true"] = await timed(4 * n, lambda: box.exec(["/usr/bin/true"]))
+        out["exec_python_warm"] = await timed(4 * n, lambda: box.exec_python("print(1)"))
+        out["snapshot"] = await timed(n, lambda: box.snapshot("full"), backend.drop)
+        snapshot = await box.snapshot("full")
+        out["snapshot_bytes"] = snapshot.bytes
+        out["fork"] = await timed(n, lambda: backend.fork(snapshot), lambda boxes: boxes[0].close())
+        start = time.perf_counter()
+        boxes = await backend.fork(snapshot, 8)
+        await asyncio.gather(*(each.exec("true") for each in boxes))
+        out["fork_8_and_exec_ms"] = 1000 * (time.perf_counter() - start)
+        out["memory_mib_of_9_boxes"] = _memory(str(getattr(backend, "folder", ""))) / 2**20
+    finally:
+        await backend.close()
+    return out
+
+
+def _memory(state: str) -> int:
+    """Proportional set size of the processes that name ``state`` on their command line."""
+    total = 0
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and state in (process / "cmdline").read_text():
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
 async def _run(*command: str) -> None:
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
     if await process.wait() != 0:
@@ -174,6 +221,7 @@ def main() -> None:
     options = parser.parse_args()
     load = [os.getloadavg()[0]]
     detail = asyncio.run(measure(options.samples))
+    gvisor = asyncio.run(measure_gvisor(max(5, options.samples // 5)))
     load.append(os.getloadavg()[0])
     growth = asyncio.run(leaks(options.cycles))
     load.append(os.getloadavg()[0])
@@ -183,10 +231,14 @@ def main() -> None:
             "namespace_create_ms": detail["create"]["median"],
             "namespace_fork_ms": detail["fork"]["median"],
             "namespace_exec_ms": detail["exec_true"]["median"],
+            "gvisor_create_ms": gvisor["create"]["median"] if gvisor else None,
+            "gvisor_exec_ms": gvisor["exec_true"]["median"] if gvisor else None,
+            "gvisor_snapshot_ms": gvisor["snapshot"]["median"] if gvisor else None,
+            "gvisor_restore_ms": gvisor["fork"]["median"] if gvisor else None,
             "concurrent": detail["concurrent"],
             f"leaked_after_{options.cycles}": sum(abs(value) for value in growth.values()),
         },
-        {**detail, "leaks": growth, "load_average": load},
+        {**detail, "gvisor": gvisor, "leaks": growth, "load_average": load},
         options.out,
     )
 

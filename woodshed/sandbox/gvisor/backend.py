@@ -114,6 +114,11 @@ class GvisorBackend:
         self._snapshots.clear()
         await self._spawner.close()
 
+    @property
+    def folder(self) -> Path | None:
+        """Where the keeper's state lies, in its own namespace; for inspection."""
+        return self._spawner.folder
+
     async def checkpoint(self, box: GvisorBox, kind: Literal["fs", "full"]) -> Snapshot:
         """Called through ``box.snapshot``."""
         name = f"s{next(self._names)}"
