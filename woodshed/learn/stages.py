@@ -144,8 +144,9 @@ def server_threads(recipe: Recipe, *, training: bool) -> int:
 
 
 def trainer_threads(recipe: Recipe) -> int:
-    """The cores that the server leaves."""
-    return 1 if recipe.policy.source == "scratch" else max(1, (os.cpu_count() or 1) // 2)
+    """One core beside the server for a tiny network. With a larger one training takes several times as long as
+    sampling and the server often waits: the trainer gets every core, and shares them while both work."""
+    return 1 if recipe.policy.source == "scratch" else os.cpu_count() or 1
 
 
 def _threads(number: int, *, alone: bool = False) -> dict[str, str]:
