@@ -23,6 +23,7 @@ from .frames import pack_files
 from .namespace_box import NamespaceBox, Running
 from .protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 from .spawner import Spawner
+from .together import all_or_none
 
 MAX_CHAIN = 40
 """Snapshots that may lie on top of each other: overlayfs takes its layers in one page of options."""
@@ -60,13 +61,7 @@ class NamespaceBackend:
         """``n`` boxes that start from the snapshot's files and share them."""
         spec, chain = self._known(snapshot)
         bare = BoxSpec(spec.layers, {}, spec.workdir, spec.env, spec.limits, spec.egress, spec.preload)
-        made = await asyncio.gather(*(self._make(bare, chain) for _ in range(n)), return_exceptions=True)
-        failed = [m for m in made if isinstance(m, BaseException)]
-        boxes = [m for m in made if isinstance(m, NamespaceBox)]
-        if failed:
-            await asyncio.gather(*(box.close() for box in boxes))
-            raise failed[0]
-        return [*boxes]
+        return await all_or_none(self._make(bare, chain) for _ in range(n))
 
     async def drop(self, snapshot: Snapshot) -> None:
         """Forget a snapshot; its files go when no box and no later snapshot needs them."""

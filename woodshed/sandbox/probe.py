@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import threading
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .protocol import BoxSpec, Limits, Probe, SandboxError
+from .probing import probe_by
+from .protocol import BoxSpec, Limits, Probe
+
+if TYPE_CHECKING:
+    from .namespace import NamespaceBackend
 
 _SECONDS = 30.0
 _CHECKS = """
@@ -42,35 +45,16 @@ print(*(name for name, held in rows.items() if held))
 @lru_cache(maxsize=8)
 def probe_namespace(root: Path | None = None) -> Probe:
     """Creates a box, runs commands, writes a file, snapshots and forks, within 30 s. Callable from anywhere."""
-    found: list[Probe] = []
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(_bounded(root))))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-async def _bounded(root: Path | None) -> Probe:
     if sys.platform != "linux":
         return Probe(False, (f"namespaces exist on Linux only, this is {sys.platform}",))
     if not hasattr(os, "pidfd_open"):
         return Probe(False, ("this Python was built without pidfd_open",))
     from .namespace import NamespaceBackend
 
-    backend = NamespaceBackend(root)
-    try:
-        return await asyncio.wait_for(_try(backend), _SECONDS)
-    except TimeoutError:
-        return Probe(False, (f"no box within {_SECONDS:.0f} s",))
-    except (SandboxError, OSError) as error:
-        return Probe(False, (str(error),))
-    finally:
-        await backend.close()
+    return probe_by(lambda: NamespaceBackend(root), _try, _SECONDS)
 
 
-async def _try(backend: object) -> Probe:
-    from .namespace import NamespaceBackend
-
-    assert isinstance(backend, NamespaceBackend)
+async def _try(backend: NamespaceBackend) -> Probe:
     limits = Limits(memory=1 << 30, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
     box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
     reasons, capabilities = [], {"exec", "exec_python"}

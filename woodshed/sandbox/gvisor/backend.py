@@ -20,6 +20,7 @@ from ..channel import Channel
 from ..frames import pack_files
 from ..protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 from ..spawner import Spawner
+from ..together import all_or_none
 from .runsc import Missing, find_runsc
 
 _KEEPER = "woodshed.sandbox.gvisor.keeper"
@@ -92,13 +93,7 @@ class GvisorBackend:
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that go on from the snapshot, each by itself."""
         spec = self._known(snapshot)
-        made = await asyncio.gather(*(self._start(spec, snapshot) for _ in range(n)), return_exceptions=True)
-        failed = [m for m in made if isinstance(m, BaseException)]
-        boxes = [m for m in made if isinstance(m, GvisorBox)]
-        if failed:
-            await asyncio.gather(*(box.close() for box in boxes))
-            raise failed[0]
-        return [*boxes]
+        return await all_or_none(self._start(spec, snapshot) for _ in range(n))
 
     async def drop(self, snapshot: Snapshot) -> None:
         """Forget a snapshot and remove its image; boxes forked from it go on."""

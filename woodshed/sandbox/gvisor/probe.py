@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from functools import lru_cache
 from pathlib import Path
 
-from ..protocol import BoxSpec, Limits, Probe, SandboxError
+from ..probing import probe_by
+from ..protocol import BoxSpec, Limits, Probe
 from .backend import GvisorBackend
 
 _SECONDS = 60.0
@@ -16,26 +15,7 @@ _SECONDS = 60.0
 @lru_cache(maxsize=8)
 def probe_gvisor(root: Path | None = None) -> Probe:
     """Creates a box, runs commands, writes a file, snapshots and forks, within 60 s. Callable from anywhere."""
-    found: list[Probe] = []
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(_bounded(root))))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-async def _bounded(root: Path | None) -> Probe:
-    try:
-        backend = GvisorBackend(root)
-    except SandboxError as error:
-        return Probe(False, (str(error),))
-    try:
-        return await asyncio.wait_for(_try(backend), _SECONDS)
-    except TimeoutError:
-        return Probe(False, (f"no box within {_SECONDS:.0f} s",))
-    except (SandboxError, OSError) as error:
-        return Probe(False, (str(error),))
-    finally:
-        await backend.close()
+    return probe_by(lambda: GvisorBackend(root), _try, _SECONDS)
 
 
 async def _try(backend: GvisorBackend) -> Probe:
