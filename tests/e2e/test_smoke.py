@@ -56,7 +56,7 @@ def test_the_screen_shows_stages_and_table(smoke: SmokeRun) -> None:
 
 def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     page = (smoke.root / "report.html").read_text()
-    for section in ("Learning", "Behaviour", "The same task, before and after", "Where the time went"):
+    for section in ("Learning", "Behaviour", "The same task, before and after", "Monitors", "Where the time went"):
         assert f"<h2>{section}</h2>" in page
     assert page.count("<svg") >= 5 and "<script" not in page and "src=" not in page, "it opens without a network"
     summary = json.loads((smoke.root / "summary.json").read_text())
@@ -93,6 +93,15 @@ def test_report_writes_the_page_again(smoke: SmokeRun) -> None:
     result = woodshed(smoke.scratch, "report", smoke.root)
     assert result.returncode == 0 and "pass@1" in result.stdout
     assert (smoke.root / "report.html").read_bytes() == page
+
+
+def test_monitors_are_counted_and_shown(smoke: SmokeRun) -> None:
+    steps = read_jsonl(smoke.root / "metrics" / "rollouts.jsonl")
+    assert len(steps) == STEPS and all(isinstance(step["findings"], dict) for step in steps)
+    shown = woodshed(smoke.scratch, "monitors", smoke.root)
+    assert shown.returncode == 0 and "flagged" in shown.stdout, shown.stderr
+    unknown = woodshed(smoke.scratch, "monitors", smoke.root, "--only", "nosuch")
+    assert unknown.returncode == 2 and "there are: solution_retrieved" in unknown.stderr
 
 
 def test_agent_works_on_a_task(smoke: SmokeRun) -> None:

@@ -42,6 +42,11 @@ def test_shipped_recipes_load_and_survive_a_round_trip(path: Path, tmp_path: Pat
             [],
             r"x\.toml:3: sandbox\.allow: .*'https://pypi.org'",
         ),
+        (
+            'name = "x"\n[sandbox]\nbackend = "gvisor"\nallow = ["pypi.org"]\n',
+            [],
+            r"sandbox: .*the gvisor backend gives boxes no network",
+        ),
         ('description = "no name"\n', [], "name: Field required"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from woodshed.record.settings import Settings
 
@@ -53,6 +53,12 @@ class SandboxSettings(Settings):
         for rule in value:
             parse_rule(rule)
         return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> SandboxSettings:
+        if self.allow and self.backend != "namespace":
+            raise ValueError(f"the {self.backend} backend gives boxes no network: leave out allow, or use namespace")
+        return self
 
     def egress(self) -> Egress | None:
         """What agents' boxes may reach, as backends take it."""

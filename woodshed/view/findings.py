@@ -31,7 +31,11 @@ def print_findings(trajectories: Path, console: Console, *, only: Sequence[str] 
             table.add_column(column)
         for name in names:
             table.add_row(name, *(str(counts[source].get(name, 0)) for source, found in rows.items() if found))
-        console.print(table)
+        if names:
+            console.print(table)
+        else:
+            total = sum(map(len, rows.values()))
+            console.print(f"nothing flagged in {total} episodes")
         wanted = set(names)
         hits = [r for found in rows.values() for r in found if wanted & set(r["labels"].get("flagged", "").split(","))]
         for row in hits[:show]:
