@@ -38,12 +38,12 @@ def test_shipped_recipes_load_and_survive_a_round_trip(path: Path, tmp_path: Pat
         ('name = "x"\n[tasks]\nmain = "packages"\n', [], r"there is no \[tasks\.packages\] table"),
         ('name = "x"\n[rl\n', [], "not valid TOML"),
         (
-            'name = "x"\n[sandbox]\nallow = ["https://pypi.org"]\n',
+            'name = "x"\n[sandbox]\nallow = ["https://index.example"]\n',
             [],
-            r"x\.toml:3: sandbox\.allow: .*'https://pypi.org'",
+            r"x\.toml:3: sandbox\.allow: .*'https://index.example'",
         ),
         (
-            'name = "x"\n[sandbox]\nbackend = "gvisor"\nallow = ["pypi.org"]\n',
+            'name = "x"\n[sandbox]\nbackend = "gvisor"\nallow = ["index.example"]\n',
             [],
             r"sandbox: .*the gvisor backend gives boxes no network",
         ),

@@ -305,7 +305,7 @@ def test_a_box_that_opens_too_many_connections_loses_its_network(with_backend: C
 def test_rules_and_routes_that_make_no_sense_are_named(with_backend: Callable[..., Any]) -> None:
     async def body(backend: Any) -> None:
         for egress, says in (
-            (Egress(allow=("http://pypi.org",)), "egress rule 'http://pypi.org'"),
+            (Egress(allow=("http://index.example",)), "egress rule 'http://index.example'"),
             (Egress(routes={8080: "gateway"}), "egress route 8080 -> 'gateway'"),
             (Egress(routes={3128: "127.0.0.1:80"}), "egress route 3128"),
         ):

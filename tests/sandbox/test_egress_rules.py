@@ -11,16 +11,16 @@ from woodshed.sandbox.egress.rules import allowed, parse_rule, reachable, split_
 @pytest.mark.parametrize(
     ("rule", "host", "port", "verdict"),
     [
-        ("pypi.org", "pypi.org", 443, True),
-        ("pypi.org", "PyPI.org.", 80, True),
-        ("pypi.org", "pypi.org", 22, False),
-        ("pypi.org", "files.pypi.org", 443, False),
-        ("pypi.org", "notpypi.org", 443, False),
-        ("pypi.org", "pypi.org.evil.com", 443, False),
-        ("*.pythonhosted.org", "files.pythonhosted.org", 443, True),
-        ("*.pythonhosted.org", "a.b.pythonhosted.org", 443, True),
-        ("*.pythonhosted.org", "pythonhosted.org", 443, False),
-        ("*.pythonhosted.org", "evilpythonhosted.org", 443, False),
+        ("index.example", "index.example", 443, True),
+        ("index.example", "Index.Example.", 80, True),
+        ("index.example", "index.example", 22, False),
+        ("index.example", "a.index.example", 443, False),
+        ("index.example", "notindex.example", 443, False),
+        ("index.example", "index.example.evil.com", 443, False),
+        ("*.files.example", "a.files.example", 443, True),
+        ("*.files.example", "a.b.files.example", 443, True),
+        ("*.files.example", "files.example", 443, False),
+        ("*.files.example", "evilfiles.example", 443, False),
         ("mirror.example:8443", "mirror.example", 8443, True),
         ("mirror.example:8443", "mirror.example", 443, False),
         ("10.1.2.3:8080", "10.1.2.3", 8080, True),
@@ -35,8 +35,8 @@ def test_rules(rule: str, host: str, port: int, verdict: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", ["", "*", "*.", "*.*.org", "http://pypi.org", "pypi.org/simple", "a b.org", "host:", "host:0", "host:99999",
-             "host:٤", "*.10.0.0.1", "[::1", "[pypi.org]", "-a.org", "a..org", "x" * 300, "user@host", "host:80:80"],
+    "rule", ["", "*", "*.", "*.*.org", "http://index.example", "index.example/simple", "a b.org", "host:", "host:0", "host:99999",
+             "host:٤", "*.10.0.0.1", "[::1", "[index.example]", "-a.org", "a..org", "x" * 300, "user@host", "host:80:80"],
 )  # fmt: skip
 def test_rules_that_make_no_sense_are_named(rule: str) -> None:
     if rule == "host:":
