@@ -170,7 +170,9 @@ def test_a_box_beyond_its_memory_is_ended_and_says_so(with_gvisor: Callable[...,
         assert (await box.exec("true")).out_of_memory
         with pytest.raises(OSError, match="more memory than it may"):
             await box.get(["*.py"])
-        assert (await other.exec("echo fine")).stdout == b"fine\n"
+        with pytest.raises(SandboxError):
+            await box.snapshot("full")
+        assert (await other.exec("echo fine")).stdout == b"fine\n", "the keeper lives, and so do other boxes"
 
     with_gvisor(body)
 
@@ -218,6 +220,22 @@ http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
             await backend.fork(snapshot)
         with pytest.raises(SandboxError, match="not one of this"):
             await backend.fork(Snapshot("s1", "fs", "namespace"))
+
+    with_gvisor(body)
+
+
+def test_a_command_under_way_is_no_answer_to_its_forks(with_gvisor: Callable[..., Any]) -> None:
+    async def body(backend: GvisorBackend) -> None:
+        box = await backend.create(BoxSpec())
+        waiting = asyncio.create_task(box.exec("sleep 6; echo parent"))
+        await asyncio.sleep(2)
+        snapshots = [await box.snapshot("full"), await box.snapshot("fs")]
+        forks = [(await backend.fork(snapshot))[0] for snapshot in snapshots]
+        for number in range(20):  # numbers of requests grow past that of the command, which ends meanwhile
+            for fork in forks:
+                assert (await fork.exec(f"echo {number}; sleep 0.3")).stdout == f"{number}\n".encode()
+        assert (await waiting).stdout == b"parent\n"
+        assert (await forks[1].exec("pgrep sleep || echo none")).stdout == b"none\n"
 
     with_gvisor(body)
 

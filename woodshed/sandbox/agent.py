@@ -122,11 +122,7 @@ class Agent:
             if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
                 self._refuse(request, error)
                 return
-            # The box is full of its own processes: they go, the request gets its chance.
-            kill_all()
-            for full in list(self._jobs.values()):
-                full.status = 9
-                self._finish(full)
+            self._stop_everything()  # the box is full of its own processes: they go, the request gets its chance
             job = Job(request, body, self._spec)
         self._jobs[job.pid] = job
         for fd in (job.pidfd, *job.streams):
@@ -204,13 +200,16 @@ class Agent:
 
     def _seal_upper(self, token: str) -> dict[str, Any]:
         """Stop all processes and hand the writable filesystem to the zygote."""
+        self._stop_everything()
+        usage = os.fstatvfs(self._upper)
+        socket.send_fds(self._seal, [token.encode()], [self._upper])
+        return {"bytes": (usage.f_blocks - usage.f_bfree) * usage.f_frsize}
+
+    def _stop_everything(self) -> None:
         kill_all()
         for job in list(self._jobs.values()):
             job.status = 9
             self._finish(job)
-        usage = os.fstatvfs(self._upper)
-        socket.send_fds(self._seal, [token.encode()], [self._upper])
-        return {"bytes": (usage.f_blocks - usage.f_bfree) * usage.f_frsize}
 
     def _stats(self) -> dict[str, Any]:
         usage = os.fstatvfs(self._upper)

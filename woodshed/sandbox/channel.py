@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import secrets
 import socket
 from typing import Any, cast
 
@@ -37,6 +38,8 @@ class Channel(asyncio.Protocol):
         """Over two pipes, which belong to the channel from now on."""
         loop = asyncio.get_running_loop()
         channel = Channel(max_body)
+        # A fork of a box may still answer a request that was made of its parent: no number of ours may be one of its.
+        channel._numbers = itertools.count(secrets.randbelow(1 << 48) << 4)
         reading, _ = await loop.connect_read_pipe(lambda: channel, os.fdopen(source, "rb", 0))
         writing, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(sink, "wb", 0))
         channel._reading, channel._transport = reading, writing

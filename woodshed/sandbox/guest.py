@@ -19,7 +19,7 @@ from typing import Any
 
 from . import frames, pyrun
 from .agent import Agent
-from .jobs import kill_all, memory, processes
+from .jobs import memory, processes
 from .template import HOME, UID, search_path
 
 _IN, _OUT = 16, 17
@@ -59,7 +59,7 @@ class Guest(Agent):
 
     def _operate(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         if request["op"] == "reset":  # a fork of the files alone
-            kill_all()
+            self._stop_everything()
             return {}, b""
         with _as_user():
             return super()._operate(request, body)

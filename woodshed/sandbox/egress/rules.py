@@ -39,7 +39,7 @@ def parse_rule(text: str) -> Rule:
         host, port = split_host(rest)
     except ValueError:
         raise ValueError(
-            f"egress rule {text!r}: expected HOST, *.DOMAIN or HOST:PORT, such as 'index.example' or '*.example.org:8443'"
+            f"egress rule {text!r}: expected HOST, *.DOMAIN or HOST:PORT, such as '*.example.org:8443'"
         ) from None
     if subdomains and _address(host) is not None:
         raise ValueError(f"egress rule {text!r}: an address has no subdomains")

@@ -79,7 +79,11 @@ class Keeper:
         elif operation == "kill":
             self._kill(message["box"])
         elif operation == "checkpoint":
-            self._checkpoint(message)
+            try:
+                self._checkpoint(message)
+            except OSError as error:  # the box is gone, or there is no room for its image
+                shutil.rmtree(f"{self._root}/images/{message['name']}", ignore_errors=True)
+                self._send({"reply": message["reply"], "error": str(error)})
         elif operation == "release":
             shutil.rmtree(f"{self._root}/images/{message['name']}", ignore_errors=True)
             self._send({"reply": message["reply"]})
