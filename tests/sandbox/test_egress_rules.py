@@ -36,7 +36,7 @@ def test_rules(rule: str, host: str, port: int, verdict: bool) -> None:
 
 @pytest.mark.parametrize(
     "rule", ["", "*", "*.", "*.*.org", "http://index.example", "index.example/simple", "a b.org", "host:", "host:0",
-             "host:99999", "host:٤", "*.10.0.0.1", "[::1", "[index.example]", "-a.org", "a..org", "x" * 300, "user@host",
+             "host:99999", "host:٤", "*.10.0.0.1", "[::1", "[index.example]", "-a.org", "a..org", "x" * 300, "me@host",
              "host:80:80"],
 )  # fmt: skip
 def test_rules_that_make_no_sense_are_named(rule: str) -> None:
