@@ -124,6 +124,7 @@ async def measure_gvisor(n: int) -> dict[str, Any]:
         box = await backend.create(SPEC)
         await box.exec("sleep 1000 > /dev/null 2>&1 &")
         out["exec_true"] = await timed(4 * n, lambda: box.exec(["/usr/bin/true"]))
+        out["read"] = await timed(4 * n, lambda: box.read("pkg/module1.py"))
         out["exec_python_warm"] = await timed(4 * n, lambda: box.exec_python("print(1)"))
         out["snapshot"] = await timed(n, lambda: box.snapshot("full"), backend.drop)
         snapshot = await box.snapshot("full")

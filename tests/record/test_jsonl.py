@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from woodshed.record.jsonl import JsonLines, read_jsonl
 
 
@@ -21,3 +23,15 @@ def test_a_torn_line_is_cut_off_and_the_next_one_stands_alone(tmp_path: Path) ->
         again.append({"n": 9})
         assert [r["n"] for r in again.rows()] == [0, 1, 9]
     assert again.rows()[1]["text"] == "zwei\nZeilen, ü"
+
+
+@pytest.mark.parametrize("tail", [0, 1, 65_535, 65_536, 65_537, 200_000])
+def test_a_long_torn_line_is_found_from_the_end(tmp_path: Path, tail: int) -> None:
+    path = tmp_path / "a.jsonl"
+    whole = b'{"n": 1}\n' * 3
+    path.write_bytes(whole + b"x" * tail)
+    JsonLines(path)
+    assert path.read_bytes() == whole
+    path.write_bytes(b"x" * tail)
+    JsonLines(path)
+    assert path.read_bytes() == b""

@@ -117,10 +117,10 @@ def test_an_ordinary_user_can_do_it_too(_possible):
 
 
 def test_missing_user_namespaces_are_explained():
-    text = explain("[Errno 1] unshare: Operation not permitted", 1)
+    text = explain("[Errno 1] unshare: Operation not permitted", 1, "namespace")
     assert "sysctl user.max_user_namespaces" in text and "apparmor_restrict_unprivileged_userns" in text
     assert len(text.splitlines()) < 12
-    assert "sysctl" not in explain("[Errno 2] mount: nothing there", 2)
+    assert "sysctl" not in explain("[Errno 2] mount: nothing there", 2, "gvisor")
 
 
 def _state(pid: int) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -29,11 +30,8 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            data = path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole != len(data):
-                os.truncate(path, whole)
+        with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+            file.truncate(_end_of_rows(file))
 
     def rows(self) -> list[dict[str, Any]]:
         return read_jsonl(self.path)
@@ -44,3 +42,16 @@ class JsonLines:
             os.write(fd, (json.dumps(row) + "\n").encode())
         finally:
             os.close(fd)
+
+
+def _end_of_rows(file: BinaryIO, block: int = 1 << 16) -> int:
+    """Where the last whole line ends: read from the end, the file may be long."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - block)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

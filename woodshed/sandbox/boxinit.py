@@ -87,9 +87,7 @@ def _keep(sockets: dict[int, int]) -> None:
 
 def _become_user(outer: int) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root and the maps cannot be written
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{UID} {outer} 1"), ("gid_map", f"{UID} {outer} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    kernel.map_user(UID, outer, outer)
     os.setresgid(UID, UID, UID)
     os.setresuid(UID, UID, UID)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -76,6 +76,13 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
+def map_user(inside: int, uid: int, gid: int) -> None:
+    """Make the host's ``uid`` and ``gid`` the one user and group ``inside`` of this process's new user namespace."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
     result = _libc.mount(
         os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags),

@@ -154,13 +154,7 @@ class NamespaceBackend:
                     gate = await Gate.open(spec.egress, taking, record) if spec.egress is not None else None
                 except BaseException as error:
                     channel.close()
-                    await self._spawner.kill(number)
-                    reason = self._spawner.reason(number)
-                    if reason is not None:
-                        raise SandboxError(f"sandbox: {reason}") from None
-                    if isinstance(error, OSError):
-                        raise SandboxError(f"the box's first files cannot be written: {error}") from None
-                    raise
+                    raise await self._spawner.failure(number, error) from None
         return Running(number, channel, gate)
 
     def _known(self, snapshot: Snapshot) -> tuple[BoxSpec, tuple[str, ...]]:

@@ -30,15 +30,16 @@ _PREFIX = "woodshed-boxes-"
 class Spawner:
     """One process (here: the zygote) and its folder below ``root`` (the system's temporary folder by default).
 
-    ``program``: the module whose ``main`` it runs; ``config``: what that is told besides its folder. A zygote that dies
-    takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start`` makes another.
+    ``name``: of the backend; ``program``: the module whose ``main`` it runs; ``config``: what that is told besides its
+    folder. A zygote that dies takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start`` makes
+    another.
     """
 
     def __init__(
         self, root: Path | None = None, on_lost: Callable[[], None] = lambda: None, *,
-        program: str = "woodshed.sandbox.zygote", config: Mapping[str, str] | None = None,
+        name: str = "namespace", program: str = "woodshed.sandbox.zygote", config: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self._program, self._config = program, dict(config or {})
+        self._name, self._program, self._config = name, program, dict(config or {})
         self._root = Path(root) if root is not None else Path(tempfile.gettempdir())
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -98,7 +99,7 @@ class Spawner:
         state: dict[str, Any] = json.loads(answer) if answer else nothing
         if "error" in state:
             await self.close()
-            raise SandboxError(explain(state["error"], state.get("errno")))
+            raise SandboxError(explain(state["error"], state.get("errno"), self._name))
         self.privileged = bool(state["privileged"])
         self._loop.add_reader(ours.fileno(), self._receive)
 
@@ -127,9 +128,23 @@ class Spawner:
             await asyncio.shield(future)
         self._gone.pop(number, None)
 
+    def is_gone(self, number: int) -> bool:
+        """Whether a box has ended by itself, or was never born."""
+        future = self._gone.get(number)
+        return future is None or future.done()
+
     def reason(self, number: int) -> str | None:
         """Why the box of that number was never born, if so; asked once, after ``kill``."""
         return self._reasons.pop(number, None)
+
+    async def failure(self, number: int, error: BaseException) -> BaseException:
+        """End a box whose first request failed with ``error``; what to raise for it."""
+        await self.kill(number)
+        if reason := self.reason(number):
+            return SandboxError(f"sandbox: {reason}")
+        if isinstance(error, OSError):
+            return SandboxError(f"the box's first files cannot be written: {error}")
+        return error
 
     async def ask(self, operation: str, **fields: Any) -> dict[str, Any]:
         """``adopt``, ``checkpoint`` or ``release`` a snapshot. Raises SandboxError."""
@@ -243,11 +258,11 @@ def sweep(root: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def explain(message: str, code: int | None) -> str:
-    """What to do about a zygote that could not set itself up."""
+def explain(message: str, code: int | None, backend: str) -> str:
+    """What to do about a helper process that could not set itself up."""
     if code == 28:  # not a disk
         message = message.replace("No space left on device", "no more user namespaces may be made")
-    text = f"the namespace sandbox cannot work on this machine: {message}"
+    text = f"the {backend} sandbox cannot work on this machine: {message}"
     if code in (1, 28, 38, 22) and ("unshare" in message or "clone" in message):
         text += (
             "\nIt needs user namespaces. As administrator set whichever of these exists here:"

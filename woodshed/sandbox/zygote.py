@@ -10,8 +10,8 @@ broke out of everything would be root; started by anyone else it makes its own u
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import os
 import select
 import signal
@@ -20,15 +20,15 @@ import sys
 from typing import Any
 
 from . import boxinit, kernel, pyrun, template
+from .owner import Owner
 from .template import BOX_UID
 
 
 class Zygote:
     """State: the boxes alive, the folders that layers come from, the sealed snapshots."""
 
-    def __init__(self, host: socket.socket, root: str) -> None:
-        self._host = host
-        self._root = root
+    def __init__(self, owner: Owner, root: str) -> None:
+        self._owner, self._root = owner, root
         self._names: dict[int, int] = {}  # pid -> box
         self._pids: dict[int, int] = {}  # box -> pid
         self._stores: dict[str, str] = {}
@@ -63,36 +63,15 @@ class Zygote:
                 kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         uid, gid = os.getuid(), os.getgid()
         kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+        kernel.map_user(0, uid, gid)
 
     def serve(self) -> None:
         """Answer the host until it goes away."""
-        wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-        poll = select.poll()
-        for fd in (self._host.fileno(), self._seal_in.fileno(), wake_in):
-            poll.register(fd, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if wake_in in ready:
-                os.read(wake_in, 4096)
-                self._reap()
-            if self._seal_in.fileno() in ready:
-                self._collect_seals()
-            if self._host.fileno() in ready:
-                message, fds, _, _ = socket.recv_fds(self._host, 1 << 20, 4)
-                if not message:
-                    return
-                self._handle(json.loads(message), fds)
-                for fd in fds:
-                    os.close(fd)
+        self._owner.serve(self._handle, self._ended, also=(self._seal_in.fileno(), self._collect_seals))
 
     def close(self) -> None:
         """Kill every box and wait for it, so that nothing outlives the zygote."""
-        self._host.close()
+        self._owner.close()
         for pid in list(self._names):
             os.kill(pid, signal.SIGKILL)
         for pid in list(self._names):
@@ -100,10 +79,8 @@ class Zygote:
         self._raise()
         os.chdir("/")
         kernel.umount(self._root)
-        try:
+        with contextlib.suppress(OSError):  # the parent folder may be gone already
             os.rmdir(self._root)
-        except OSError:
-            pass  # the parent folder may be gone already
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         operation = message["op"]
@@ -112,7 +89,7 @@ class Zygote:
         elif operation == "kill":
             pid = self._pids.get(message["box"])
             if pid is None:
-                self._send({"gone": message["box"]})
+                self._owner.send({"gone": message["box"]})
             else:
                 os.kill(pid, signal.SIGKILL)
         elif operation == "adopt":
@@ -129,7 +106,7 @@ class Zygote:
             spec["layers"] = [self._layer(path) for path in spec["layers"]]
             pid = kernel.clone(boxinit.NAMESPACES)
         except (OSError, ImportError) as error:
-            self._send({"gone": spec["box"], "error": str(error)})
+            self._owner.send({"gone": spec["box"], "error": str(error)})
             return
         if pid == 0:
             boxinit.run(spec, self._binds, self._outer, control, offering, self._seal_out.fileno())
@@ -202,32 +179,19 @@ class Zygote:
             if fds:
                 self._sealed[token.decode("ascii", "replace")] = fds[0]
 
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            box = self._names.pop(pid, None)
-            if box is not None:
-                del self._pids[box]
-                self._send({"gone": box})
+    def _ended(self, pid: int, _: int) -> None:
+        box = self._names.pop(pid, None)
+        if box is not None:
+            del self._pids[box]
+            self._owner.send({"gone": box})
 
     def _answer(self, message: dict[str, Any], action: Any) -> None:
         try:
             action(message)
         except OSError as error:
-            self._send({"reply": message["reply"], "error": str(error)})
+            self._owner.send({"reply": message["reply"], "error": str(error)})
         else:
-            self._send({"reply": message["reply"]})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        try:
-            self._host.send(json.dumps(message).encode())
-        except OSError:
-            pass  # the owner is gone; the end of file follows
+            self._owner.send({"reply": message["reply"]})
 
     def _raise(self) -> None:
         if self.privileged:
@@ -251,18 +215,17 @@ def main(host: socket.socket) -> None:
     """Entry point: the second packet on ``host`` is the configuration ``{"root": folder}``."""
     import gc
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C goes to the whole group; the owner decides
-    config = json.loads(host.recv(1 << 16))
+    owner = Owner(host)
     try:
-        zygote = Zygote(host, config["root"])
+        zygote = Zygote(owner, owner.configuration["root"])
     except OSError as error:
-        host.send(json.dumps({"error": str(error), "errno": error.errno}).encode())
+        owner.failed(error)
         return
     pyrun.prepare_streams()
     gc.collect()
     gc.freeze()
     gc.disable()
-    host.send(json.dumps({"ready": True, "privileged": zygote.privileged}).encode())
+    owner.ready(privileged=zygote.privileged)
     try:
         zygote.serve()
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import secrets
@@ -36,7 +37,12 @@ class GvisorBox(ChannelBox):
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
         """Of files alone or of everything. The box and its processes go on either way."""
         async with self._moving:
-            return await self._backend.checkpoint(self, kind)
+            try:
+                return await self._backend.checkpoint(self, kind)
+            except SandboxError as error:
+                if self._end or self._backend.is_gone(self):
+                    raise await self._ended(error) from None
+                raise  # no room for its image, say: the box goes on
 
     def stats(self) -> dict[str, Any]:
         return {"id": self.id, "layers": len(self.spec.layers), **self._counts}
@@ -53,12 +59,16 @@ class GvisorBox(ChannelBox):
     ) -> tuple[dict[str, Any], bytes]:
         try:
             return await super()._ask(header, body, patience)
-        except SandboxError:
-            if not self._closed and not self._end:
-                self._end = await self._backend.end_of(self)
-            if self._end == "out of memory":  # its own doing: not a failure of the sandbox
-                raise OSError(12, "the box took more memory than it may and was ended") from None
-            raise
+        except SandboxError as error:
+            raise await self._ended(error) from None
+
+    async def _ended(self, error: SandboxError) -> Exception:
+        """What to raise for a request that failed: a box that took too much memory is no failure of the sandbox."""
+        if not self._closed and not self._end:
+            self._end = await self._backend.end_of(self)
+        if self._end == "out of memory":
+            return OSError(errno.ENOMEM, "the box took more memory than it may and was ended")
+        return error
 
 
 class GvisorBackend:
@@ -72,7 +82,7 @@ class GvisorBackend:
         except Missing as error:
             raise Unsupported(f"gvisor: {error}") from None
         self._root = root
-        self._spawner = Spawner(root, self._forget, program=_KEEPER, config={"runsc": runsc})
+        self._spawner = Spawner(root, self._forget, name=self.name, program=_KEEPER, config={"runsc": runsc})
         self._names = itertools.count(1)
         self._boxes: set[GvisorBox] = set()
         self._snapshots: dict[str, BoxSpec] = {}
@@ -127,6 +137,9 @@ class GvisorBackend:
             self._boxes.discard(box)
             await self._spawner.kill(box.number)
 
+    def is_gone(self, box: GvisorBox) -> bool:
+        return self._spawner.is_gone(box.number)
+
     async def end_of(self, box: GvisorBox) -> str:
         """Why a box that answers no more is gone; it is, afterwards."""
         with contextlib.suppress(SandboxError):
@@ -163,12 +176,7 @@ class GvisorBackend:
                     await channel.request({"op": "reset" if snapshot.kind == "fs" else "stats"})
             except BaseException as error:
                 channel.close()
-                await self._spawner.kill(number)
-                if reason := self._spawner.reason(number):
-                    raise SandboxError(f"sandbox: {reason}") from None
-                if isinstance(error, OSError):
-                    raise SandboxError(f"the box's first files cannot be written: {error}") from None
-                raise
+                raise await self._spawner.failure(number, error) from None
         box = GvisorBox(self, spec, number, channel)
         self._boxes.add(box)
         return box

@@ -6,9 +6,8 @@ checkpoint and release. It ends when the owner does, and the kernel ends everyth
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import select
 import shutil
 import signal
 import socket
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import kernel, template
+from ..owner import Owner
 from .bundle import configuration, copy_agent
 
 _TICK = 0.5
@@ -26,8 +26,8 @@ _OVERHEAD = 256 << 20
 
 
 class Keeper:
-    def __init__(self, host: socket.socket, root: str, runsc: str) -> None:
-        self._host, self._root = host, root
+    def __init__(self, owner: Owner, root: str, runsc: str) -> None:
+        self._owner, self._root = owner, root
         self._command = [
             runsc, "--root", f"{root}/state", "--platform=systrap", "--network=none", "--ignore-cgroups",
             "--overlay2=root:memory",
@@ -37,6 +37,7 @@ class Keeper:
         self._why: dict[int, str] = {}
         self._asked: dict[int, Callable[[int], None]] = {}  # pid of a command -> what its end means
         self._stacks: dict[tuple[str, ...], str] = {}
+        self._watched = time.monotonic()
         kernel.mount("woodshed", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
         for name in ("state", "boxes", "images", "roots"):
             os.mkdir(f"{root}/{name}")
@@ -46,28 +47,7 @@ class Keeper:
 
     def serve(self) -> None:
         """Answer the owner until it goes away."""
-        wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-        poll = select.poll()
-        for fd in (self._host.fileno(), wake_in):
-            poll.register(fd, select.POLLIN)
-        checked = time.monotonic()
-        while True:
-            ready = {fd for fd, _ in poll.poll(1000 * _TICK if self._boxes else None)}
-            if wake_in in ready:
-                os.read(wake_in, 4096)
-                self._reap()
-            if self._host.fileno() in ready:
-                message, fds, _, _ = socket.recv_fds(self._host, 1 << 20, 4)
-                if not message:
-                    return
-                self._handle(json.loads(message), fds)
-                for fd in fds:
-                    os.close(fd)
-            if time.monotonic() - checked >= _TICK:
-                self._watch()
-                checked = time.monotonic()
+        self._owner.serve(self._handle, self._ended, between=self._watch)
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         operation = message["op"]
@@ -75,7 +55,7 @@ class Keeper:
             try:
                 self._create(message, *fds)
             except OSError as error:
-                self._send({"gone": message["box"], "error": str(error)})
+                self._owner.send({"gone": message["box"], "error": str(error)})
         elif operation == "kill":
             self._kill(message["box"])
         elif operation == "checkpoint":
@@ -83,10 +63,10 @@ class Keeper:
                 self._checkpoint(message)
             except OSError as error:  # the box is gone, or there is no room for its image
                 shutil.rmtree(f"{self._root}/images/{message['name']}", ignore_errors=True)
-                self._send({"reply": message["reply"], "error": str(error)})
+                self._owner.send({"reply": message["reply"], "error": str(error)})
         elif operation == "release":
             shutil.rmtree(f"{self._root}/images/{message['name']}", ignore_errors=True)
-            self._send({"reply": message["reply"]})
+            self._owner.send({"reply": message["reply"]})
 
     def _create(self, spec: dict[str, Any], source: int, sink: int) -> None:
         box = spec["box"]
@@ -123,7 +103,7 @@ class Keeper:
     def _kill(self, box: int) -> None:
         pid = next((p for p, b in self._boxes.items() if b == box), None)
         if pid is None:
-            self._send({"gone": box})
+            self._owner.send({"gone": box})
             return
         for process in (*_descendants(pid), pid):  # what runsc started for the box, then itself
             _kill(process)
@@ -140,10 +120,10 @@ class Keeper:
         def done(status: int) -> None:
             if status:
                 shutil.rmtree(image, ignore_errors=True)
-                self._send({"reply": message["reply"], "error": f"runsc checkpoint: {_tail(log)}"})
+                self._owner.send({"reply": message["reply"], "error": f"runsc checkpoint: {_tail(log)}"})
             else:
                 size = sum(entry.stat().st_size for entry in os.scandir(image))
-                self._send({"reply": message["reply"], "bytes": size})
+                self._owner.send({"reply": message["reply"], "bytes": size})
 
         self._asked[pid] = done
 
@@ -159,18 +139,11 @@ class Keeper:
         finally:
             os.close(errors)
 
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid in self._asked:
-                self._asked.pop(pid)(status)
-            elif pid in self._boxes:
-                self._bury(pid, status)
+    def _ended(self, pid: int, status: int) -> None:
+        if pid in self._asked:
+            self._asked.pop(pid)(status)
+        elif pid in self._boxes:
+            self._bury(pid, status)
 
     def _bury(self, pid: int, status: int) -> None:
         box = self._boxes.pop(pid)
@@ -184,20 +157,17 @@ class Keeper:
             if name.startswith(_id(box)):
                 os.unlink(f"{self._root}/state/{name}")
         shutil.rmtree(bundle, ignore_errors=True)
-        self._send(message)
+        self._owner.send(message)
 
-    def _watch(self) -> None:
-        """End a box that takes more memory than it may, files and kernel included."""
-        for pid, limit in list(self._limits.items()):
-            if sum(map(_memory, _descendants(pid))) > limit:
-                self._why[pid] = "out of memory"
-                self._kill(self._boxes[pid])
-
-    def _send(self, message: dict[str, Any]) -> None:
-        try:
-            self._host.send(json.dumps(message).encode())
-        except OSError:
-            pass  # the owner is gone; the end of file follows
+    def _watch(self) -> float | None:
+        """End a box that takes more memory than it may, files and kernel included. How long until the next look, ms."""
+        if time.monotonic() - self._watched >= _TICK:
+            for pid, limit in list(self._limits.items()):
+                if sum(map(_memory, _descendants(pid))) > limit:
+                    self._why[pid] = "out of memory"
+                    self._kill(self._boxes[pid])
+            self._watched = time.monotonic()
+        return 1000 * _TICK if self._boxes else None
 
 
 def _id(box: int) -> str:
@@ -224,10 +194,8 @@ def _memory(pid: int) -> int:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _tail(path: str) -> str:
@@ -246,9 +214,7 @@ def _enter() -> None:
         kernel.unshare(flags)
     else:
         kernel.unshare(flags | kernel.CLONE_NEWUSER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+        kernel.map_user(0, uid, gid)
     pid = os.fork()
     if pid:
         os.close(0)  # the owner's socket: its end is for the other process to see
@@ -260,13 +226,12 @@ def _enter() -> None:
 
 def main(host: socket.socket) -> None:
     """Entry point: the second packet on ``host`` is the configuration ``{"root": folder, "runsc": path}``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = json.loads(host.recv(1 << 16))
+    owner = Owner(host)
     try:
         _enter()
-        keeper = Keeper(host, config["root"], config["runsc"])
+        keeper = Keeper(owner, owner.configuration["root"], owner.configuration["runsc"])
     except OSError as error:
-        host.send(json.dumps({"error": str(error), "errno": error.errno}).encode())
+        owner.failed(error)
         sys.exit(1)
-    host.send(json.dumps({"ready": True, "privileged": os.getuid() == 0}).encode())
+    owner.ready(privileged=os.getuid() == 0)
     keeper.serve()
