@@ -73,6 +73,7 @@ def test_a_restart_changes_nothing(tmp_path: Path, crashes: set[int]) -> None:
         got, again = await conversation(tmp_path / "b", crashes, torn=True)
         assert [p[0] for p in prompts] == [p[0] for p in again]
         assert (got.prefix_breaks, got.about) == (1, expected.about)
+        assert got.usage == expected.usage and got.requests == 4
         assert len(got.segments) == len(expected.segments) == 2
         for a, b in zip(expected.segments, got.segments, strict=True):
             for name in ("tokens", "sampled", "logprobs", "versions", "routes"):

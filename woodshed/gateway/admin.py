@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -14,6 +15,7 @@ from .errors import ApiError, invalid
 from .fields import json_object
 from .keys import Keys, bearer
 from .segments_wire import Finished
+from .terms import Terms
 from .trajectories import Trajectories
 
 Follow = Callable[[int], Awaitable[int]]
@@ -61,12 +63,18 @@ class Admin:
             about[name] = data.get(name) or ""
             if not isinstance(about[name], str):
                 raise invalid(name, "must be a string")
+        if terms := data.get("terms"):
+            try:
+                about["terms"] = Terms.model_validate(terms).model_dump(exclude_defaults=True)
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+                raise invalid(".".join(("terms", *map(str, first["loc"]))), first["msg"]) from None
         return JSONResponse({"id": id, "key": self.trajectories.open(id, about)})
 
     async def list(self, request: Request) -> Response:
         self._check(request)
         found = [
-            {"id": t.id, "requests": t.requests, "segments": len(t.recorder.segments), "opened": t.opened, **t.about}
+            {"id": t.id, "requests": len(t.usage), "segments": len(t.recorder.segments), "opened": t.opened, **t.about}
             for t in self.trajectories.by_id.values()
         ]
         return JSONResponse({"trajectories": found})
@@ -76,8 +84,10 @@ class Admin:
         closed = self.trajectories.close(request.path_params["id"])
         recorder = closed.recorder
         finished = Finished(
-            closed.id, recorder.freeze(), recorder.prefix_breaks, closed.requests, closed.feedback, closed.about,
-            closed.opened,
+            closed.id, recorder.freeze(), recorder.prefix_breaks, [vars(turn) for turn in closed.usage],
+            closed.feedback, closed.about, closed.opened,
+            [segment.messages for segment in recorder.segments] if "messages" in request.query_params else [],
+            closed.refusals,
         )  # fmt: skip
         return Response(segments_wire.encode(finished), media_type=segments_wire.CONTENT_TYPE)
 

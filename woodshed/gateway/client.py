@@ -13,6 +13,7 @@ import httpx
 from woodshed.record.trajectory import Source
 
 from .segments_wire import Finished, decode
+from .terms import Terms
 
 
 class GatewayError(RuntimeError):
@@ -44,14 +45,18 @@ class GatewayAdmin:
         group: str = "",
         source: Source = "train",
         labels: Mapping[str, str] | None = None,
+        terms: Terms | None = None,
     ) -> str:
         """Open a trajectory and get its API key. One that is open under this id is forgotten."""
-        about = {"id": id, "task": task, "group": group, "source": source, "labels": dict(labels or {})}
+        about: dict[str, Any] = {"id": id, "task": task, "group": group, "source": source, "labels": dict(labels or {})}
+        if terms is not None:
+            about["terms"] = terms.model_dump()
         return str((await self._call("POST", "/admin/trajectories", about)).json()["key"])
 
-    async def finish(self, id: str) -> Finished:
-        """Close it and get what was recorded. Raises ValueError if the answer is damaged."""
-        return decode((await self._call("POST", f"/admin/trajectories/{quote(id)}/finish")).content)
+    async def finish(self, id: str, *, messages: bool = False) -> Finished:
+        """Close it and get what was recorded, with the conversations if asked for. ValueError if it is damaged."""
+        wanted = "?messages" if messages else ""
+        return decode((await self._call("POST", f"/admin/trajectories/{quote(id)}/finish{wanted}")).content)
 
     async def delete(self, id: str) -> None:
         """Close it and forget what was recorded."""

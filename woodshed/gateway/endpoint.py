@@ -34,6 +34,7 @@ class Endpoint:
         task = asyncio.current_task()
         assert task is not None
         left: asyncio.Future[AsgiMessage] | None = None
+        trajectory: OpenTrajectory | None = None
         sender = Sender(send, self.turns.metrics.responses)
         try:
             trajectory = self.trajectories.of_key(client_key(dict(scope["headers"])))
@@ -49,6 +50,8 @@ class Endpoint:
                 raise
         except Exception as error:
             seen = _seen(error)
+            if trajectory is not None:
+                trajectory.refuse(seen)
             if sender.started:
                 raise
             await sender.whole(seen.status, self.dialect.error(seen))
@@ -73,7 +76,9 @@ class Endpoint:
         except Exception as error:
             if not send.started:
                 raise
-            await live.fail(_seen(error))
+            seen = _seen(error)
+            trajectory.refuse(seen)
+            await live.fail(seen)
         finally:
             live.stop()
 

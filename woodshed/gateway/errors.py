@@ -21,12 +21,15 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": self.type, "code": self.code, "param": self.param}}
 
 
+CONTEXT_FULL = "context_length_exceeded"
+
+
 class ContextTooLong(ApiError):
     """``tokens`` of conversation do not fit into ``context``. Clients know the words of their own vendor for this."""
 
     def __init__(self, tokens: int, context: int) -> None:
         message = f"This model's maximum context length is {context} tokens, the messages have {tokens}"
-        super().__init__(400, "context_length_exceeded", message, param="messages")
+        super().__init__(400, CONTEXT_FULL, message, param="messages")
         self.tokens = tokens
         self.context = context
 

@@ -23,6 +23,7 @@ from woodshed.record.segment import Span
 
 from .recorder import Mark, OpenSegment, Recorder
 from .rendering import Rendering
+from .terms import TurnUsage
 
 _FRAME = struct.Struct("<II")
 _HEAD = struct.Struct("<I")
@@ -37,6 +38,7 @@ class Kept:
     about: dict[str, Any]
     recorder: Recorder
     feedback: list[dict[str, Any]] = field(default_factory=list)
+    usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
 
 
@@ -67,27 +69,31 @@ class Journal:
             kind, id = head["kind"], head["id"]
             if kind == "open":
                 digest = bytes.fromhex(head["key"])
-                kept[id] = Kept(id, digest, head["about"], Recorder(rendering), opened=head["opened"])
+                usage = [TurnUsage(**turn) for turn in head.get("usage", [])]
+                kept[id] = Kept(id, digest, head["about"], Recorder(rendering), usage=usage, opened=head["opened"])
             elif kind == "close":
                 kept.pop(id, None)
             elif id in kept and kind == "feedback":
                 kept[id].feedback.append(head["event"])
             elif id in kept:
                 _replay(kept[id].recorder, head, arrays)
+                if head.get("usage"):
+                    kept[id].usage.append(TurnUsage(**head["usage"]))
         temporary = self.path.with_suffix(".tmp")
         self._file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         for k in kept.values():
-            self.opened(k.id, k.key_digest, k.about, k.opened)
+            self.opened(k)
             for event in k.feedback:
                 self.feedback(k.id, event)
             for i, segment in enumerate(k.recorder.segments):
-                self.turn(k.id, i, segment, Mark(0, 0, 0))
+                self.turn(k.id, i, segment, Mark(0, 0, 0), None)
         os.fsync(self._file)
         os.replace(temporary, self.path)
         return list(kept.values())
 
-    def opened(self, id: str, key_digest: bytes, about: dict[str, Any], opened: float) -> None:
-        self._write({"kind": "open", "id": id, "key": key_digest.hex(), "about": about, "opened": opened})
+    def opened(self, kept: Kept) -> None:
+        head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
+        self._write({**head, "usage": [vars(turn) for turn in kept.usage]})
 
     def closed(self, id: str) -> None:
         self._write({"kind": "close", "id": id})
@@ -95,8 +101,8 @@ class Journal:
     def feedback(self, id: str, event: dict[str, Any]) -> None:
         self._write({"kind": "feedback", "id": id, "event": event})
 
-    def turn(self, id: str, index: int, segment: OpenSegment, before: Mark) -> None:
-        """What ``segment``, the trajectory's ``index``-th, has gained since ``before``."""
+    def turn(self, id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage | None) -> None:
+        """What ``segment``, the trajectory's ``index``-th, has gained since ``before``, and what the turn took."""
         start, spans = before.tokens, max(0, before.spans - 1)
         ends = max(0, before.messages - 1)
         routes = segment.routes.rows(max(0, start - 1), len(segment.tokens))
@@ -105,7 +111,7 @@ class Journal:
             "messages": [before.messages, segment.messages[before.messages :]],
             "spans": [spans, [[s.start, s.end, s.role, s.message] for s in segment.spans[spans:]]],
             "ends": [ends, segment.ends[ends:]], "pending": list(segment.pending),
-            "routes": None if routes is None else list(routes.shape),
+            "routes": None if routes is None else list(routes.shape), "usage": None if usage is None else vars(usage),
         }  # fmt: skip
         if not start:
             head["tools"] = segment.tools

@@ -22,15 +22,26 @@ _ARRAYS = (("tokens", "<i4"), ("sampled", "|b1"), ("logprobs", "<f4"), ("version
 
 @dataclass
 class Finished:
-    """A closed trajectory as the gateway recorded it. ``about`` is what it was opened with; times are Unix seconds."""
+    """A closed trajectory as the gateway recorded it. ``about`` is what it was opened with; times are Unix seconds.
+
+    ``usage``: one ``terms.TurnUsage`` as a dict for each answered request. ``messages``: the conversation of each
+    segment, where they were asked for. ``refusals``: error code -> last message, of requests that were not answered.
+    """
 
     id: str
     segments: list[Segment]
     prefix_breaks: int = 0
-    requests: int = 0
+    usage: list[dict[str, Any]] = field(default_factory=list)
     feedback: list[dict[str, Any]] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
     opened: float = 0.0
+    messages: list[list[dict[str, Any]]] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> int:
+        """Answered requests."""
+        return len(self.usage)
 
 
 def encode(finished: Finished) -> bytes:

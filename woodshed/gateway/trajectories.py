@@ -10,26 +10,35 @@ from itertools import count
 from typing import Any
 
 from .errors import ApiError
-from .journal import Journal
+from .journal import Journal, Kept
 from .keys import Keys, key_hash
 from .recorder import Recorder
 from .rendering import Rendering
+from .terms import Terms, TurnUsage
+
+_REFUSAL = 500
 
 
 @dataclass
 class OpenTrajectory:
-    """One key's conversation. ``about`` is what the admin said of it: task, group, source, labels."""
+    """One key's conversation. ``about`` is what the admin said of it: task, group, source, labels, terms."""
 
     id: str
     serial: int
     key_digest: bytes
     about: dict[str, Any]
     recorder: Recorder
+    terms: Terms
     feedback: list[dict[str, Any]] = field(default_factory=list)
-    requests: int = 0
+    usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
     running: set[asyncio.Task[Any]] = field(default_factory=set)
+    refusals: dict[str, str] = field(default_factory=dict)
     closed: bool = False
+
+    def refuse(self, error: ApiError) -> None:
+        """Remember the last message of each kind of refusal."""
+        self.refusals[error.code] = str(error)[:_REFUSAL]
 
     def session(self, segment: int) -> str:
         """The engine's name for a segment. The serial number keeps a reopened trajectory apart from its past."""
@@ -50,16 +59,17 @@ class Trajectories:
         self._serials = count()
         if journal is not None:
             for kept in journal.restore(rendering):
-                self._add(kept.id, kept.key_digest, kept.about, kept.recorder, kept.feedback, kept.opened)
+                self._add(kept)
 
     def open(self, id: str, about: dict[str, Any]) -> str:
         """A new trajectory and its key; one that was open under this id is forgotten."""
         if id in self.by_id:
             self._drop(id)
         key = self.keys.issue(id)
-        opened = self._add(id, key_hash(key), about, Recorder(self.rendering), [], time.time())
+        opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
+        self._add(opened)
         if self._journal is not None:
-            self._journal.opened(opened.id, opened.key_digest, opened.about, opened.opened)
+            self._journal.opened(opened)
         return key
 
     def of_key(self, key: str | None) -> OpenTrajectory:
@@ -89,13 +99,13 @@ class Trajectories:
         if self._journal is not None:
             self._journal.feedback(trajectory.id, event)
 
-    def _add(
-        self, id: str, digest: bytes, about: dict[str, Any], recorder: Recorder, feedback: list[Any], opened: float
-    ) -> OpenTrajectory:
-        self.keys.restore(digest, id)
-        added = OpenTrajectory(id, next(self._serials), digest, about, recorder, feedback, opened=opened)
-        self.by_id[id] = added
-        return added
+    def _add(self, kept: Kept) -> None:
+        self.keys.restore(kept.key_digest, kept.id)
+        terms = Terms.model_validate(kept.about.get("terms", {}))
+        self.by_id[kept.id] = OpenTrajectory(
+            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback, kept.usage,
+            kept.opened,
+        )  # fmt: skip
 
     def _drop(self, id: str) -> None:
         trajectory = self.by_id.pop(id)

@@ -17,6 +17,7 @@ from .metrics import Metrics
 from .recorder import Turn
 from .rendering import Rendering
 from .request import Request
+from .terms import TurnUsage
 from .trajectories import OpenTrajectory
 from .unsent import Parse
 from .watch import Watch
@@ -84,6 +85,7 @@ class Turns:
         A request that is cancelled, or whose trajectory is closed meanwhile, records nothing. Raises ApiError.
         """
         parse = self.parser(request)
+        trajectory.terms.check(trajectory.usage, len(trajectory.running))
         turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools))
         task = asyncio.current_task()
         assert task is not None
@@ -128,6 +130,7 @@ class Turns:
             seed=request.seed,
             logit_bias=request.logit_bias,
         )
+        sampling = trajectory.terms.apply(sampling, trajectory.usage, len(turn.prompt))
         session = trajectory.session(turn.segment.number)
         try:
             if watch is None:
@@ -163,9 +166,14 @@ class Turns:
     def _record(self, trajectory: OpenTrajectory, turn: Turn, answer: Answer) -> None:
         recorder, before = trajectory.recorder, turn.mark()
         recorder.commit(turn, answer.completion, answer.reply)
-        trajectory.requests += 1
+        index = recorder.segments.index(turn.segment)
+        usage = TurnUsage(
+            index, answer.prompt_tokens, len(answer.completion.tokens), answer.thinking_tokens,
+            len(answer.reply.get("tool_calls", ())), answer.parse_error or "",
+        )  # fmt: skip
+        trajectory.usage.append(usage)
         if self.journal is not None:
-            self.journal.turn(trajectory.id, recorder.segments.index(turn.segment), turn.segment, before)
+            self.journal.turn(trajectory.id, index, turn.segment, before, usage)
         metrics = self.metrics
         metrics.turns += 1
         metrics.prompt_tokens += answer.prompt_tokens

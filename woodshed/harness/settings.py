@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, model_validator
 
 from woodshed.record.settings import Settings
@@ -91,8 +93,27 @@ class RetrySettings(Settings):
     """Seconds that one request may take."""
 
 
+class ProgramSettings(Settings):
+    """A coding agent of others, unmodified, in place of ours. It runs in the box; see docs/programs.md."""
+
+    command: str = Field(min_length=1)
+    """Shell command, run in ``workdir``. It finds the policy by OPENAI_BASE_URL and OPENAI_API_KEY, or by
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the model's name in WOODSHED_MODEL, its task in WOODSHED_TASK and in the
+    file WOODSHED_TASK_FILE. When it ends, what lies in the box is graded."""
+    packages: tuple[str, ...] = ()
+    """Python requirements, such as ``mini-swe-agent==2.1.0``. pip fetches wheels and runs nothing of them; their
+    scripts are on the command's PATH."""
+    folder: Path | None = None
+    """Folder that the command finds as /opt/harness, for agents that are no Python packages; made executable by you."""
+    env: dict[str, str] = {}
+    """More environment variables."""
+
+
 class HarnessSettings(Settings):
     """The agent as a policy sees it."""
+
+    program: ProgramSettings | None = None
+    """Another agent in place of ours; of the other fields then only ``workdir`` and ``limits`` apply."""
 
     tools: tuple[str, ...] = ALL_TOOLS
     """Names of the tools that the policy may call, in the order in which it sees them."""
@@ -117,6 +138,8 @@ class HarnessSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> HarnessSettings:
+        if self.program is not None and self.program.packages and self.program.folder is not None:
+            raise ValueError("harness.program: packages and folder both fill /opt/harness; give one of them")
         known = {*ALL_TOOLS, *COMPACT_TOOLS}
         unknown = [name for name in self.tools if name not in known]
         if unknown:

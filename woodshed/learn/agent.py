@@ -50,6 +50,11 @@ def drive(
     folder = RunDirectory(Path(tempfile.mkdtemp(prefix="woodshed-agent-")))
     try:
         recipe = load_recipe(run.recipe)
+        if (program := recipe.harness.program) is not None and endpoint is None:
+            raise AgentError(
+                f"the agent of this run is another program ({program.command.split()[0]}): serve the policy with "
+                f"'woodshed serve {run.policy(stage)}' and start that program against it"
+            )
         chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.main, "heldout"))
         console.print(f"[dim]{chosen.path}[/]")
         key = os.environ.get("OPENAI_API_KEY", "none")

@@ -19,6 +19,7 @@ from ..rl.rollout import Arena, RewardFunction, raw_outcome
 from ..rl.settings import RewardSettings
 from .boxes import backend_of, layer_store
 from .directory import RunDirectory
+from .programs import program_layers
 
 
 def shaped_reward(settings: RewardSettings) -> RewardFunction:
@@ -38,6 +39,8 @@ def shaped_reward(settings: RewardSettings) -> RewardFunction:
 @asynccontextmanager
 async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> AsyncIterator[Arena]:
     """An arena on the run's policy server; waits until the server answers."""
+    layers = layer_store()
+    program = await asyncio.to_thread(program_layers, recipe.harness.program, layers)
     address = json.loads((run.root / "server" / "address.json").read_text())
     await _ready(run.root / "server" / "ready.json")
     admin_key = Path(address["admin_key_file"]).read_text().strip()
@@ -47,11 +50,12 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
     try:
         yield Arena(
             backend=backend,
-            layers=layer_store(),
+            layers=layers,
             admin=admin,
             client=client,
             base_url=address["url"],
             harness=recipe.harness,
+            program_layers=program,
             policy=recipe.name,
             temperature=1.0 if training else recipe.evaluate.temperature,
             attempts=recipe.rl.attempts,

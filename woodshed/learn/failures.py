@@ -8,8 +8,10 @@ from pathlib import Path
 from ..recipe.load import RecipeError
 from ..record.task import TaskError
 from ..rl.ledger import OutOfTasks
+from ..rl.rollout import ProgramFailed
 from ..tasks.packages.index import PackageError
 from .directory import DirectoryError
+from .programs import ProgramError
 
 _LOW = 4 << 20
 _SIGNS = ("No space left on device", "disk is full", "Disk quota exceeded")
@@ -19,7 +21,9 @@ class StageFailed(Exception):
     """A stage cannot do its work, and trying again would not help; the message says why."""
 
 
-HOPELESS = (StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError)
+HOPELESS = (
+    StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
+)  # fmt: skip
 """Errors of a stage whose message is all there is to say."""
 
 

@@ -26,6 +26,7 @@ from ..tasks.studies.nouns import NOUNS
 from .demonstrator import broken_line
 from .directory import RunDirectory
 from .examples import Example, save_examples
+from .failures import StageFailed
 from .render import render_conversation
 from .settings import CorpusSettings
 from .stage_policy import chat_format
@@ -53,6 +54,11 @@ def make_corpus(recipe: Recipe, run: RunDirectory) -> None:
     while total < settings.tokens:
         messages, replies = sample.pop() if sample else next(seen)
         tokens, own = render_conversation(messages, tools, chat, tokenizer, replies)
+        if len(tokens) > recipe.policy.max_positions:
+            raise StageFailed(
+                f"a conversation of the corpus takes {len(tokens)} tokens in the chat format {chat.name!r} and "
+                f"policy.max_positions is {recipe.policy.max_positions}: raise it, or name fewer harness.tools"
+            )
         weights = np.where(own > 0, own, settings.context_weight).astype(np.float32)
         weights[0] = 0.0
         examples.append(Example(tokens, weights))

@@ -43,12 +43,14 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
         stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
     if main == "tasks":
         stages.append(_simple(run, "tasks", "make and check tasks", ()))
-    demos = _simple(run, "demos", "run demonstrations in sandboxes", (main, start))
-    needs = ("pretrain" if scratch else "convert", "demos")
+    demos = [_simple(run, "demos", "run demonstrations in sandboxes", (main, start))]
+    if not recipe.learn.demonstrations.episodes:
+        demos = []
+    needs = ("pretrain" if scratch else "convert", *(stage.name for stage in demos))
     cores = os.cpu_count() or 1
     sft = _simple(run, "sft", "fine-tune on demonstrations", needs, min(cores, 4) if scratch else cores)
     packages = [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
-    stages += [*packages, demos] if main == "packages" else [demos, *packages]
+    stages += [*packages, *demos] if main == "packages" else [*demos, *packages]
     if scratch:
         stages.append(_simple(run, "pretrain", "pretrain", ("corpus",), min(cores, 4)))
     stages.append(sft)

@@ -72,10 +72,25 @@ class Recipe(Settings):
                 'terse instructions do not name the file to change: add "grep" to harness.tools, or set '
                 'tasks.packages.prompt = "located"'
             )
+        if self.harness.program is not None and self.sandbox.backend != "namespace":
+            raise ValueError(
+                f"harness.program asks a gateway from inside its box, and boxes of the {self.sandbox.backend} backend "
+                'have no network: set sandbox.backend = "namespace"'
+            )
+        if self.harness.program is not None and self.learn.demonstrations.episodes:
+            raise ValueError(
+                "harness.program: demonstrations show our own agent at work, not the program; set "
+                "learn.demonstrations.episodes = 0 and start from a policy that can follow the program's prompts"
+            )
         compact = self.policy.format == "compact" or (self.policy.format == "auto" and self.policy.source == "scratch")
         if compact and self.harness.output.separator:
             raise ValueError(
                 'chat format "compact" copies line numbers with their line: set harness.output.separator = ""'
+            )
+        if self.policy.source == "scratch" and self.learn.sft.max_tokens > self.policy.max_positions:
+            raise ValueError(
+                f"learn.sft.max_tokens is {self.learn.sft.max_tokens}, and a policy from scratch takes contexts of at "
+                f"most policy.max_positions = {self.policy.max_positions}; lower the one or raise the other"
             )
         needed = self.rl.steps * self.rl.groups_per_step
         if self.tasks.main == "studies" and self.tasks.studies.train < needed:

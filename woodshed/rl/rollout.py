@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 from ..gateway.client import GatewayAdmin, GatewayError
+from ..gateway.segments_wire import Finished
 from ..grading.monitors import Episode, watch
 from ..grading.settings import MonitorSettings
 from ..grading.verify import GradeCache, grade, submission_from
 from ..harness.endpoint import HttpEndpoint
+from ..harness.episode import Episode as AgentEpisode
 from ..harness.errors import EndpointLost
 from ..harness.loop import run_episode
+from ..harness.program import PORT, Ended, run_program
 from ..harness.registry import harness_hash
 from ..harness.settings import HarnessSettings
 from ..record.task import Task
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
-from ..sandbox.protocol import Backend, Egress, Limits, SandboxError
+from ..sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox, SandboxError
 from ..sandbox.taskbox import box_spec
+from .observed import at_limit, observe, terms_of
 
 RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
 
@@ -52,8 +58,22 @@ class Arena:
     monitors: MonitorSettings = field(default_factory=MonitorSettings)
     grades: GradeCache = field(default_factory=GradeCache)
 
+    program_layers: tuple[Path, ...] = ()
+
     def __post_init__(self) -> None:
         self.harness_hash = harness_hash(self.harness)
+
+    def box(self, task: Task) -> BoxSpec:
+        """The box of a rollout. A program in it reaches the gateway and what the recipe allows."""
+        spec = box_spec(task, self.layers, limits=self.limits, egress=self.egress)
+        if self.harness.program is None:
+            return spec
+        egress = replace(self.egress or Egress(), routes={PORT: urlsplit(self.base_url).netloc})
+        return replace(spec, layers=(*spec.layers, *self.program_layers), egress=egress)
+
+
+class ProgramFailed(Exception):
+    """The recipe's program does not run; the message says what it printed."""
 
 
 async def rollout(
@@ -70,13 +90,16 @@ async def rollout(
 
     Only failures of the sandbox or the endpoint are tried again, and after ``arena.attempts`` tries become the status
     ``infra_error``: nothing inside a box can raise SandboxError or EndpointLost. A server that is being restarted costs
-    one try, however long that takes (up to ``arena.patience`` seconds).
+    one try, however long that takes (up to ``arena.patience`` seconds). Raises ProgramFailed where the recipe's program
+    does not work at all.
     """
     started, error = time.time(), ""
     for attempt in range(1, arena.attempts + 1):
         try:
             trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
-        except (SandboxError, EndpointLost, GatewayError, httpx.HTTPError) as failure:
+        except (SandboxError, EndpointLost, GatewayError, ProgramFailed, httpx.HTTPError) as failure:
+            if isinstance(failure, ProgramFailed) and attempt == arena.attempts:
+                raise
             error = f"{type(failure).__name__}: {failure}"
             await asyncio.sleep(0.2 * 2**attempt)  # whatever died is being started again
             await arena.admin.wait_until_up(arena.patience)
@@ -90,19 +113,41 @@ async def rollout(
     )  # fmt: skip
 
 
+async def _drive(arena: Arena, task: Task, box: Sandbox, key: str, seed: int | None) -> AgentEpisode:
+    """Our own agent."""
+    sampling = {"temperature": arena.temperature, **({} if seed is None else {"seed": seed})}
+    endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling)
+    return await run_episode(task.instruction, box, endpoint, arena.harness, test_command=task.info.test_command)
+
+
+async def _trust(arena: Arena, finished: Finished, ended: Ended) -> None:
+    """Raise where a program failed for no reason of the policy's: what it left says nothing about the policy then."""
+    if ended.why() and float((await arena.admin.engine())["uptime_seconds"]) < ended.seconds:
+        raise EndpointLost(f"the policy server was restarted while harness.program ran: {ended.why()}")
+    if not finished.usage and not at_limit(finished):
+        refused = "".join(f"; the gateway answered {code}: {text}" for code, text in finished.refusals.items())
+        raise ProgramFailed(f"harness.program had no reply from the policy: {ended.why() or 'exit code 0'}{refused}")
+
+
 async def _attempt(
     arena: Arena, task: Task, id: str, group: str, source: Source, labels: dict[str, str], seed: int | None
 ) -> Trajectory:
-    key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels)
-    box = await arena.backend.create(box_spec(task, arena.layers, limits=arena.limits, egress=arena.egress))
+    program = arena.harness.program
+    terms = terms_of(arena.harness.limits, temperature=arena.temperature, seed=seed) if program is not None else None
+    key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels, terms=terms)
+    box = await arena.backend.create(arena.box(task))
     try:
-        sampling = {"temperature": arena.temperature, **({} if seed is None else {"seed": seed})}
-        endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling)
-        episode = await run_episode(task.instruction, box, endpoint, arena.harness, test_command=task.info.test_command)
+        if program is None:
+            episode = await _drive(arena, task, box, key, seed)
+        else:
+            ended = await run_program(program, arena.harness, task.instruction, box, key=key, model=arena.policy)
         submission = await submission_from(box, task)
     finally:
         await box.close()
-    finished = await arena.admin.finish(id)
+    finished = await arena.admin.finish(id, messages=program is not None)
+    if program is not None:
+        await _trust(arena, finished, ended)
+        episode = observe(finished, ended, arena.harness.limits)
     # The final state counts whether or not the agent said that it was done (docs/measured.md).
     outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades)
     events: list[ToolEvent] = episode.events

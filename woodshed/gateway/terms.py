@@ -1,0 +1,79 @@
+"""What one key may use, and how it is sampled whatever its client asks for: others' programs keep no limit of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import Field
+
+from woodshed.engine.protocol import Sampling
+from woodshed.record.settings import Settings
+
+from .errors import ApiError, ContextTooLong
+
+LIMIT_REACHED = "limit_reached"
+"""Code of the refusal (403, which clients do not send again)."""
+
+
+@dataclass(frozen=True)
+class TurnUsage:
+    """One answered request. ``segment``: index of the segment that it extended; ``calls``: tool calls of the reply.
+
+    ``parse_error`` is set where the policy tried a call that could not be read.
+    """
+
+    segment: int
+    prompt_tokens: int
+    sampled_tokens: int
+    thinking_tokens: int
+    calls: int
+    parse_error: str = ""
+
+
+class Terms(Settings):
+    """The terms of one key. 0 is no limit."""
+
+    turns: int = Field(default=0, ge=0)
+    """Most replies."""
+    sampled_tokens: int = Field(default=0, ge=0)
+    """Most sampled tokens in all."""
+    turn_tokens: int = Field(default=0, ge=0)
+    """Most sampled tokens of one reply."""
+    context_tokens: int = Field(default=0, ge=0)
+    """Most tokens of one context, prompt and reply."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Sample at this temperature and from the whole distribution, whatever the client asks for."""
+    seed: int | None = None
+    """Sample with this seed, whatever the client asks for."""
+
+    def check(self, usage: Sequence[TurnUsage], running: int) -> None:
+        """Whether one more request may start beside ``running`` others. Raises ApiError 403."""
+        if self.turns and len(usage) + running >= self.turns:
+            raise _refusal(f"this key may take {self.turns} turns")
+        if self.sampled_tokens and _sampled(usage) >= self.sampled_tokens:
+            raise _refusal(f"this key may sample {self.sampled_tokens} tokens")
+
+    def apply(self, sampling: Sampling, usage: Sequence[TurnUsage], prompt_tokens: int) -> Sampling:
+        """``sampling`` as these terms have it. Raises ContextTooLong where the prompt leaves no room."""
+        most = sampling.max_tokens
+        if self.turn_tokens:
+            most = min(most, self.turn_tokens)
+        if self.sampled_tokens:
+            most = min(most, max(1, self.sampled_tokens - _sampled(usage)))
+        if self.context_tokens:
+            if prompt_tokens >= self.context_tokens:
+                raise ContextTooLong(prompt_tokens, self.context_tokens)
+            most = min(most, self.context_tokens - prompt_tokens)
+        changed = replace(sampling, max_tokens=most)
+        if self.temperature is not None:
+            changed = replace(changed, temperature=self.temperature, top_p=1.0, top_k=0, min_p=0.0, logit_bias={})
+        return changed if self.seed is None else replace(changed, seed=self.seed)
+
+
+def _sampled(usage: Sequence[TurnUsage]) -> int:
+    return sum(turn.sampled_tokens for turn in usage)
+
+
+def _refusal(message: str) -> ApiError:
+    return ApiError(403, LIMIT_REACHED, message, type="permission_error")
