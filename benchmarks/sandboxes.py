@@ -1,4 +1,4 @@
-"""What sandboxes cost, beside a plain subprocess (and bubblewrap where it is installed), and whether anything leaks.
+"""What sandboxes cost, beside a plain subprocess (and bubblewrap where it is installed), what leaks, what gets out.
 
 The gvisor backend is measured where ``runsc`` is there (``scripts/install-runsc``): full snapshots of a box with a
 background process, and forks that go on from one.
@@ -26,6 +26,8 @@ from typing import Any
 from result import write_result
 
 from woodshed.sandbox import open_backend
+from woodshed.sandbox.backends import NAMES
+from woodshed.sandbox.escapes.battery import attack
 from woodshed.sandbox.namespace import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
@@ -214,6 +216,23 @@ async def leaks(cycles: int) -> dict[str, int]:
     return growth
 
 
+async def escapes() -> dict[str, list[dict[str, str]]]:
+    """What came of every attempt to get out, by backend that works here."""
+    found = {}
+    for name in NAMES:
+        try:
+            backend = open_backend(name)
+            if not backend.probe().ok:
+                continue
+        except SandboxError:
+            continue
+        try:
+            found[name] = [vars(tried) for tried in await attack(backend)]
+        finally:
+            await backend.close()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100)
@@ -225,6 +244,8 @@ def main() -> None:
     gvisor = asyncio.run(measure_gvisor(max(5, options.samples // 5)))
     load.append(os.getloadavg()[0])
     growth = asyncio.run(leaks(options.cycles))
+    tried = asyncio.run(escapes())
+    attempts = [attempt for every in tried.values() for attempt in every]
     load.append(os.getloadavg()[0])
     write_result(
         "sandbox",
@@ -238,8 +259,10 @@ def main() -> None:
             "gvisor_restore_ms": gvisor["fork"]["median"] if gvisor else None,
             "concurrent": detail["concurrent"],
             f"leaked_after_{options.cycles}": sum(abs(value) for value in growth.values()),
+            "escape_attempts": len(attempts),
+            "escapes": sum(bool(attempt["evidence"]) for attempt in attempts),
         },
-        {**detail, "gvisor": gvisor, "leaks": growth, "load_average": load},
+        {**detail, "gvisor": gvisor, "leaks": growth, "escapes": tried, "load_average": load},
         options.out,
     )
 

@@ -176,11 +176,15 @@ def monitors(
 
 
 @app.command()
-def probe() -> None:
+def probe(
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Also try some fifty ways out of a box on every backend that works.")
+    ] = False,
+) -> None:
     """Say what this machine can do: sandbox backends and why not, limits in force, GPU."""
     from .learn.probe import print_probe
 
-    raise typer.Exit(print_probe(Console()))
+    raise typer.Exit(print_probe(Console(), attack=attack))
 
 
 if __name__ == "__main__":

@@ -167,6 +167,57 @@ def stats(
         _print(found.text())
 
 
+@app.command()
+def export(
+    folders: Annotated[list[Path], typer.Argument(help="Task directories, or folders of them")],
+    out: Annotated[Path, typer.Option(help="Folder for instances.jsonl and the repositories that it refers to")],
+    format_: Annotated[str, typer.Option("--format", help="swebench or swesmith")] = "swebench",
+) -> None:
+    """Write tasks as instances of SWE-bench or SWE-smith, with their commits in bare git repositories.
+
+    Tasks that are not graded by tests with ids have no such form and are named. Exit code 1 if none could be written.
+    """
+    from .record.task import TaskError
+    from .tasks.exchange.export import FORMATS, export_tasks, load_all
+    from .tasks.find import task_folders
+
+    chosen = next((known for known in FORMATS if known == format_), None)
+    if chosen is None:
+        raise _fail(ValueError(f"--format {format_}: there are {', '.join(FORMATS)}"))
+    try:
+        with _Bar(Console(stderr=True)) as progress:
+            found = export_tasks(load_all(task_folders(folders)), chosen, out, progress)
+    except (TaskError, OSError) as error:
+        raise _fail(error) from None
+    _left_out(found.left_out)
+    _print(f"{len(found.instances)} instances in {found.path}, their commits in {out / 'repositories'}")
+    raise typer.Exit(0 if found.instances else 1)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(help="Folder with instances.jsonl and repositories, as export writes it")],
+    out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
+) -> None:
+    """Make task directories from exported instances again. Exit code 1 if there is none among them."""
+    from .record.task import TaskError
+    from .tasks.exchange.bring import import_tasks
+
+    try:
+        with _Bar(Console(stderr=True)) as progress:
+            made, left_out = import_tasks(folder, out, progress)
+    except (TaskError, OSError) as error:
+        raise _fail(error) from None
+    _left_out(left_out)
+    _print(f"{len(made)} tasks in {out}; 'woodshed tasks check {out}' runs every gate on them")
+    raise typer.Exit(0 if made else 1)
+
+
+def _left_out(reasons: dict[str, str]) -> None:
+    for name, why in reasons.items():
+        _print(f"left out: {name}: {why}")
+
+
 def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, place: Path) -> T:
     """Run ``work(backend, layers)``; what a person can put right ends the command with 2 and one message."""
     from .learn.failures import disk_problem

@@ -145,6 +145,7 @@ def test_two_runs_in_one_directory(smoke: SmokeRun, tmp_path: Path) -> None:
     """The second is refused, also with --fresh, and the first finishes."""
     root, output = tmp_path / "run", tmp_path / "output"
     last_stage_to_do(smoke, root)
+    RunDirectory(root).write_clock({"after": 3600.0})  # what it took before it was interrupted
     process = begin(tmp_path, "run", root, output=output)
     try:
         wait_until(lambda: (root / "server" / "address.json").exists(), "the last stage to begin", process)
@@ -159,6 +160,7 @@ def test_two_runs_in_one_directory(smoke: SmokeRun, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert "pass@1" in output.read_text()
+    assert 3600 < (RunDirectory(root).stage_result("after") or {})["seconds"] < 3600 + 120
 
 
 def test_a_directory_of_another_recipe(smoke: SmokeRun, tmp_path: Path) -> None:

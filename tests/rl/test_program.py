@@ -60,7 +60,6 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, LayerStore]:
 @pytest.fixture
 def place(task: tuple[Task, LayerStore], tmp_path: Path) -> Iterator[Place]:
     engine = ScriptedEngine(lambda _: [], context=4096)
-    engine.stats = lambda: {"uptime_seconds": 1e6}  # type: ignore[method-assign]
     folder = tmp_path / "agent"
     (folder / "bin").mkdir(parents=True)
     shutil.copy(AGENT, folder / "bin/tiny-agent")
@@ -140,7 +139,7 @@ def test_what_it_does_is_recorded_token_by_token_and_graded(place: Place) -> Non
 def test_two_conversations_are_two_segments(place: Place) -> None:
     done = place.run("tiny-agent 2", bash("ls"), "Stuck.<|im_end|>", bash(MEND), "Mended.<|im_end|>")
     assert len(done.segments) == 2 and done.outcome is not None and done.outcome.resolved
-    assert done.effort.turns == 4 and [e.turn for e in done.events] == [1, 1]
+    assert done.effort.turns == 4 and [e.turn for e in done.events] == [1, 3]
     assert done.effort.prompt_tokens + done.effort.sampled_tokens + done.effort.tool_output_tokens == sum(
         map(len, done.segments)
     )
@@ -186,9 +185,10 @@ def test_the_box_reaches_the_gateway_and_nothing_else(place: Place) -> None:
 import os, socket, urllib.error, urllib.request as u
 base = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
 key = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-for path in ("trajectories", "trajectories/t/finish", "engine"):
+for path in ("admin/trajectories", "admin/trajectories/t/finish", "admin/engine", "v1/feedback"):
+    data = None if path.endswith(("trajectories", "engine")) else b"{}"
     try:
-        u.urlopen(u.Request(f"{base}/admin/{path}", method="POST" if "/" in path else "GET", headers=key))
+        u.urlopen(u.Request(f"{base}/{path}", data, key))
     except urllib.error.HTTPError as error:
         print(path, error.code)
 for place in (("127.0.0.1", 22), ("127.0.0.1", 3128), ("192.0.2.1", 80)):
@@ -199,7 +199,7 @@ for place in (("127.0.0.1", 22), ("127.0.0.1", 3128), ("192.0.2.1", 80)):
 END"""
     done = place.run("tiny-agent", bash(probe), "Done.<|im_end|>")
     said = done.events[0].result
-    assert said.count(" 401\n") == 3 and "<socket" not in said, said
+    assert said.count(" 401\n") == 3 and "feedback 403\n" in said and "<socket" not in said, said
     assert said.count("ConnectionRefusedError") == 2 and said.count("OSError") == 1
     routes = [json.loads(line) for line in place.egress_log.read_text().splitlines()]
     assert routes and {r["method"] for r in routes} == {"route"}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import woodshed
 from woodshed.sandbox.gvisor.backend import GvisorBackend
 from woodshed.sandbox.gvisor.probe import probe_gvisor
-from woodshed.sandbox.gvisor.runsc import find_runsc
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Egress, Limits, SandboxError, Snapshot, Unsupported
 from woodshed.sandbox.session import ShellSession
+
+from .ordinary import USER, run_as_ordinary_user
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -285,11 +283,10 @@ def test_nothing_is_left_when_the_owner_is_killed(_possible: None, tmp_path: Pat
 _ORDINARY = """
 import asyncio, os, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
 from woodshed.sandbox.gvisor.backend import GvisorBackend
 from woodshed.sandbox.protocol import BoxSpec
 async def main():
-    backend = GvisorBackend(Path(sys.argv[2]))
+    backend = GvisorBackend(Path(sys.argv[1]))
     box = await backend.create(BoxSpec(files={"a.txt": b"text"}))
     await box.exec("sleep 1000 > /dev/null 2>&1 & echo $! > pid")
     [fork] = await backend.fork(await box.snapshot("full"))
@@ -302,26 +299,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 def test_an_ordinary_user_can_do_it_too(_possible: None) -> None:
-    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
-    user: dict[str, Any] = {"user": 54321, "group": 54321, "extra_groups": [], "cwd": "/"}
-    check = [python or "", "-c", "import sys; print(sys.version_info >= (3, 11))"]
-    if python is None or subprocess.run(check, capture_output=True, text=True, **user).stdout.strip() != "True":
-        pytest.skip("no Python 3.11 or newer that an ordinary user can run")
-    place = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    try:
-        package, state = place / "package" / "woodshed", place / "state"
-        shutil.copytree(Path(woodshed.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(find_runsc(), place / "runsc")
-        state.mkdir()
-        subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
-        state.chmod(0o777)
-        command = [python, "-I", "-c", _ORDINARY, str(package.parent), str(state)]
-        environment = {"WOODSHED_RUNSC": str(place / "runsc"), "HOME": "/nonexistent"}
-        result = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, **user)
-        assert result.stdout == "54321 b'text1000\\n' b''\n", result.stdout + result.stderr
-        assert not list(state.iterdir())
-    finally:
-        shutil.rmtree(place)
+    assert run_as_ordinary_user(_ORDINARY) == f"{USER} b'text1000\\n' b''\n"
 
 
 def _runsc(root: Path) -> list[str]:

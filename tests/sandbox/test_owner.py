@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-import woodshed
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.spawner import explain, sweep
+
+from .ordinary import run_as_ordinary_user
 
 OWNER = """
 import asyncio, sys
@@ -87,33 +86,7 @@ def test_a_sweep_spares_the_living(tmp_path):
 
 
 def test_an_ordinary_user_can_do_it_too(_possible):
-    """Dropped to a user without any rights, under an interpreter that such a user can reach."""
-    python = sys.executable
-    code = "import os, sys; sys.path.insert(0, sys.argv.pop(1)); exec(sys.argv.pop(1))"
-    demote = {}
-    if os.geteuid() == 0:
-        python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or python
-        demote = {"user": 54321, "group": 54321, "extra_groups": []}
-    check = [python, "-c", "import sys; print(sys.version_info >= (3, 11))"]
-    version = subprocess.run(check, capture_output=True, text=True, cwd="/", **demote)
-    if version.stdout.strip() != "True":
-        pytest.skip("no Python 3.11 or newer that an ordinary user can run")
-    place = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    try:
-        package, state = place / "package" / "woodshed", place / "state"
-        for folder in ("sandbox", "record"):
-            shutil.copytree(Path(woodshed.__file__).parent / folder, package / folder)
-        shutil.copy(woodshed.__file__, package)
-        state.mkdir()
-        subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
-        state.chmod(0o777)
-        command = [python, "-I", "-c", code, str(package.parent), OWNER, str(state), "end"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", **demote)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.split()[1] == "False"
-        assert list(state.iterdir()) == []
-    finally:
-        shutil.rmtree(place)
+    assert run_as_ordinary_user(OWNER, "end").split()[1] == "False", "not privileged"
 
 
 def test_missing_user_namespaces_are_explained():

@@ -68,6 +68,8 @@ class Gateway:
 
     async def feedback(self, request: Request) -> Response:
         trajectory = self.trajectories.of_key(client_key(dict(request.headers.raw)))
+        if not trajectory.terms.feedback:
+            raise ApiError(403, "no_feedback", "this key may not send feedback", type="permission_error")
         event = json_object(await request.body())
         self.trajectories.add_feedback(trajectory, event)
         self.metrics.feedback += 1

@@ -25,7 +25,7 @@ class Finished:
     """A closed trajectory as the gateway recorded it. ``about`` is what it was opened with; times are Unix seconds.
 
     ``usage``: one ``terms.TurnUsage`` as a dict for each answered request. ``messages``: the conversation of each
-    segment, where they were asked for. ``refusals``: error code -> last message, of requests that were not answered.
+    segment, where they were asked for. ``refusals``: error code -> (HTTP status, last message).
     """
 
     id: str
@@ -36,7 +36,7 @@ class Finished:
     about: dict[str, Any] = field(default_factory=dict)
     opened: float = 0.0
     messages: list[list[dict[str, Any]]] = field(default_factory=list)
-    refusals: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:

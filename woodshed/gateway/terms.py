@@ -15,6 +15,9 @@ from .errors import ApiError, ContextTooLong
 LIMIT_REACHED = "limit_reached"
 """Code of the refusal (403, which clients do not send again)."""
 
+MAX_AT_ONCE = 64
+"""Requests of one key at the same time."""
+
 
 @dataclass(frozen=True)
 class TurnUsage:
@@ -46,9 +49,14 @@ class Terms(Settings):
     """Sample at this temperature and from the whole distribution, whatever the client asks for."""
     seed: int | None = None
     """Sample with this seed, whatever the client asks for."""
+    feedback: bool = True
+    """Whether the client may send feedback. Where a policy's own code has the key, it would praise itself."""
 
     def check(self, usage: Sequence[TurnUsage], running: int) -> None:
-        """Whether one more request may start beside ``running`` others. Raises ApiError 403."""
+        """Whether one more request may start beside ``running`` others. Raises ApiError 403, or 429 for a flood."""
+        if running >= MAX_AT_ONCE:
+            message = f"this key has {running} requests running; wait for one of them"
+            raise ApiError(429, "too_many_requests", message, type="rate_limit_error")
         if self.turns and len(usage) + running >= self.turns:
             raise _refusal(f"this key may take {self.turns} turns")
         if self.sampled_tokens and _sampled(usage) >= self.sampled_tokens:

@@ -33,12 +33,12 @@ class OpenTrajectory:
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
     running: set[asyncio.Task[Any]] = field(default_factory=set)
-    refusals: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     closed: bool = False
 
     def refuse(self, error: ApiError) -> None:
-        """Remember the last message of each kind of refusal."""
-        self.refusals[error.code] = str(error)[:_REFUSAL]
+        """Remember status and last message of each kind of refusal."""
+        self.refusals[error.code] = (error.status, str(error)[:_REFUSAL])
 
     def session(self, segment: int) -> str:
         """The engine's name for a segment. The serial number keeps a reopened trajectory apart from its past."""

@@ -20,6 +20,8 @@ PLACE = "/opt/harness"
 
 _TASK, _LOG = "/tmp/task.md", "/tmp/harness.log"
 _TAIL = 1500
+_LONG = 30_000
+"""Characters; the kernel takes 128 KiB in one variable."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ async def run_program(
     program: ProgramSettings, settings: HarnessSettings, instruction: str, box: Sandbox, *, key: str, model: str
 ) -> Ended:
     """Run it to its end, or to ``limits.wall_seconds``. Raises SandboxError only."""
-    await box.put({_TASK: instruction.encode("utf-8", "replace")})
+    instruction = instruction.replace("\0", "").encode("utf-8", "replace").decode()
+    await box.put({_TASK: instruction.encode()})
     environment = {**surroundings(key, model, instruction), **program.env}
     # To a file: an agent that prints without end meets the limit of file sizes, not a full pipe.
     command = f'export PATH="{PLACE}/bin:$PATH"\n{{ {program.command}\n}} > {_LOG} 2>&1 < /dev/null'
@@ -66,6 +69,6 @@ def surroundings(key: str, model: str, instruction: str) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": URL,
         "ANTHROPIC_API_KEY": key,
         "WOODSHED_MODEL": model,
-        "WOODSHED_TASK": instruction.replace("\0", ""),
+        "WOODSHED_TASK": instruction if len(instruction) < _LONG else f"Do what {_TASK} says.",
         "WOODSHED_TASK_FILE": _TASK,
     }

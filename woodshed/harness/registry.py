@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -106,14 +106,21 @@ class ToolRegistry:
         return ToolResult(text, error.kind)
 
 
-def harness_hash(settings: HarnessSettings) -> str:
-    """Hash over everything of the harness that a policy can notice: tools, schemas, prompts, limits, summaries."""
+def harness_hash(settings: HarnessSettings, program: Sequence[str] = ()) -> str:
+    """Hash over everything of the harness that a policy can notice: tools, schemas, prompts, limits, summaries.
+
+    ``program``: digests of the files of ``harness.program``; where they lie on this machine is left out.
+    """
     from .prompt import system_prompt
     from .summary import REQUEST
 
     registry = ToolRegistry(settings.tools, settings)
-    parts = [registry.schemas(), system_prompt(settings), REQUEST, settings.model_dump(mode="json"), _FORMAT]
+    parts = [registry.schemas(), system_prompt(settings), REQUEST, _noticed(settings), *program, _FORMAT]
     return _digest(parts)
+
+
+def _noticed(settings: HarnessSettings) -> dict[str, Any]:
+    return settings.model_dump(mode="json", exclude={"program": {"folder"}})
 
 
 _FORMAT = 1

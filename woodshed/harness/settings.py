@@ -101,7 +101,7 @@ class ProgramSettings(Settings):
     ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the model's name in WOODSHED_MODEL, its task in WOODSHED_TASK and in the
     file WOODSHED_TASK_FILE. When it ends, what lies in the box is graded."""
     packages: tuple[str, ...] = ()
-    """Python requirements, such as ``mini-swe-agent==2.1.0``. pip fetches wheels and runs nothing of them; their
+    """Python requirements, such as ``mini-swe-agent==2.4.6``. pip fetches wheels and runs nothing of them; their
     scripts are on the command's PATH."""
     folder: Path | None = None
     """Folder that the command finds as /opt/harness, for agents that are no Python packages; made executable by you."""

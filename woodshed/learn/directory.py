@@ -90,6 +90,13 @@ class RunDirectory:
     def finish_stage(self, stage: str, result: dict[str, Any]) -> None:
         write_json(self.root / "stages" / f"{stage}.json", result)
 
+    def read_clock(self) -> dict[str, float]:
+        """Seconds that unfinished stages have taken so far, those before a kill included."""
+        return self.read_progress("clock")
+
+    def write_clock(self, seconds: dict[str, float]) -> None:
+        write_json(self.root / "progress" / "clock.json", seconds)
+
     def read_progress(self, stage: str) -> dict[str, Any]:
         try:
             return dict(json.loads((self.root / "progress" / f"{stage}.json").read_text()))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ..sandbox.backends import NAMES, open_backend
+from ..sandbox.escapes.battery import Tried
+from ..sandbox.escapes.battery import attack as try_to_escape
 from ..sandbox.protocol import Probe, SandboxError
 from ..sandbox.settings import SandboxSettings
 
 
-def print_probe(console: Console) -> int:
-    """0 where runs with the default sandbox can work here, 2 otherwise."""
+def print_probe(console: Console, *, attack: bool = False) -> int:
+    """0 where runs with the default sandbox can work here and nothing got out of a box, 2 otherwise."""
     probes = {name: _probe(name) for name in NAMES}
     for name, probe in probes.items():
         console.print(f"sandbox {name}: {'works' if probe.ok else 'does not work'}")
@@ -24,7 +29,29 @@ def print_probe(console: Console) -> int:
             console.print(f"  limits in force: {', '.join(sorted(probe.limits_in_force)) or '-'}")
     console.print(f"cores: {len(os.sched_getaffinity(0))}")
     console.print(f"GPU: {'nvidia-smi found' if shutil.which('nvidia-smi') else 'none found'}")
-    return 0 if probes[SandboxSettings().backend].ok else 2
+    out = sum(_attacked(name, console) for name, probe in probes.items() if probe.ok) if attack else 0
+    return 0 if probes[SandboxSettings().backend].ok and not out else 2
+
+
+def _attacked(name: str, console: Console) -> int:
+    """How many attempts got out of this backend's boxes."""
+
+    async def run() -> list[Tried]:
+        backend = open_backend(name)
+        try:
+            return await try_to_escape(backend)
+        finally:
+            await backend.close()
+
+    tried = asyncio.run(run())
+    table = Table("attempt", "tries to", "outcome", title=f"ways out of a {name} box")
+    for each in tried:
+        outcome = Text(f"GOT OUT: {each.evidence}", style="red") if each.evidence else Text(each.refusal, style="dim")
+        table.add_row(each.name, each.tries, outcome)
+    console.print(table)
+    out = sum(bool(each.evidence) for each in tried)
+    console.print(f"{name}: {out} of {len(tried)} attempts got out")
+    return out
 
 
 def _probe(name: str) -> Probe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import shutil
@@ -215,14 +216,15 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     finished = {s.name for s in plan(recipe, run)} - {s.name for s in waiting}
     running: dict[str, tuple[Stage, Supervisor, float]] = {}
     screen = Screen(run, plan(recipe, run))
-    mirror, mirrored = TensorBoardMirror(run.root), 0.0
+    mirror, noted = TensorBoardMirror(run.root), 0.0
+    before = run.read_clock()
     try:
         with Live(screen.render(running, finished), console=console, refresh_per_second=2, transient=False) as live:
             while waiting or running:
                 for stage in [s for s in waiting if _may_start(s, running, finished)]:
                     waiting.remove(stage)
                     supervisor = Supervisor()
-                    running[stage.name] = (stage, supervisor, time.time())
+                    running[stage.name] = (stage, supervisor, time.time() - before.get(stage.name, 0.0))
                     for program in stage.programs():
                         supervisor.start(program)
                     break
@@ -237,14 +239,17 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
                         finished.add(name)
                         result = run.read_result_of(name)
                         run.finish_stage(name, {**result, "seconds": time.time() - started})
-                if time.monotonic() - mirrored > 5 or not (waiting or running):
+                if time.monotonic() - noted > 5 or not (waiting or running):
                     mirror.update()
-                    mirrored = time.monotonic()
+                    run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
+                    noted = time.monotonic()
                 live.update(screen.render(running, finished))
                 time.sleep(0.2)
     finally:
         for _, supervisor, _ in running.values():
             supervisor.stop()
+        with contextlib.suppress(OSError):  # a full disk, say, which is what ended the run
+            run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
         if not console.is_terminal:
             console.print()  # there the live screen leaves its last line open
 

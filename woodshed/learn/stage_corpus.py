@@ -23,13 +23,13 @@ from ..recipe.recipe import Recipe
 from ..tasks.mutate import Mutation, mutations, pick
 from ..tasks.studies.function import StudyFunction, draw_functions
 from ..tasks.studies.nouns import NOUNS
+from .chat import chat_format
 from .demonstrator import broken_line
 from .directory import RunDirectory
 from .examples import Example, save_examples
 from .failures import StageFailed
 from .render import render_conversation
 from .settings import CorpusSettings
-from .stage_policy import chat_format
 
 Message = dict[str, Any]
 Conversation = tuple[list[Message], list[float]]

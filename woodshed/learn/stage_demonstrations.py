@@ -20,12 +20,12 @@ from ..record.jsonl import JsonLines
 from ..record.task import Task
 from ..sandbox.taskbox import box_spec
 from .boxes import backend_of, layer_store
+from .chat import chat_format
 from .demonstrator import Script, line_script, package_script
 from .directory import RunDirectory
 from .examples import Example, save_examples
 from .pace import Every, Pace
 from .render import render_conversation
-from .stage_policy import chat_format
 from .tasks import load_split
 
 

@@ -8,27 +8,16 @@ import torch
 
 from ..policy.decoder import Decoder
 from ..policy.device import resolve
-from ..policy.formats import get_format
-from ..policy.formats.base import ChatFormat
-from ..policy.hf import Policy, load_policy, save_policy, stored_format
+from ..policy.hf import Policy, load_policy, save_policy
 from ..policy.scratch import decoder_config
-from ..policy.settings import PolicySettings
-from ..policy.state import load_hf_state
 from ..policy.tokenizer import Tokenizer
 from ..recipe.recipe import Recipe
 from ..record.cache import cache_directory
-from ..weights.follow import Follower
+from .chat import chat_format
 from .directory import RunDirectory
 from .examples import load_examples
 from .failures import StageFailed
 from .supervised import train_on
-
-
-def chat_format(settings: PolicySettings, run: RunDirectory) -> ChatFormat:
-    """The run's chat format. That of a pretrained policy is decided when it is converted, so this comes after that."""
-    if settings.source != "scratch":
-        return stored_format(run.policy("pretrain"))
-    return get_format("compact" if settings.format == "auto" else settings.format)
 
 
 def _device(recipe: Recipe) -> torch.device:
@@ -105,16 +94,3 @@ def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
     save_policy(policy, run.policy("sft"))
     note = f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
     run.write_result_of("sft", {**figures, "note": note})
-
-
-def export_final(run: RunDirectory) -> int:
-    """The head of the weight chain as ``policy/final``, in Hugging Face layout; its version comes back."""
-    newest = Follower(run.weights).poll()
-    if newest is None:
-        raise FileNotFoundError(f"{run.weights} has no published version; the trainer never started")
-    version, state = newest
-    policy = load_policy(run.policy("sft"))
-    load_hf_state(policy.decoder, state)
-    policy.version = version
-    save_policy(policy, run.policy("final"))
-    return version

@@ -24,7 +24,6 @@ from ..weights.manifest import versions
 from .arena import open_arena
 from .directory import RunDirectory
 from .pace import Pace
-from .stage_policy import export_final
 from .tasks import load_split
 
 
@@ -109,6 +108,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             seed=recipe.seed,
         )
         await controller.run()
+    from .export import export_final  # imports torch, which rollouts do without
+
     export_final(run)
     run.write_result_of("rl", {"note": f"{settings.steps} steps, {len(store)} trajectories stored", **ledger.counts()})
     ledger.close()

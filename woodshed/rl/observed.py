@@ -21,18 +21,23 @@ def terms_of(limits: LimitSettings, *, temperature: float, seed: int | None) -> 
     """The harness's limits for the gateway to keep, where the program is not ours."""
     return Terms(
         turns=limits.turns, sampled_tokens=limits.sampled_tokens, turn_tokens=limits.turn_tokens,
-        context_tokens=limits.context_tokens, temperature=temperature, seed=seed,
+        context_tokens=limits.context_tokens, temperature=temperature, seed=seed, feedback=False,
     )  # fmt: skip
 
 
 def observe(finished: Finished, ended: Ended, limits: LimitSettings) -> Episode:
-    """``messages``: the conversations one after the other. ``events``: calls with the results that came back.
+    """``messages``: the conversations one after the other, what a branch repeats left out. ``events``: calls with the
+    results that came back, ``turn`` counted over all conversations.
 
     An agent that wraps its commands in text instead of tool calls has no events.
     """
     usage = [TurnUsage(**turn) for turn in finished.usage]
-    messages = [message for conversation in finished.messages for message in conversation]
-    events = [event for conversation in finished.messages for event in _events(conversation)]
+    messages: list[Message] = []
+    events: list[ToolEvent] = []
+    for number, conversation in enumerate(finished.messages):
+        known = max((_common(conversation, earlier) for earlier in finished.messages[:number]), default=0)
+        messages += conversation[known:]
+        events += _events(conversation[known:], _turns(messages) - _turns(conversation[known:]))
     return Episode(_status(ended, finished), messages, events, _effort(usage, limits), error=ended.why())
 
 
@@ -62,9 +67,19 @@ def _effort(usage: Sequence[TurnUsage], limits: LimitSettings) -> Effort:
     return effort
 
 
-def _events(conversation: Sequence[Message]) -> list[ToolEvent]:
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages two conversations begin with alike: a branch repeats what came before it."""
+    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def _turns(messages: Sequence[Message]) -> int:
+    return sum(message.get("role") == "assistant" for message in messages)
+
+
+def _events(conversation: Sequence[Message], turn: int) -> list[ToolEvent]:
+    """``turn``: replies before this conversation's first."""
     results = {m.get("tool_call_id"): m.get("content") for m in conversation if m.get("role") == "tool"}
-    events, turn = [], 0
+    events = []
     for message in conversation:
         if message.get("role") != "assistant":
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -61,7 +62,7 @@ class Arena:
     program_layers: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
-        self.harness_hash = harness_hash(self.harness)
+        self.harness_hash = harness_hash(self.harness, [layer.name for layer in self.program_layers])
 
     def box(self, task: Task) -> BoxSpec:
         """The box of a rollout. A program in it reaches the gateway and what the recipe allows."""
@@ -122,11 +123,15 @@ async def _drive(arena: Arena, task: Task, box: Sandbox, key: str, seed: int | N
 
 async def _trust(arena: Arena, finished: Finished, ended: Ended) -> None:
     """Raise where a program failed for no reason of the policy's: what it left says nothing about the policy then."""
-    if ended.why() and float((await arena.admin.engine())["uptime_seconds"]) < ended.seconds:
+    if ended.why() and float((await arena.admin.engine()).get("uptime_seconds", math.inf)) < ended.seconds:
         raise EndpointLost(f"the policy server was restarted while harness.program ran: {ended.why()}")
-    if not finished.usage and not at_limit(finished):
-        refused = "".join(f"; the gateway answered {code}: {text}" for code, text in finished.refusals.items())
-        raise ProgramFailed(f"harness.program had no reply from the policy: {ended.why() or 'exit code 0'}{refused}")
+    if finished.usage or at_limit(finished):
+        return
+    refused = "".join(f"; the gateway answered {code}: {text}" for code, (_, text) in finished.refusals.items())
+    what = f"harness.program had no reply from the policy: {ended.why() or 'exit code 0'}{refused}"
+    if any(status == 429 or status >= 500 for status, _ in finished.refusals.values()):
+        raise EndpointLost(what)
+    raise ProgramFailed(what)
 
 
 async def _attempt(

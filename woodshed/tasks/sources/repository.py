@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from woodshed.tasks.gitobjects import blobs_of
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
@@ -114,16 +115,14 @@ def _differs(path: Path, data: bytes) -> bool:
 
 
 def _blobs(folder: Path, entries: list[tuple[str, str]], place: str) -> dict[str, bytes]:
-    asked = "".join(f"{digest}\n" for digest, _ in entries).encode()
-    stream = io.BytesIO(_git(folder, "cat-file", "--batch", where=place, stdin=asked))
-    files: dict[str, bytes] = {}
-    for digest, name in entries:
-        head = stream.readline().split()
-        if len(head) != 3 or head[0].decode() != digest:
-            raise PackageError(f"{place}: object {digest[:12]} ({name}) is missing; is this a partial clone?")
-        files[name] = stream.read(int(head[2]))
-        stream.read(1)
-    return files
+    digests = [digest for digest, _ in entries]
+    answer = _git(folder, "cat-file", "--batch", where=place, stdin="".join(f"{d}\n" for d in digests).encode())
+    try:
+        return dict(zip((name for _, name in entries), blobs_of(answer, digests), strict=True))
+    except KeyError as error:
+        name = next(name for digest, name in entries if digest == error.args[0])
+        digest = error.args[0][:12]
+        raise PackageError(f"{place}: object {digest} ({name}) is missing; is this a partial clone?") from None
 
 
 def _git(folder: Path | None, *arguments: str, where: str, stdin: bytes = b"", may_fail: bool = False) -> bytes:

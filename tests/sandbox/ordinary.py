@@ -1,0 +1,58 @@
+"""Running code as a user without any rights, under an interpreter and with a package that such a user can reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import woodshed
+from woodshed.sandbox.gvisor.runsc import Missing, find_runsc
+
+USER = 54321
+_CODE = "import os, sys; sys.path.insert(0, sys.argv.pop(1)); exec(sys.argv.pop(1))"
+
+
+def run_as_ordinary_user(code: str, *arguments: str, timeout: float = 200.0) -> str:
+    """What ``code`` prints. ``sys.argv[1]`` is a folder for its state, which it has to leave empty; then ``arguments``.
+
+    Skips the test where no interpreter fits.
+    """
+    python, user = sys.executable, dict[str, Any]()
+    if os.geteuid() == 0:
+        python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or python
+        user = {"user": USER, "group": USER, "extra_groups": []}
+    check = [python, "-c", "import sys; print(sys.version_info >= (3, 11))"]
+    if subprocess.run(check, capture_output=True, text=True, cwd="/", **user).stdout.strip() != "True":
+        pytest.skip("no Python 3.11 or newer that an ordinary user can run")
+    place = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        package, state = place / "package" / "woodshed", place / "state"
+        for folder in ("sandbox", "record"):
+            skipped = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(Path(woodshed.__file__).parent / folder, package / folder, ignore=skipped)
+        shutil.copy(woodshed.__file__, package)
+        environment = {"HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}
+        try:
+            shutil.copy(find_runsc(), place / "runsc")
+            environment["WOODSHED_RUNSC"] = str(place / "runsc")
+        except Missing:
+            pass  # whoever needs it skips
+        state.mkdir()
+        subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
+        state.chmod(0o777)
+        command = [python, "-I", "-c", _CODE, str(package.parent), code, str(state), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd="/", env=environment, **user
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert list(state.iterdir()) == []
+        return done.stdout
+    finally:
+        shutil.rmtree(place)

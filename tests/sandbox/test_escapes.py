@@ -1,0 +1,104 @@
+"""Every way out of a box that we know is tried on each backend that runs here, and the attempts are shown to bite."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.backends import NAMES
+from woodshed.sandbox.escapes.attempts import ATTEMPTS
+from woodshed.sandbox.escapes.bait import bait
+from woodshed.sandbox.escapes.battery import Tried, applicable, attack, program, sources
+from woodshed.sandbox.protocol import SandboxError
+
+from .ordinary import run_as_ordinary_user
+
+pytestmark = pytest.mark.timeout(240)
+
+_ORDINARY = """
+import asyncio, json, sys
+from pathlib import Path
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.escapes.battery import attack
+async def main():
+    backend = open_backend(sys.argv[2], root=Path(sys.argv[1]))
+    try:
+        print(json.dumps([vars(tried) for tried in await attack(backend)]))
+    finally:
+        await backend.close()
+asyncio.run(main())
+"""
+HARMLESS = (
+    "host_file", "dot_dot", "symbolic_link", "hard_link", "roots_of_others", "host_process", "signal_host",
+    "host_loopback", "host_address", "datagram", "abstract_socket", "socket_file", "shared_file", "shared_segment",
+    "own_environment",
+)  # fmt: skip
+"""What any process of any user may do on the machine itself."""
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    """A backend that works here."""
+    try:
+        if not (probe := open_backend(request.param).probe()).ok:
+            pytest.skip("; ".join(probe.reasons))
+    except SandboxError as error:
+        pytest.skip(str(error))
+    return str(request.param)
+
+
+def test_nothing_gets_out(name: str) -> None:
+    async def main() -> list[Tried]:
+        backend = open_backend(name)
+        try:
+            return await attack(backend)
+        finally:
+            await backend.close()
+
+    check(asyncio.run(main()), name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other test runs as an ordinary user already")
+def test_nothing_gets_out_of_boxes_of_an_ordinary_user(name: str) -> None:
+    check([Tried(**row) for row in json.loads(run_as_ordinary_user(_ORDINARY, name))], name)
+
+
+_BROKEN = ("KeyError", "NameError", "TypeError", "AttributeError", "ValueError", "StopIteration", "ImportError")
+
+
+def check(tried: list[Tried], name: str) -> None:
+    assert len(tried) == len(applicable(name)) + 1 >= 40
+    assert [t for t in tried if t.evidence] == []
+    ours = [t for t in tried if t.refusal.startswith(_BROKEN)]
+    assert ours == [], "an attempt that is broken, not refused"
+
+
+def test_the_attempts_work_where_nothing_stops_them(tmp_path: Path) -> None:
+    """Run on the machine itself, in no box: those that harm nothing find what was laid out."""
+    for path, data in sources().items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    assert set(HARMLESS) <= set(ATTEMPTS)
+    refused = {}
+    with bait() as facts:
+        for name in HARMLESS:
+            command = [sys.executable, "-I", "-c", program(name, facts, str(tmp_path))]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            said = json.loads(done.stdout.splitlines()[-1])
+            if not said["evidence"]:
+                refused[name] = said["refusal"]
+    assert refused == {}
+
+
+def test_the_bait_is_taken_away() -> None:
+    with bait() as facts:
+        assert Path(facts["path"]).read_text() == facts["secret"]
+    assert not Path(facts["folder"]).exists() and not (Path("/dev/shm") / facts["name"]).exists()
+    assert not Path(f"/proc/{facts['pid']}/cmdline").exists()

@@ -1,0 +1,1 @@
+"""Ways out of a box, tried from inside: what the isolation on a machine is worth, found by attacking it."""
