@@ -69,7 +69,7 @@ AGENTS = (
         "mini-swe-agent",
         ProgramSettings(
             command='mini -y --exit-immediately -m openai/$WOODSHED_MODEL -t "$WOODSHED_TASK" -o /tmp/trajectory.json',
-            packages=("mini-swe-agent==2.4.6",),
+            packages=("mini-swe-agent==2.4.6", "mcp"),  # litellm imports mcp without asking for it
             env={
                 "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1",
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",

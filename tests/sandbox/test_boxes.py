@@ -181,3 +181,28 @@ def test_an_edit_of_equal_length_within_a_second_runs_the_new_code(with_backend)
             assert (await box.exec("python3 -c 'import m; print(m.x)'")).stdout.strip() == value
 
     with_backend(body)
+
+
+def test_programs_can_have_terminals(with_backend):
+    """Many agents run their commands in one. The terminals are the box's own and end somewhere."""
+    source = """import os, pty
+pid, fd = pty.fork()
+if pid == 0:
+    os.execvp("sh", ["sh", "-c", "test -t 0 && tty"])
+print(os.read(fd, 100).strip().decode(), sorted(os.listdir("/dev/pts")))
+held = []
+try:
+    while len(held) < 1000:
+        held.append(os.openpty())
+except OSError as error:
+    print(len(held) < 100, os.strerror(error.errno))
+"""
+
+    async def body(backend):
+        box, other = await backend.create(BoxSpec()), await backend.create(BoxSpec())
+        done = await box.exec(["python3", "-c", source])
+        first, last = done.stdout.decode().splitlines()
+        assert first == "/dev/pts/0 ['0', 'ptmx']" and last.startswith("True"), done
+        assert (await other.exec("ls /dev/pts")).stdout == b"ptmx\n"
+
+    with_backend(body)

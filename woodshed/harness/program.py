@@ -36,11 +36,12 @@ class Ended:
 
     def why(self) -> str:
         """What went wrong, '' for exit code 0."""
+        said = self.output or "no output"
         if self.timed_out:
-            return f"ended after {self.seconds:.0f} s"
+            return f"ended after {self.seconds:.0f} s: {said}"
         if self.out_of_memory:
             return "ran out of the box's memory"
-        return f"exit code {self.returncode}: {self.output or 'no output'}" if self.returncode else ""
+        return f"exit code {self.returncode}: {said}" if self.returncode else ""
 
 
 async def run_program(

@@ -87,10 +87,16 @@ def _events(conversation: Sequence[Message], turn: int) -> list[ToolEvent]:
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             raw = function.get("arguments")
-            result = results.get(call.get("id"))
-            text = result if isinstance(result, str) else "" if result is None else json.dumps(result)
-            events.append(ToolEvent(turn, str(function.get("name", "")), _object(raw), text, raw=None))
+            text = _text(results.get(call.get("id")))
+            events.append(ToolEvent(turn, str(function.get("name", "")), _object(raw), text))
     return events
+
+
+def _text(content: Any) -> str:
+    """Of a tool's result: plain, or the text parts of a list."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
 
 
 def _object(text: Any) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ NAMESPACES = (
 )  # fmt: skip
 _RESERVED_PIDS = 300
 _SHM = 64 << 20
+_TERMINALS = 64
 _FILTERS = {
     network: seccomp.box_filter(kernel.MACHINE, network=network) if kernel.MACHINE in ("x86_64", "aarch64") else b""
     for network in (False, True)
@@ -116,6 +117,9 @@ def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
     kernel.mount("proc", "new/proc", "proc", inner | kernel.MS_NOEXEC, "hidepid=2")
     shm = min(_SHM, spec["disk"]) if spec["disk"] is not None else _SHM
     kernel.mount("shm", "new/dev/shm", "tmpfs", inner, f"mode=1777,size={shm}")
+    # Terminals of the box's own: many programs run their commands in one.
+    terminals = f"newinstance,ptmxmode=0666,mode=600,max={_TERMINALS}"
+    kernel.mount("devpts", "new/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
     os.chdir("new")
     kernel.pivot_root(".", ".")
     kernel.umount(".")

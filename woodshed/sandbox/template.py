@@ -114,7 +114,9 @@ def _build_dev(dev: str) -> None:
             kernel.mount(f"/dev/{name}", f"{dev}/{name}", flags=kernel.MS_BIND)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink("/proc/self/fd" + target, f"{dev}/{name}")
-    os.mkdir(f"{dev}/shm")
+    os.symlink("pts/ptmx", f"{dev}/ptmx")
+    for name in ("shm", "pts"):
+        os.mkdir(f"{dev}/{name}")
     kernel.seal_mount(dev, recursive=False, nodev=False)
 
 
