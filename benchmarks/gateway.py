@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -60,10 +61,11 @@ class Letters:
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion:
-        for token in self.reply:
-            if on_token is not None:
+        if on_token is None:  # the event loop has nothing to do until a real engine is done
+            await asyncio.sleep(self.gap * len(self.reply))
+        else:
+            for token in self.reply:
                 on_token(token, -0.5, self.version)
-            if self.gap:
                 await asyncio.sleep(self.gap)
         count = len(self.reply)
         return Completion(list(self.reply), [-0.5] * count, [self.version] * count, "stop")
@@ -126,6 +128,7 @@ async def added(port: int, gap: float, at_once: int) -> dict[str, float]:
             alone.append(1000 * (time.perf_counter() - start))
 
     async def conversation(id: str) -> None:
+        await asyncio.sleep(random.uniform(0, gap * REPLY))  # else all of them ask at the same moment, for ever
         headers = {"authorization": "Bearer " + await admin.open(id)}
         messages: list[dict[str, Any]] = [{"role": "user", "content": WORDS * 20}]
         for turn in range(TURNS):
