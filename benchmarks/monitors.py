@@ -26,12 +26,16 @@ def episodes(run: Path, n: int) -> list[tuple[Task, Trajectory]]:
     folders = {path.name: path for path in sorted(run.glob("tasks/*/*")) if (path / "task.toml").exists()}
     store = TrajectoryStore(run / "trajectories")
     try:
-        rows = [row for row in store.rows() if row["task"] in folders]
+        rows = [row for row in store.rows() if _folder(row["task"]) in folders]
         chosen = rows[:: max(1, len(rows) // n)][:n]
-        found = [(row["task"], store.get(row["id"])) for row in chosen]
+        found = [(_folder(row["task"]), store.get(row["id"])) for row in chosen]
     finally:
         store.close()
     return [(Task.load(folders[name]), trajectory) for name, trajectory in found if trajectory is not None]
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def milliseconds(task: Task, trajectory: Trajectory, names: list[str]) -> float:
