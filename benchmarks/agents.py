@@ -16,34 +16,24 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-import uvicorn
-
-from woodshed.gateway.app import build_app
-from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
 from woodshed.learn.boxes import layer_store
-from woodshed.learn.programs import program_layers
-from woodshed.policy.formats import get_format
 from woodshed.record.cache import cache_directory
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.rollout import Arena, rollout
-from woodshed.sandbox import open_backend
 from woodshed.sandbox.protocol import Limits
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from gateway.parts import ADMIN, HERMES, ScriptedEngine  # noqa: E402  (the scripted engine lives in the tests)
+from gateway.parts import HERMES, ScriptedEngine  # noqa: E402  (the scripted engine lives in the tests)
 from grading import toy  # noqa: E402
+from programs import play, served  # noqa: E402
 
 MENDED = toy.SHAPES.replace("width + height", "width * height")
 MEND = "sed -i 's/width + height/width * height/' shapes/measure.py"
@@ -120,36 +110,11 @@ def installed(agent: Agent) -> ProgramSettings:
     return agent.program.model_copy(update={"folder": folder})
 
 
-@contextmanager
-def served(engine: ScriptedEngine) -> Iterator[str]:
-    """The gateway in a thread; its URL."""
-    app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-async def episode(agent: Agent, program: ProgramSettings, url: str, root: Path) -> Trajectory:
+def episode(agent: Agent, program: ProgramSettings, url: str, root: Path) -> Trajectory:
     layers = layer_store()
     task = toy.toy_task(root / agent.name, toy.pytest_layer(layers))
     harness = HarnessSettings(program=program, limits=LimitSettings(turns=20, wall_seconds=240.0))
-    backend = open_backend()
-    async with httpx.AsyncClient() as client:
-        arena = Arena(
-            backend, layers, GatewayAdmin(url, ADMIN, client=client), client, url, harness, "policy", attempts=1,
-            limits=Limits(memory=None), program_layers=program_layers(program, layers),
-        )  # fmt: skip
-        try:
-            return await rollout(arena, task, id=agent.name, group=agent.name, source="eval")
-        finally:
-            await backend.close()
+    return asyncio.run(play(task, layers, url, harness, limits=Limits(memory=None)))
 
 
 def measure(agent: Agent, root: Path) -> dict[str, Any]:
@@ -159,7 +124,7 @@ def measure(agent: Agent, root: Path) -> dict[str, Any]:
     program = installed(agent)
     with served(engine) as url:
         started = time.monotonic()
-        done = asyncio.run(episode(agent, program, url, root))
+        done = episode(agent, program, url, root)
     sampled = [token for _, _, completion in engine.calls for token in completion.tokens]
     recorded = [t for segment in done.segments for t in segment.tokens[segment.sampled].tolist()]
     return {

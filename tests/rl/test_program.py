@@ -5,29 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
-import uvicorn
-from gateway.parts import ADMIN, HERMES, ScriptedEngine
+from gateway.parts import HERMES, ScriptedEngine
 from grading import toy
+from programs import play, served
 
-from woodshed.gateway.app import build_app
-from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
 from woodshed.learn.programs import program_layers
-from woodshed.policy.formats import get_format
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.rollout import Arena, ProgramFailed, rollout
+from woodshed.rl.rollout import ProgramFailed
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Limits
@@ -71,42 +64,14 @@ def place(task: tuple[Task, LayerStore], tmp_path: Path) -> Iterator[Place]:
             engine.say = lambda _: HERMES.encode(next(said), allow_special=True)
             program = ProgramSettings(command=command, folder=folder)
             harness = HarnessSettings(program=program, limits=LimitSettings(**{"wall_seconds": 60.0, **limits}))
-            return asyncio.run(_rollout(task, url, harness, temperature, tmp_path))
+            return asyncio.run(
+                play(
+                    *task, url, harness, limits=Limits(memory=1 << 30, disk=64 << 20), temperature=temperature,
+                    egress_log=tmp_path / "egress.jsonl",
+                )
+            )  # fmt: skip
 
         yield Place(engine, run, tmp_path / "egress.jsonl")
-
-
-async def _rollout(
-    task: tuple[Task, LayerStore], url: str, harness: HarnessSettings, temperature: float, root: Path
-) -> Trajectory:
-    backend = open_backend(egress_log=root / "egress.jsonl")
-    async with httpx.AsyncClient() as client:
-        arena = Arena(
-            backend, task[1], GatewayAdmin(url, ADMIN, client=client), client, url, harness, "the-policy",
-            temperature=temperature, limits=Limits(memory=1 << 30, disk=64 << 20), attempts=1,
-            program_layers=program_layers(harness.program, task[1]),
-        )  # fmt: skip
-        try:
-            return await rollout(arena, task[0], id="t", group="g", source="train", seed=7)
-        finally:
-            await backend.close()
-
-
-@contextmanager
-def served(engine: ScriptedEngine) -> Iterator[str]:
-    """The gateway on a real port, in a thread; its URL."""
-    server = uvicorn.Server(
-        uvicorn.Config(build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN), port=0, log_level="warning")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def test_what_it_does_is_recorded_token_by_token_and_graded(place: Place) -> None:
@@ -231,3 +196,12 @@ def test_wheels_are_put_into_the_box(place: Place, task: tuple[Task, LayerStore]
             await backend.close()
 
     assert asyncio.run(main()) == b"ran fast\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["x @ git+https://example.org/x", "https://example.org/x.tar.gz", "./x", "-e x", "x;y"]
+)
+def test_what_pip_would_build_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"neither NAME or NAME==VERSION nor a \.whl file"):
+        ProgramSettings(command="x", packages=(text,))
+    ProgramSettings(command="x", packages=("a", "a==1.0", "a[b,c]>=1,<2", "a ~= 3.1", "/place/a-1-py3-none-any.whl"))

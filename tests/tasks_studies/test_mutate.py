@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from woodshed.tasks.mutate import Mutation, apply_line, delete_body, function_spans, mutations, normalise, pick
@@ -65,6 +65,7 @@ def _check(source: str, found: list[Mutation]) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(_EXPRESSIONS)
+@example("(not (not (a if (a if a else a) else a)))")
 def test_property_one_line_changes_and_output_is_normalised(expression: str) -> None:
     body = f"c = 1\n    if {expression}:\n        c += {expression}\n    return {expression}\n"
     source = normalise(f"def f(a, b):\n    {body}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from woodshed.record.settings import Settings
 
@@ -93,6 +94,9 @@ class RetrySettings(Settings):
     """Seconds that one request may take."""
 
 
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[^\[\]]*\])?\s*([<>=!~][^@:/;]*)?")
+
+
 class ProgramSettings(Settings):
     """A coding agent of others, unmodified, in place of ours. It runs in the box; see docs/programs.md."""
 
@@ -107,6 +111,17 @@ class ProgramSettings(Settings):
     """Folder that the command finds as /opt/harness, for agents that are no Python packages; made executable by you."""
     env: dict[str, str] = {}
     """More environment variables."""
+
+    @field_validator("packages")
+    @classmethod
+    def _wheels(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not (text.endswith(".whl") or _REQUIREMENT.fullmatch(text)):
+                raise ValueError(
+                    f"{text!r} is neither NAME or NAME==VERSION nor a .whl file; what pip would have to build could "
+                    "run code on this machine: build a wheel yourself, or give a folder"
+                )
+        return value
 
 
 class HarnessSettings(Settings):

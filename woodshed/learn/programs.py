@@ -45,8 +45,14 @@ def _of_folder(folder: Path, layers: LayerStore) -> Path:
     return layers.path(layers.add("harness", fill))
 
 
+def _asked(package: str) -> str:
+    """A requirement as it is remembered: a wheel on this disk by what is in it."""
+    path = Path(package)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else package
+
+
 def _of_packages(packages: tuple[str, ...], layers: LayerStore) -> Path:
-    asked = hashlib.sha256("\n".join(sorted(packages)).encode()).hexdigest()[:16]
+    asked = hashlib.sha256("\n".join(map(_asked, sorted(packages))).encode()).hexdigest()[:16]
     note = layers.root / f".harness-{asked}-{sys.implementation.cache_tag}"
     try:
         return layers.path(note.read_text("utf-8"))

@@ -176,12 +176,12 @@ def _id(box: int) -> str:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Deepest first."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(word) for word in file.read().split()]
-    except OSError:
-        return []
+    """Deepest first. A process is the child of the thread that started it, and runsc has many."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                children += map(int, file.read().split())
     return [p for child in children for p in (*_descendants(child), child)]
 
 

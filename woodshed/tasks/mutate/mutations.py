@@ -49,8 +49,10 @@ def mutations(source: str, *, function: str | None = None, keep_format: bool = F
     seen: set[tuple[int, str]] = set()
     found: list[Mutation] = []
     for root in roots:
-        for kind, number, after in _edits(root, tree, lines):
+        for kind, number, after, in_parentheses in _edits(root, tree, lines):
             before = lines[number - 1]
+            if in_parentheses and not keep_format:  # which the new expression may do without
+                after = normalise(apply_line(text, number, after)).split("\n")[number - 1]
             if after == before or (number, after) in seen:
                 continue
             seen.add((number, after))
@@ -79,7 +81,8 @@ def pick(rng: random.Random, options: Sequence[Mutation]) -> Mutation:
     return rng.choice([m for m in options if m.kind == kind])
 
 
-def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tuple[str, int, str]]:
+def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tuple[str, int, str, bool]]:
+    """Kind, line number, new line, and whether the new text stands between the parentheses of what it replaces."""
     for change in changes(root, module):
         target, rendered = _render(change)
         number, start, end = target.lineno, target.col_offset, target.end_col_offset
@@ -87,7 +90,8 @@ def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tupl
             continue
         raw = lines[number - 1].encode()
         after = (raw[:start] + rendered.encode() + raw[end:]).decode()
-        yield change.kind, number, after
+        bare = isinstance(target, (ast.Name, ast.Constant, ast.stmt))
+        yield change.kind, number, after, not bare and raw[start - 1 : start] == b"(" and raw[end : end + 1] == b")"
 
 
 def _render(change: Change) -> tuple[ast.expr | ast.stmt, str]:

@@ -1,0 +1,59 @@
+"""One rollout of a program of others against a real gateway, for the tests and for ``benchmarks/agents.py``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from gateway.parts import ADMIN, HERMES, ScriptedEngine
+
+from woodshed.gateway.app import build_app
+from woodshed.gateway.client import GatewayAdmin
+from woodshed.harness.settings import HarnessSettings
+from woodshed.learn.programs import program_layers
+from woodshed.policy.formats import get_format
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Trajectory
+from woodshed.rl.rollout import Arena, rollout
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Limits
+
+
+@contextmanager
+def served(engine: ScriptedEngine) -> Iterator[str]:
+    """The gateway on a real port, in a thread; its URL."""
+    app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+async def play(
+    task: Task, layers: LayerStore, url: str, harness: HarnessSettings, *, limits: Limits,
+    egress_log: Path | None = None, **rest: Any,
+) -> Trajectory:  # fmt: skip
+    """One attempt, in a box of its own; ``rest`` goes to the arena."""
+    backend = open_backend(egress_log=egress_log)
+    async with httpx.AsyncClient() as client:
+        arena = Arena(
+            backend, layers, GatewayAdmin(url, ADMIN, client=client), client, url, harness, "the-policy", attempts=1,
+            limits=limits, program_layers=program_layers(harness.program, layers), **rest,
+        )  # fmt: skip
+        try:
+            return await rollout(arena, task, id="t", group="g", source="train", seed=7)
+        finally:
+            await backend.close()
