@@ -27,7 +27,7 @@ from result import write_result
 
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.backends import NAMES
-from woodshed.sandbox.escapes.battery import attack
+from woodshed.sandbox.escapes.battery import attack_backend
 from woodshed.sandbox.namespace import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
@@ -216,21 +216,17 @@ async def leaks(cycles: int) -> dict[str, int]:
     return growth
 
 
-async def escapes() -> dict[str, list[dict[str, str]]]:
+def escapes() -> dict[str, list[dict[str, str]]]:
     """What came of every attempt to get out, by backend that works here."""
     found = {}
     for name in NAMES:
         try:
-            backend = open_backend(name)
-            if not backend.probe().ok:
+            if not open_backend(name).probe().ok:
                 continue
         except SandboxError:
             continue
-        try:
-            # Without the file's name that an error ends with: places of the machine are nobody's business.
-            found[name] = [{**vars(t), "refusal": t.refusal.partition(": '")[0]} for t in await attack(backend)]
-        finally:
-            await backend.close()
+        # Without the file's name that an error ends with: places of the machine are nobody's business.
+        found[name] = [{**vars(t), "refusal": t.refusal.partition(": '")[0]} for t in attack_backend(name)]
     return found
 
 
@@ -245,7 +241,7 @@ def main() -> None:
     gvisor = asyncio.run(measure_gvisor(max(5, options.samples // 5)))
     load.append(os.getloadavg()[0])
     growth = asyncio.run(leaks(options.cycles))
-    tried = asyncio.run(escapes())
+    tried = escapes()
     attempts = [attempt for every in tried.values() for attempt in every]
     load.append(os.getloadavg()[0])
     write_result(

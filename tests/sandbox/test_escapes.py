@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ from woodshed.sandbox import open_backend
 from woodshed.sandbox.backends import NAMES
 from woodshed.sandbox.escapes.attempts import ATTEMPTS
 from woodshed.sandbox.escapes.bait import bait
-from woodshed.sandbox.escapes.battery import Tried, applicable, attack, program, sources
+from woodshed.sandbox.escapes.battery import Tried, applicable, attack_backend, program, sources
 from woodshed.sandbox.protocol import SandboxError
 
 from .ordinary import run_as_ordinary_user
@@ -23,17 +22,10 @@ from .ordinary import run_as_ordinary_user
 pytestmark = pytest.mark.timeout(240)
 
 _ORDINARY = """
-import asyncio, json, sys
+import json, sys
 from pathlib import Path
-from woodshed.sandbox import open_backend
-from woodshed.sandbox.escapes.battery import attack
-async def main():
-    backend = open_backend(sys.argv[2], root=Path(sys.argv[1]))
-    try:
-        print(json.dumps([vars(tried) for tried in await attack(backend)]))
-    finally:
-        await backend.close()
-asyncio.run(main())
+from woodshed.sandbox.escapes.battery import attack_backend
+print(json.dumps([vars(tried) for tried in attack_backend(sys.argv[2], Path(sys.argv[1]))]))
 """
 HARMLESS = (
     "host_file", "dot_dot", "symbolic_link", "hard_link", "roots_of_others", "host_process", "signal_host",
@@ -55,14 +47,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_nothing_gets_out(name: str) -> None:
-    async def main() -> list[Tried]:
-        backend = open_backend(name)
-        try:
-            return await attack(backend)
-        finally:
-            await backend.close()
-
-    check(asyncio.run(main()), name)
+    check(attack_backend(name), name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other test runs as an ordinary user already")

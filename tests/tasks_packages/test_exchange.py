@@ -140,6 +140,16 @@ def test_a_repository_of_somebody_else_runs_nothing(tmp_path: Path) -> None:
     assert patched == {"a.txt": b"2\n"} and not marker.exists()
 
 
+@pytest.mark.parametrize("commit", ["--index-output=PLACE", "HEAD", "", "-h", "a" * 39])
+def test_a_commit_is_never_an_option(tmp_path: Path, commit: str) -> None:
+    repository = GitRepository(tmp_path / "r.git")
+    repository.commit("b", {"a.txt": b"1\n"}, "m")
+    for read in (repository.files, lambda c: repository.patched(c, "")):
+        with pytest.raises(TaskError, match="is no commit"):
+            read(commit.replace("PLACE", str(tmp_path / "written")))
+    assert not (tmp_path / "written").exists()
+
+
 def test_the_commands(built: Built, tmp_path: Path) -> None:
     run = CliRunner().invoke
     done = run(app, ["tasks", "export", str(built.root / "tasks"), "--out", str(tmp_path / "out")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 
@@ -11,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..sandbox.backends import NAMES, open_backend
-from ..sandbox.escapes.battery import Tried
-from ..sandbox.escapes.battery import attack as try_to_escape
+from ..sandbox.escapes.battery import attack_backend
 from ..sandbox.protocol import Probe, SandboxError
 from ..sandbox.settings import SandboxSettings
 
@@ -35,15 +33,8 @@ def print_probe(console: Console, *, attack: bool = False) -> int:
 
 def _attacked(name: str, console: Console) -> int:
     """How many attempts got out of this backend's boxes."""
-
-    async def run() -> list[Tried]:
-        backend = open_backend(name)
-        try:
-            return await try_to_escape(backend)
-        finally:
-            await backend.close()
-
-    tried = asyncio.run(run())
+    with console.status(f"trying ways out of a {name} box"):
+        tried = attack_backend(name)
     table = Table("attempt", "tries to", "outcome", title=f"ways out of a {name} box")
     for each in tried:
         outcome = Text(f"GOT OUT: {each.evidence}", style="red") if each.evidence else Text(each.refusal, style="dim")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 from ..harness.program import PLACE
 from ..harness.settings import ProgramSettings
@@ -64,7 +66,7 @@ def _of_packages(packages: tuple[str, ...], layers: LayerStore) -> Path:
         # Wheels only: pip unpacks them and runs none of their code.
         command = [
             sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check",
-            "--only-binary=:all:", f"--target={target}", "--", *packages,
+            "--only-binary=:all:", "--no-compile", f"--target={target}", "--", *packages,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
@@ -75,6 +77,9 @@ def _of_packages(packages: tuple[str, ...], layers: LayerStore) -> Path:
             if script.is_file():
                 script.write_bytes(_INTERPRETER.sub(_START.encode(), script.read_bytes(), count=1))
                 script.chmod(0o755)
+        # Equal packages are to be equal bytes, so by no time stamp; a box cannot write to its layers.
+        mode = PycInvalidationMode.UNCHECKED_HASH
+        compileall.compile_dir(str(target), ddir=PLACE, quiet=2, workers=1, invalidation_mode=mode)
 
     name = layers.add("harness", fill)
     write_whole(note, name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import torch
 
 from ..policy.decoder import Decoder
@@ -71,7 +69,7 @@ def convert(recipe: Recipe, run: RunDirectory) -> None:
 
 def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
     if not recipe.learn.demonstrations.episodes:
-        shutil.copytree(run.policy("pretrain"), run.policy("sft"), dirs_exist_ok=True)
+        save_policy(load_policy(run.policy("pretrain")), run.policy("sft"))
         run.write_result_of("sft", {"note": "no demonstrations: the policy as it is"})
         return
     policy = load_policy(run.policy("pretrain"), device=_device(recipe), dtype=torch.float32)

@@ -54,6 +54,8 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     def report(done: int, total: int, rate: float) -> None:
         run.write_progress(name, done, total, f"pass@1 so far {rate:.3f}  {pace.at(done)}")
 
+    if recipe.harness.program is not None:
+        run.write_progress(name, 0, 0, "fetching what harness.program needs")
     async with open_arena(recipe, run, training=False) as arena:
         results = await evaluate(
             arena, main, store, name=name, samples=settings.samples, concurrency=settings.concurrency, progress=report

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..backends import open_backend
 from ..protocol import Backend, BoxSpec, Limits, Sandbox, SandboxError
 from . import attempts
 from .attempts import ATTEMPTS
@@ -31,7 +32,7 @@ class Tried:
     refusal: str
 
 
-async def attack(backend: Backend, progress: Callable[[Tried], None] | None = None) -> list[Tried]:
+async def attack(backend: Backend) -> list[Tried]:
     """Every attempt that applies, in one box as long as that lives. Raises SandboxError where none can be made."""
     results: list[Tried] = []
     with bait() as facts:
@@ -44,12 +45,23 @@ async def attack(backend: Backend, progress: Callable[[Tried], None] | None = No
                     box = await _box(backend)
                     result = Tried(attempt.name, attempt.tries, "", "the box ended")
                 results.append(result)
-                if progress is not None:
-                    progress(result)
             results.append(await _kill_init(box))
         finally:
             await box.close()
     return results
+
+
+def attack_backend(name: str, root: Path | None = None) -> list[Tried]:
+    """``attack`` on a backend of its own, by name."""
+
+    async def run() -> list[Tried]:
+        backend = open_backend(name, root=root)
+        try:
+            return await attack(backend)
+        finally:
+            await backend.close()
+
+    return asyncio.run(run())
 
 
 def applicable(backend: str) -> list[Attempt]:

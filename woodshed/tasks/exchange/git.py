@@ -40,9 +40,9 @@ class GitRepository:
         return self._git("diff", *flags, before, after).decode("utf-8", "surrogateescape")
 
     def files(self, commit: str) -> dict[str, bytes]:
-        """Everything in a commit."""
+        """Everything in a commit or tree."""
         entries: dict[str, str] = {}
-        listed = self._git("ls-tree", "-r", "-z", "--full-tree", commit)
+        listed = self._git("ls-tree", "-r", "-z", "--full-tree", _checked(commit))
         for line in listed.decode("utf-8", "surrogateescape").split("\0"):
             head, _, name = line.partition("\t")
             if name and head.split()[0] in ("100644", "100755"):  # links and submodules are no files
@@ -55,7 +55,7 @@ class GitRepository:
         """The files of a commit with a patch applied to them, as an index does it: nothing is checked out."""
         index = {"GIT_INDEX_FILE": str(self.path / "index.exchange")}
         try:
-            self._git("read-tree", commit, extra=index)
+            self._git("read-tree", _checked(commit), extra=index)
             if patch.strip():
                 self._git(
                     "apply", "--cached", "--whitespace=nowarn", "-", stdin=patch.encode("utf-8", "surrogateescape"),
@@ -83,6 +83,13 @@ class GitRepository:
             said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
             raise TaskError(f"{self.path}: git {arguments[0]} failed: {said}")
         return done.stdout
+
+
+def _checked(commit: str) -> str:
+    """A commit by its digits: whatever else an instance says could be an option of git."""
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
+        raise TaskError(f"{commit!r} is no commit; write all of its digits")
+    return commit
 
 
 def branch_name(name: str) -> str:
