@@ -19,7 +19,7 @@ def write_result(name: str, figures: dict[str, float | None], detail: dict[str, 
     path = path or RESULTS / f"{name}.json"
     script = Path(sys.argv[0])
     result = {
-        "command": " ".join(["python", f"benchmarks/{script.name}", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{script.name}", *map(_shown, sys.argv[1:])]),
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware(),
@@ -30,6 +30,11 @@ def write_result(name: str, figures: dict[str, float | None], detail: dict[str, 
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
     print(f"written to {path}")
+
+
+def _shown(word: str) -> str:
+    """An argument without where things lie on this machine."""
+    return "/".join(Path(word).parts[-3:]) if Path(word).is_absolute() else word
 
 
 def hardware() -> str:

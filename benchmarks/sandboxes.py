@@ -1,7 +1,7 @@
 """What sandboxes cost, beside a plain subprocess (and bubblewrap where it is installed), what leaks, what gets out.
 
-The gvisor backend is measured where ``runsc`` is there (``scripts/install-runsc``): full snapshots of a box with a
-background process, and forks that go on from one.
+The gvisor and microvm backends are measured where they work (``scripts/install-runsc``, ``scripts/install-qemu``): full
+snapshots of a box with a background process, forks that go on from one, and what memory eight of them take.
 
     python benchmarks/sandboxes.py [--cycles 1000] [--out benchmarks/results/sandbox.json]
 
@@ -14,16 +14,15 @@ import argparse
 import asyncio
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from result import write_result
+from sandbox_forks import figures, measure_forking, memory, timed
 
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.backends import NAMES
@@ -34,21 +33,6 @@ from woodshed.sandbox.protocol import BoxSpec, SandboxError
 FILES = {f"pkg/module{n}.py": b"value = 1\n" * 40 for n in range(5)}
 SPEC = BoxSpec(files=FILES, preload=("json",))
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-async def timed(
-    n: int, action: Callable[[], Awaitable[Any]], after: Callable[[Any], Awaitable[Any]] | None = None
-) -> Any:
-    """Wall milliseconds of ``n`` runs: median, smallest, 90th percentile."""
-    times = []
-    for _ in range(n):
-        start = time.perf_counter()
-        result = await action()
-        times.append(1000 * (time.perf_counter() - start))
-        if after is not None:
-            await after(result)
-    times.sort()
-    return {"median": statistics.median(times), "min": times[0], "p90": times[int(0.9 * n)], "n": n}
 
 
 def cpu_seconds(pid: int) -> float:
@@ -83,76 +67,38 @@ async def measure(n: int) -> dict[str, Any]:
             await backend.drop(await box.snapshot())
 
         out["snapshot"] = await timed(min(n, 30), snap)
+        before = memory(pid)
         start = time.perf_counter()
         boxes = await asyncio.gather(*(backend.create(SPEC) for _ in range(64)))
         await asyncio.gather(*(each.exec("true") for each in boxes))
         out["concurrent_64_create_and_exec_ms"] = 1000 * (time.perf_counter() - start)
         out["concurrent"] = len(boxes)
+        out["clone_mib"] = (memory(pid) - before) / len(boxes) / 2**20
         await asyncio.gather(*(each.close() for each in boxes))
     finally:
         await backend.close()
     out["subprocess_true"] = await timed(n, lambda: _run("/usr/bin/true"))
     out["subprocess_python"] = await timed(n // 4, lambda: _run(sys.executable, "-I", "-c", "print(1)"))
-    bwrap = shutil.which("bwrap")
-    if bwrap:
-        flags = [
-            "--unshare-all",
-            "--ro-bind",
-            "/usr",
-            "/usr",
-            "--symlink",
-            "usr/lib64",
-            "/lib64",
-            "--symlink",
-            "usr/lib",
-            "/lib",
-        ]
+    if bwrap := shutil.which("bwrap"):
+        links = ("--symlink", "usr/lib64", "/lib64", "--symlink", "usr/lib", "/lib")
+        flags = ("--unshare-all", "--ro-bind", "/usr", "/usr", *links)
         out["bwrap_true"] = await timed(n, lambda: _run(bwrap, *flags, "/usr/bin/true"))
+    image = _docker_image()
+    if image:
+        out["docker_true"] = await timed(
+            n // 10, lambda: _run("docker", "run", "--rm", "--network=none", image, "/bin/true")
+        )
     return out
 
 
-async def measure_gvisor(n: int) -> dict[str, Any]:
-    """The same of gVisor's boxes; empty where they do not work here."""
+def _docker_image() -> str:
+    """An image that a working engine has; nothing is pulled."""
     try:
-        backend = open_backend("gvisor")
-        if not backend.probe().ok:
-            return {}
-    except SandboxError:
-        return {}
-    out: dict[str, Any] = {}
-    try:
-        await (await backend.create(SPEC)).close()  # the keeper's own start is not a box's cost
-        out["create"] = await timed(n, lambda: backend.create(SPEC), lambda box: box.close())
-        box = await backend.create(SPEC)
-        await box.exec("sleep 1000 > /dev/null 2>&1 &")
-        out["exec_true"] = await timed(4 * n, lambda: box.exec(["/usr/bin/true"]))
-        out["read"] = await timed(4 * n, lambda: box.read("pkg/module1.py"))
-        out["exec_python_warm"] = await timed(4 * n, lambda: box.exec_python("print(1)"))
-        out["snapshot"] = await timed(n, lambda: box.snapshot("full"), backend.drop)
-        snapshot = await box.snapshot("full")
-        out["snapshot_bytes"] = snapshot.bytes
-        out["fork"] = await timed(n, lambda: backend.fork(snapshot), lambda boxes: boxes[0].close())
-        start = time.perf_counter()
-        boxes = await backend.fork(snapshot, 8)
-        await asyncio.gather(*(each.exec("true") for each in boxes))
-        out["fork_8_and_exec_ms"] = 1000 * (time.perf_counter() - start)
-        out["memory_mib_of_9_boxes"] = _memory(str(getattr(backend, "folder", ""))) / 2**20
-    finally:
-        await backend.close()
-    return out
-
-
-def _memory(state: str) -> int:
-    """Proportional set size of the processes that name ``state`` on their command line."""
-    total = 0
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and state in (process / "cmdline").read_text():
-                lines = (process / "smaps_rollup").read_text().splitlines()
-                total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-        except (OSError, ValueError):
-            continue
-    return total
+        command = ["docker", "images", "--format", "{{.ID}}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.partition("\n")[0]
 
 
 async def _run(*command: str) -> None:
@@ -238,7 +184,8 @@ def main() -> None:
     options = parser.parse_args()
     load = [os.getloadavg()[0]]
     detail = asyncio.run(measure(options.samples))
-    gvisor = asyncio.run(measure_gvisor(max(5, options.samples // 5)))
+    samples = max(5, options.samples // 5)
+    forking = {name: asyncio.run(measure_forking(name, SPEC, samples)) for name in NAMES if name != "namespace"}
     load.append(os.getloadavg()[0])
     growth = asyncio.run(leaks(options.cycles))
     tried = escapes()
@@ -250,16 +197,14 @@ def main() -> None:
             "namespace_create_ms": detail["create"]["median"],
             "namespace_fork_ms": detail["fork"]["median"],
             "namespace_exec_ms": detail["exec_true"]["median"],
-            "gvisor_create_ms": gvisor["create"]["median"] if gvisor else None,
-            "gvisor_exec_ms": gvisor["exec_true"]["median"] if gvisor else None,
-            "gvisor_snapshot_ms": gvisor["snapshot"]["median"] if gvisor else None,
-            "gvisor_restore_ms": gvisor["fork"]["median"] if gvisor else None,
+            "namespace_clone_mib": detail["clone_mib"],
+            **{figure: value for name, found in forking.items() for figure, value in figures(name, found).items()},
             "concurrent": detail["concurrent"],
             f"leaked_after_{options.cycles}": sum(abs(value) for value in growth.values()),
             "escape_attempts": len(attempts),
             "escapes": sum(bool(attempt["evidence"]) for attempt in attempts),
         },
-        {**detail, "gvisor": gvisor, "leaks": growth, "escapes": tried, "load_average": load},
+        {**detail, **forking, "leaks": growth, "escapes": tried, "load_average": load},
         options.out,
     )
 

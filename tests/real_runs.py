@@ -11,9 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# A shell starts what it puts in the background with SIGINT ignored, and every child of ours would inherit that; some
+# of what follows presses Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ROOT / "recipes" / "smoke.toml"
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 4, 2, 4
+PATIENCE = 400.0
+"""Seconds until a test gives up what takes a few on an idle machine: others may be working on it."""
 OVERRIDES = ("--set", f"rl.steps={STEPS}", "--set", "tasks.studies.train=16")
 
 
@@ -35,7 +42,7 @@ def woodshed(
     """One command to its end."""
     return subprocess.run(
         [*prefix, *command(*arguments)], cwd=scratch, env=environment(scratch, extra), capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, timeout=170,
+        stdin=subprocess.DEVNULL, timeout=PATIENCE,
     )  # fmt: skip
 
 
@@ -49,7 +56,10 @@ def begin(scratch: Path, *arguments: str | Path, output: Path) -> subprocess.Pop
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, process: subprocess.Popen[bytes] | None = None, seconds: float = 150.0
+    condition: Callable[[], object],
+    what: str,
+    process: subprocess.Popen[bytes] | None = None,
+    seconds: float = PATIENCE,
 ) -> None:
     """Poll; fails when ``process`` ends first, or nothing happens for ``seconds``."""
     deadline = time.monotonic() + seconds

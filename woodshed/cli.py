@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from . import cli_tasks
+from . import cli_boxes, cli_install, cli_renew, cli_roots, cli_tasks  # noqa: F401  (some register their commands)
 
 app = typer.Typer(
     help="Trains coding agents in the very harness they ship in.\n\nStart with: woodshed run recipes/laptop.toml",
@@ -21,8 +21,8 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_tasks.app, name="tasks")
-
-app.add_typer(cli_tasks.app, name="tasks")
+app.add_typer(cli_roots.app, name="roots")
+app.command()(cli_boxes.boxes)
 
 RunOption = Annotated[Path, typer.Option("--run", help="Run directory, for example runs/laptop")]
 
@@ -84,18 +84,75 @@ def serve(
     policy: Annotated[Path, typer.Argument(help="Hugging Face directory of the policy")],
     host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one")] = 8000,
+    engines: Annotated[
+        str, typer.Option(metavar="URL,URL", help="Sample in these engines (woodshed engine; vllm+URL: vLLM)")
+    ] = "",
+    journal: Annotated[
+        Path | None, typer.Option(help="Folder in which open trajectories survive a restart of the server")
+    ] = None,
 ) -> None:
-    """Serve a policy through the APIs of OpenAI (Chat Completions, Responses) and Anthropic (Messages)."""
-    import secrets
+    """Serve a policy through the APIs of OpenAI (Chat Completions, Responses) and Anthropic (Messages).
 
-    from .gateway.serve import main, parse_arguments
+    One engine is part of the server. Several are programs of their own, with the same admin key:
 
-    os.environ.setdefault("WOODSHED_ADMIN_KEY", secrets.token_urlsafe(32))
-    Console().print(f"serving {policy} on http://{host}:{port}/v1; admin key: {os.environ['WOODSHED_ADMIN_KEY']}")
+        export WOODSHED_ADMIN_KEY=$(openssl rand -hex 32)
+        woodshed engine POLICY --port 9001 & woodshed engine POLICY --port 9002 &
+        woodshed serve POLICY --engines http://127.0.0.1:9001,http://127.0.0.1:9002
+    """
+    from .gateway.serve import addresses, main
+    from .gateway.settings import GatewaySettings
+
+    key = _admin_key()
+    Console().print(f"serving {policy} on http://{host}:{port}/v1; admin key: {key}", soft_wrap=True)
     try:
-        main(parse_arguments(["--policy", str(policy), "--host", host, "--port", str(port)]))
+        main(GatewaySettings(policy=policy, host=host, port=port, engines=addresses(engines), journal=journal))
+    except (ValueError, OSError, RuntimeError) as error:
+        raise _fail(error) from None
+
+
+@app.command()
+def engine(
+    policy: Annotated[Path, typer.Argument(help="Hugging Face directory of the policy")],
+    follow: Annotated[str | None, typer.Option(help="Weight chain to follow: a folder, s3://bucket/prefix")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one")] = 9001,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    gpu: Annotated[int, typer.Option(min=0, help="Which GPU where there are several")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on a CPU")] = None,
+) -> None:
+    """Sample tokens for gateways (woodshed serve --engines), as a program of its own.
+
+    SIGTERM drains: nothing new is taken, what runs is finished, and the gateway sends the rest to other engines.
+    """
+    from pydantic import ValidationError
+
+    from .engine.remote.serve import main
+    from .engine.settings import EngineServerSettings, EngineSettings
+
+    key = _admin_key()
+    try:
+        settings = EngineServerSettings.model_validate(
+            {"policy": policy, "weights": follow, "host": host, "port": port, "device": device, "gpu": gpu}
+            | {"engine": EngineSettings(threads=threads), "shutdown_seconds": 60}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _fail(ValueError(f"--{first['loc'][0]}: {first['msg']}")) from None
+    Console().print(f"engine of {policy} on http://{host}:{port}; admin key: {key}", soft_wrap=True)
+    try:
+        main(settings)
     except (ValueError, OSError) as error:
         raise _fail(error) from None
+
+
+def _admin_key() -> str:
+    """Where the admin key of a server is: in the environment, or made up and shown once."""
+    import secrets
+
+    if os.environ.get("WOODSHED_ADMIN_KEY"):
+        return "that of WOODSHED_ADMIN_KEY"
+    os.environ["WOODSHED_ADMIN_KEY"] = secrets.token_urlsafe(32)
+    return os.environ["WOODSHED_ADMIN_KEY"]
 
 
 @app.command()
@@ -164,11 +221,11 @@ def monitors(
 
         woodshed run recipes/laptop.toml --set rl.monitors.special_casing=quarantine
     """
-    from .grading.monitors import MONITORS
+    from .grading.monitors import NAMES
     from .view.findings import FindingsError, print_findings
 
-    if unknown := sorted(set(only or []) - set(MONITORS)):
-        raise _fail(ValueError(f"--only {unknown[0]}: no such monitor; there are: {', '.join(MONITORS)}"))
+    if unknown := sorted(set(only or []) - set(NAMES)):
+        raise _fail(ValueError(f"--only {unknown[0]}: no such monitor; there are: {', '.join(NAMES)}"))
     try:
         print_findings(run / "trajectories", Console(), only=only or [], show=show)
     except FindingsError as error:

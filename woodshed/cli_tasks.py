@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -36,19 +36,38 @@ def _cores() -> int:
 def build(
     sources: Annotated[
         list[str],
-        typer.Argument(help="pypi:NAME==VERSION, a folder, or a git repository (path or URL); the last two @COMMIT"),
+        typer.Argument(
+            help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder, or a git repository (path, URL), the last two "
+            "@COMMIT; exercism:PATH, quixbugs:PATH"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
     per_source: Annotated[int, typer.Option(min=1, help="Tasks to keep from each source")] = 6,
     kind: Annotated[
-        list[str] | None, typer.Option(help="mutate (one line) or delete_function; again for both; default: both")
+        list[str] | None,
+        typer.Option(
+            help="mutate (one line), delete_function, delete_class, delete_methods, delete_feature, combine, replay "
+            "(of the commits of a git repository); again for several; default: all"
+        ),
     ] = None,
     prompt: Annotated[
         str, typer.Option(help="Of mutate tasks: terse, located (says which function is wrong) or pointed (which line)")
     ] = "terse",
+    level: Annotated[
+        str, typer.Option(help="How much instructions tell: precise (interface), normal, terse, or mixed")
+    ] = "precise",
+    prompt_policy: Annotated[
+        str, typer.Option(help="Chat Completions server whose policy rewords normal and terse instructions")
+    ] = "",
+    prompt_model: Annotated[str, typer.Option(help="Model name to ask it for")] = "policy",
+    prompt_key_env: Annotated[str, typer.Option(help="Environment variable with its API key")] = "",
+    per_function: Annotated[int, typer.Option(min=1, help="Different changes tried on each function")] = 1,
+    mutants: Annotated[int, typer.Option(min=0, help="Mutants of each solution, for its mutation score")] = 4,
+    exploits: Annotated[int, typer.Option(min=0, help="Exploits tried on a task of each source")] = 4,
     tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
     code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
     needs: Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")] = None,
+    install: Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")] = None,
     heldout_share: Annotated[float, typer.Option(min=0, max=1, help="Share of functions kept for evaluation")] = 0.2,
     heldout: Annotated[list[str] | None, typer.Option(help="Source of which every function is kept for it")] = None,
     seed: Annotated[int, typer.Option(help="Decides functions, kinds and changes")] = 0,
@@ -57,42 +76,52 @@ def build(
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
 ) -> None:
-    """Turn packages and repositories with a pytest suite into validated tasks.
+    """Turn packages and repositories with a pytest, mocha, tape or node:test suite into validated tasks.
 
     Interrupt it whenever you like, the same command continues. What is built from is locked in OUT/sources.toml.
     Exit code 1 if a source could not be used, 2 if none could.
     """
     from pydantic import ValidationError
 
+    from .tasks.packages.index import PackageError
     from .tasks.packages.report import BuildReport
-    from .tasks.packages.settings import PackageTaskSettings
+    from .tasks.packages.settings import Kind, PackageTaskSettings
+    from .tasks.prompts.reword import reworder
     from .tasks.sources.factory import build_from_sources
     from .tasks.sources.pin import Wishes
 
     values = {
-        "tasks_per_package": per_source, "kinds": kind, "prompt": prompt, "heldout_share": heldout_share,
-        "heldout_packages": heldout, "seed": seed, "catalogue": catalogue, "parallel": parallel or _cores(),
+        "tasks_per_package": per_source, "kinds": kind or list(get_args(Kind)), "prompt": prompt,
+        "heldout_share": heldout_share, "heldout_packages": heldout, "seed": seed, "catalogue": catalogue,
+        "parallel": parallel or _cores(), "level": level, "per_function": per_function, "mutants": mutants,
+        "exploits": exploits,
     }  # fmt: skip
     try:
+        words = reworder(prompt_policy, prompt_model, prompt_key_env, out)
         settings = PackageTaskSettings.model_validate({k: v for k, v in values.items() if v is not None})
+    except PackageError as error:
+        raise _fail(error) from None
     except ValidationError as error:
         raise _fail(ValueError("; ".join(f"--{e['loc'][0]}: {e['msg']}" for e in error.errors()))) from None
-    wishes = Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()))
+    wishes = Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install)
     report = BuildReport()
     console = Console(stderr=True)
     with _Bar(console) as progress:
         made = _in_boxes(
             lambda boxes, layers: build_from_sources(
-                sources, settings, boxes, layers, out, progress, wishes=wishes, report=report
+                sources, settings, boxes, layers, out, progress, wishes=wishes, report=report, reworder=words
             ),
             backend,
             out,
         )
     if json_:
         rows = [{**p.counts(), "notes": p.notes, "seconds": round(p.seconds, 2)} for p in report.packages]
-        _print_json({"out": str(out), "tasks": [str(t.path) for t in made], "sources": rows})
+        _print_json({"out": str(out), "tasks": [str(t.path) for t in made], "sources": rows,
+                     "core_seconds": round(report.core_seconds, 2)})  # fmt: skip
     else:
         _print(report.table())
+        for why, count in (words.refused if words else {}).items():
+            _print(f"note: {count} instructions kept the template's words: the policy's {why}")
         _print(f"{len(made)} tasks in {out}; look at one with `woodshed tasks show {made[0].path if made else out}`")
     raise typer.Exit(1 if any(p.error for p in report.packages) or not made else 0)
 
@@ -220,6 +249,7 @@ def _left_out(reasons: dict[str, str]) -> None:
 
 def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, place: Path) -> T:
     """Run ``work(backend, layers)``; what a person can put right ends the command with 2 and one message."""
+    from .harness.errors import EndpointLost
     from .learn.failures import disk_problem
     from .record.cache import cache_directory
     from .record.task import TaskError
@@ -240,7 +270,7 @@ def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, pla
 
     try:
         return asyncio.run(main())
-    except (PackageError, TaskError, SandboxError) as error:
+    except (PackageError, TaskError, SandboxError, EndpointLost) as error:
         raise _fail(error) from None
     except OSError as error:
         raise _fail(Exception(disk_problem(place.absolute(), str(error)) or str(error))) from None

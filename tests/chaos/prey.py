@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 from pathlib import Path
@@ -54,18 +55,29 @@ class Prey:
         self.seen |= {(pid, table[pid][2]) for pid in family}
 
     def find(self, plane: str) -> int | None:
-        """The live process of a plane of this run."""
+        """A live process of a plane of this run; of several engines any."""
+        found = self.find_all(plane)
+        return random.choice(found) if found else None
+
+    def find_all(self, plane: str) -> list[int]:
+        """The live processes of a plane of this run."""
         table = _table()
         live = {pid: _command(pid) for pid, (state, _, _) in table.items() if state not in "ZX"}
         here = re.compile(re.escape(str(self.root)) + "[/ ]")
         ours = {pid: line for pid, line in live.items() if here.search(line)}
-        marks = {"server": "woodshed.gateway.serve", "trainer": "woodshed.train.worker", "rollouts": "learn rollouts"}
+        marks = {
+            "server": "woodshed.gateway.serve", "engine": "woodshed.engine.remote.serve",
+            "trainer": "woodshed.train.worker", "rollouts": "learn rollouts",
+        }  # fmt: skip
         rollouts = [pid for pid, line in ours.items() if marks["rollouts"] in line]
         if plane == "zygote":
-            found = [p for p, line in live.items() if "woodshed.sandbox.zygote" in line and table[p][1] in rollouts]
-        else:
-            found = [pid for pid, line in ours.items() if marks[plane] in line]
-        return found[0] if found else None
+            return [p for p, line in live.items() if "woodshed.sandbox.zygote" in line and table[p][1] in rollouts]
+        return [pid for pid, line in ours.items() if marks[plane] in line]
+
+    def kill_one(self, plane: str) -> bool:
+        """Kill a live process of a plane, if there is one."""
+        pid = self.find(plane)
+        return pid is not None and self.kill(pid)
 
     def kill(self, pid: int) -> bool:
         self.look()

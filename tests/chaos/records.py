@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tomllib
 from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from real_runs import GROUP_SIZE, GROUPS_PER_STEP, STEPS
 from safetensors.torch import load_file
 
 from woodshed.record.store import TrajectoryStore
+from woodshed.record.trajectory import Trajectory
 from woodshed.train.batch import TrainBatch
 from woodshed.weights.chain import verify_chain
 from woodshed.weights.follow import Follower
@@ -36,16 +38,30 @@ def batches(root: Path) -> dict[int, list[str]]:
     return {step: json.loads(groups) for step, groups in rows}
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How much RL a run does, as its recipe says."""
+
+    steps: int
+    groups_per_step: int
+    group_size: int
+
+    @staticmethod
+    def of(root: Path) -> Shape:
+        rl = tomllib.loads((root / "recipe.toml").read_text())["rl"]
+        return Shape(rl["steps"], rl["groups_per_step"], rl["group_size"])
+
+
 def episodes(root: Path) -> int:
     rows = query(root / "trajectories" / "index.sqlite", "SELECT COUNT(*) FROM trajectories WHERE source = 'train'")
     return rows[0][0] if rows else 0
 
 
 def check_ledger(root: Path) -> None:
-    decided = batches(root)
-    assert sorted(decided) == list(range(1, STEPS + 1))
+    decided, shape = batches(root), Shape.of(root)
+    assert sorted(decided) == list(range(1, shape.steps + 1))
     trained = [group for groups in decided.values() for group in groups]
-    assert len(trained) == len(set(trained)) == STEPS * GROUPS_PER_STEP
+    assert len(trained) == len(set(trained)) == shape.steps * shape.groups_per_step
     rows = query(root / "state.sqlite", "SELECT id, task, state, step FROM groups")
     assert len({task for _, task, _, _ in rows}) == len(rows), "a prompt was dispatched twice"
     assert {id: step for id, _, state, step in rows if state == "batched"} == {
@@ -54,54 +70,80 @@ def check_ledger(root: Path) -> None:
     assert not [row for row in rows if row[2] in ("open", "ready")], "the ledger was left open"
 
 
-def check_trajectories(root: Path) -> None:
+def stored_trajectories(root: Path) -> Counter[str]:
+    """How often each id is stored, in shards and in rows that wait for one."""
     folder = root / "trajectories"
-    index = query(folder / "index.sqlite", "SELECT id, group_id, source, shard, blob IS NOT NULL FROM trajectories")
     in_shards = Counter(id for shard in folder.glob("shard-*.parquet") for id in pq.read_table(shard)["id"].to_pylist())
-    waiting = Counter(id for id, _, _, _, blob in index if blob)
-    assert max((in_shards + waiting).values()) == 1, "a trajectory is stored twice"
-    assert set(in_shards + waiting) == {row[0] for row in index}, "index and shards disagree"
+    rows = query(folder / "index.sqlite", "SELECT id FROM trajectories WHERE blob IS NOT NULL")
+    return in_shards + Counter(id for (id,) in rows)
+
+
+def lost_or_doubled(root: Path) -> int:
+    """Trajectories of trained groups that are not stored, and copies of any that are stored more than once."""
+    stored = stored_trajectories(root)
+    size = Shape.of(root).group_size
+    wanted = {f"{group}-{n:02d}" for groups in batches(root).values() for group in groups for n in range(size)}
+    return len(wanted - set(stored)) + sum(count - 1 for count in stored.values())
+
+
+def check_trajectories(root: Path) -> None:
+    stored, size = stored_trajectories(root), Shape.of(root).group_size
+    index = query(root / "trajectories" / "index.sqlite", "SELECT id, group_id, source FROM trajectories")
+    assert lost_or_doubled(root) == 0
+    assert set(stored) == {row[0] for row in index}, "index and shards disagree"
     trained = {group for groups in batches(root).values() for group in groups}
-    stored = Counter(group for _, group, source, _, _ in index if source == "train")
-    ids = {row[0] for row in index}
-    missing = {f"{group}-{n:02d}" for group in trained for n in range(GROUP_SIZE)} - ids
-    assert not missing, "trained, but not stored"
-    assert {group: stored[group] for group in trained} == dict.fromkeys(trained, GROUP_SIZE)
+    members = Counter(group for _, group, source in index if source == "train")
+    assert {group: members[group] for group in trained} == dict.fromkeys(trained, size)
     dispatched = {id for (id,) in query(root / "state.sqlite", "SELECT id FROM groups")}
-    assert set(stored) <= dispatched
+    assert set(members) <= dispatched
+
+
+def trained_on(root: Path) -> list[Trajectory]:
+    store = TrajectoryStore(root / "trajectories")
+    try:
+        return [t for t in store if t.source == "train"]
+    finally:
+        store.close()
+
+
+def infra_errors(root: Path) -> list[str]:
+    """Of episodes that were given up after ``rl.attempts`` tries; they are stored, and masked."""
+    return [t.error for t in trained_on(root) if t.status == "infra_error"]
 
 
 def check_tokens(root: Path) -> None:
-    store = TrajectoryStore(root / "trajectories")
-    trajectories = [t for t in store if t.source == "train"]
-    store.close()
-    for trajectory in trajectories:
-        assert trajectory.status != "infra_error", trajectory.error
+    steps = Shape.of(root).steps
+    for trajectory in trained_on(root):
+        if trajectory.status == "infra_error":
+            assert not trajectory.segments
+            continue
         assert trajectory.sampled_tokens > 0
         for segment in trajectory.segments:
             segment.check()
-            assert np.all(segment.versions[segment.sampled] >= 0) and np.all(segment.versions <= STEPS)
+            assert np.all(segment.versions[segment.sampled] >= 0) and np.all(segment.versions <= steps)
             logprobs = segment.logprobs[segment.sampled]
             assert np.all(np.isfinite(logprobs)) and np.all(logprobs <= 0) and np.any(logprobs < 0)
 
 
 def check_batch_files(root: Path) -> None:
+    shape = Shape.of(root)
     for path in (root / "batches").glob("step-*.safetensors"):
         batch = TrainBatch.load(path)
-        wanted = {f"{group}-{n:02d}" for group in batches(root)[batch.step] for n in range(GROUP_SIZE)}
+        wanted = {f"{group}-{n:02d}" for group in batches(root)[batch.step] for n in range(shape.group_size)}
         assert set(batch.trajectories) <= wanted
     for name in ("trainer", "rollouts"):
         lines = (root / "metrics" / f"{name}.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1)), name
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, shape.steps + 1)), name
 
 
 def check_weights(root: Path) -> None:
-    assert verify_chain(root / "weights")[-1] == STEPS
+    steps = Shape.of(root).steps
+    assert verify_chain(root / "weights")[-1] == steps
     newest = Follower(root / "weights").poll()
     assert newest is not None
     head = newest[1]
     final = load_file(root / "policy" / "final" / "model.safetensors")
-    checkpoint = load_file(root / "checkpoints" / f"step-{STEPS:06d}" / "model.safetensors")
+    checkpoint = load_file(root / "checkpoints" / f"step-{steps:06d}" / "model.safetensors")
     start = load_file(root / "policy" / "sft" / "model.safetensors")
     assert set(final) == set(head) == set(checkpoint) == set(start)
     for name, tensor in head.items():
@@ -111,6 +153,9 @@ def check_weights(root: Path) -> None:
     assert any(not torch.equal(start[name], tensor) for name, tensor in head.items()), "nothing was learned"
 
 
+CHECKS = (check_ledger, check_trajectories, check_tokens, check_batch_files, check_weights)
+
+
 def check_records(root: Path) -> None:
-    for check in (check_ledger, check_trajectories, check_tokens, check_batch_files, check_weights):
+    for check in CHECKS:
         check(root)

@@ -1,10 +1,12 @@
 """kill -9 of every process of a run, at random points of the RL stage: nothing lost, nothing counted twice.
 
+``benchmarks/chaos.py`` does it a hundred times with two engines.
 ``WOODSHED_CHAOS_SEED`` repeats the points of a run that failed (its seed is in the captured output).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -13,15 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from real_runs import SmokeRun, begin, wait_until
 
 from woodshed.weights.manifest import versions
 
 from .prey import PLANES, Prey
-from .records import batches, check_records, episodes
+from .records import batches, check_records, episodes, infra_errors
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
@@ -72,6 +75,7 @@ def assert_finished(process: subprocess.Popen[bytes], root: Path, scratch: Path,
     """Ended well, with complete records, and neither a process nor a mount nor a folder of a box is left."""
     assert process.returncode == 0
     check_records(root)
+    assert not infra_errors(root)
     wait_until(lambda: not prey.alive(), "every process of the run to be gone", seconds=20)
     assert str(scratch) not in Path("/proc/self/mounts").read_text()
     assert not list((scratch / "tmp").glob("woodshed-boxes-*"))
@@ -117,3 +121,44 @@ def test_the_run_itself_is_killed(root: Path, tmp_path: Path, rng: random.Random
         process.kill()
         process.wait()
     assert_finished(process, root, tmp_path, prey)
+
+
+def with_two_engines(root: Path) -> None:
+    recipe = root / "recipe.toml"
+    text = recipe.read_text()
+    assert text.count("replicas = 1\n") == 1
+    recipe.write_text(text.replace("replicas = 1\n", "replicas = 2\n"))
+
+
+def newer(root: Path, than: int) -> Callable[[], bool]:
+    return lambda: max(versions(root / "weights"), default=-1) > than
+
+
+def test_engines_gateway_publisher_and_follower_are_killed(root: Path, tmp_path: Path, rng: random.Random) -> None:
+    with_two_engines(root)
+    prey = Prey(root)
+    process = start(root, tmp_path, prey)
+    try:
+        seen = 0
+        for victim in ("engine", "server", "follower", "trainer", "engine"):
+            if victim == "follower":  # an engine that has just been given weights to follow
+                wait_until(newer(root, max(versions(root / "weights"), default=-1)), "new weights", process)
+            else:
+                seen = max(seen, episodes(root)) + rng.randint(1, 2)
+                wait_until(lambda n=seen: episodes(root) >= n, f"{seen} episodes, to kill {victim}", process)
+                time.sleep(rng.uniform(0, 0.2))
+            plane = "engine" if victim == "follower" else victim
+            wait_until(lambda p=plane: prey.kill_one(p), f"a {plane} to kill", process)
+            assert in_rl(root), f"{victim} was killed too late"
+            print(f"killed {victim}, {episodes(root)} episodes stored")
+        wait_to_finish(process, prey)
+    finally:
+        process.kill()
+        process.wait()
+    assert_finished(process, root, tmp_path, prey)
+    steps = [json.loads(line) for line in (root / "metrics" / "rollouts.jsonl").read_text().splitlines()]
+    engines = steps[-1]["engine"]["engines"]
+    assert len(engines) == 2 and steps[-1]["engine"]["generated_tokens"] > 0
+    for engine in engines:  # they ended with the run
+        with pytest.raises(httpx.TransportError):
+            httpx.get(engine["url"] + "/health", trust_env=False)

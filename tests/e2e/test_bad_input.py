@@ -61,7 +61,9 @@ def test_impossible_combinations(tmp_path: Path) -> None:
     refused(tmp_path, SMOKE, "--set", "tasks.main=packages", says=["no [tasks.packages] table; add one"])
     terse = ("--set", "tasks.packages.prompt=terse")
     refused(tmp_path, SMOLLM2, *terse, says=['add "grep" to harness.tools', 'tasks.packages.prompt = "located"'])
-    refused(tmp_path, SMOKE, "--set", "sandbox.backend=docker", says=["sandbox.backend = 'namespace'"])
+    engine = ("--set", "sandbox.backend=docker")
+    says = ["sandbox.backend = 'docker' does not work here", "woodshed probe"]
+    refused(tmp_path, SMOKE, *engine, says=says, DOCKER_HOST=f"unix://{tmp_path}/nobody")
     assert not (tmp_path / "out").exists()
 
 
@@ -138,5 +140,10 @@ def test_no_user_namespaces(tmp_path: Path) -> None:
     prefix = ("unshare", "-U", "-r", "sh", "-c", inner, "sh")
     if not shutil.which("unshare") or subprocess.run([*prefix, "true"], capture_output=True).returncode:
         pytest.skip("no nested user namespace whose limit could be set")
-    refused(tmp_path, SMOKE, prefix=prefix, says=["sandboxes do not work here", "sysctl user.max_user_namespaces"])
+    refused(
+        tmp_path,
+        SMOKE,
+        prefix=prefix,
+        says=["sandbox.backend = 'namespace' does not work here", "sysctl user.max_user_namespaces"],
+    )
     assert not (tmp_path / "out").exists()

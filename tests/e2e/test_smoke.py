@@ -22,9 +22,9 @@ from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import load_recipe
 from woodshed.record.jsonl import read_jsonl
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-STAGES = ("tasks", "corpus", "pretrain", "demos", "sft", "before", "rl", "after")
+STAGES = ("tasks", "corpus", "pretrain", "demos", "sft", "mtp", "before", "rl", "after")
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -37,7 +37,7 @@ def test_ctrl_c_keeps_what_is_finished(smoke: SmokeRun) -> None:
     code, output = smoke.interrupted
     assert code == 130
     assert "interrupted; the same command continues the run" in output and "Traceback" not in output
-    for stage in STAGES[:6]:
+    for stage in STAGES[:7]:
         name = Path("stages") / f"{stage}.json"
         assert (smoke.before_rl / name).read_bytes() == (smoke.root / name).read_bytes(), "a finished stage ran again"
 

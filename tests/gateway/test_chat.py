@@ -264,8 +264,9 @@ def test_opening_again_starts_afresh() -> None:
         assert (await site.chat(key=key)).status_code == 200
         finished = await site.admin.finish("t")
         assert finished.requests == 1 and len({c[0] for c in site.engine.calls}) == 2
+        assert (await site.admin.finish("t")).usage == finished.usage, "an answer that was lost can be asked for again"
         with pytest.raises(GatewayError, match="trajectory_not_found"):
-            await site.admin.finish("t")
+            await site.admin.finish("never opened")
 
     run(ScriptedEngine(replies("a<end>", "b<end>")), test)
 

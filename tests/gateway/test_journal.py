@@ -1,4 +1,5 @@
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -6,8 +7,9 @@ import httpx
 import numpy as np
 import pytest
 
+from woodshed.gateway import trajectories
 from woodshed.gateway.app import build_app
-from woodshed.gateway.client import GatewayAdmin
+from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.journal import Journal, JournalError
 from woodshed.gateway.segments_wire import Finished
 from woodshed.policy.formats import get_format
@@ -99,7 +101,104 @@ def test_keys_are_not_written_and_closed_trajectories_are_dropped(tmp_path: Path
         server.end()
         server = Server(tmp_path)
         assert await server.admin.list() == []
+        await server.admin.delete("t")
+        server.end()
+        server = Server(tmp_path)
         assert (tmp_path / "open.journal").stat().st_size == 0
+        server.end()
+
+    asyncio.run(main())
+
+
+def test_a_reply_that_did_not_arrive_is_given_again(tmp_path: Path) -> None:
+    """The client sends what it sent before the crash: it gets what was recorded, once, and nothing is sampled."""
+
+    async def main() -> None:
+        server = Server(tmp_path, "read a.py<end>", "submit<end>")
+        key = await server.admin.open("t")
+        first = await server.chat(key, [USER])
+        messages = [USER, first, result_of(first, "x")]
+        lost = await server.chat(key, messages)
+        server.end()
+        server = Server(tmp_path, "test<end>")
+        assert await server.chat(key, messages) == lost and not server.engine.calls
+        assert "woodshed_gateway_redelivered_total 1" in (await server.http.get("/metrics")).text
+        other = await server.chat(key, messages)
+        assert other != lost and len(server.engine.calls) == 1, "whoever asks a second time wants a second answer"
+        finished = await server.admin.finish("t")
+        assert finished.requests == 3 and len(finished.segments) == 2 and finished.prefix_breaks == 1
+        server.end()
+
+    asyncio.run(main())
+
+
+def test_a_turn_after_a_restart_is_not_taken_for_one_that_was_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server(tmp_path, "read a.py<end>")
+        key = await server.admin.open("t")
+        reply = await server.chat(key, [USER])
+        server.end()
+        server = Server(tmp_path, "submit<end>", "test<end>")
+        messages = [USER, reply, result_of(reply, "x")]
+        await server.chat(key, messages)
+        await server.chat(key, messages)
+        assert len(server.engine.calls) == 2
+        server.end()
+
+    asyncio.run(main())
+
+
+def test_the_file_is_shortened_while_the_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trajectories, "FINISHED", 2)
+
+    async def main() -> None:
+        server = Server(tmp_path, *["test<end>"] * 80)
+        server.journal._least = server.journal._limit = 20_000
+        kept = await server.admin.open("kept")
+        reply = await server.chat(kept, [USER])
+        sizes = []
+        for i in range(60):
+            await server.chat(await server.admin.open(f"t{i}"), [USER])
+            await server.admin.finish(f"t{i}")
+            sizes.append((tmp_path / "open.journal").stat().st_size)
+        assert max(sizes) < 25_000 and sum(b < a for a, b in pairwise(sizes)) > 1
+        server.end()
+        server = Server(tmp_path, "submit<end>")
+        assert [t["id"] for t in await server.admin.list()] == ["kept"]
+        assert (await server.admin.finish("t59")).requests == 1
+        await server.chat(kept, [USER, reply, result_of(reply, "x")])
+        assert (await server.admin.finish("kept")).prefix_breaks == 0
+        server.end()
+
+    asyncio.run(main())
+
+
+def test_what_was_finished_can_be_asked_for_again(tmp_path: Path) -> None:
+    """The server dies after it closed a trajectory and before its answer arrives: no turn is lost."""
+
+    async def main() -> None:
+        server = Server(tmp_path, "read a.py<end>")
+        key = await server.admin.open("t")
+        await server.chat(key, [USER])
+        first = await server.admin.finish("t")
+        for life in range(2):
+            again = await server.admin.finish("t")
+            assert again.usage == first.usage and again.segments[0].tokens.tolist() == first.segments[0].tokens.tolist()
+            headers = {"authorization": f"Bearer {key}"}
+            refused = await server.http.post("/v1/chat/completions", json={"messages": [USER]}, headers=headers)
+            assert refused.status_code == 401 and await server.admin.list() == []
+            server.end()
+            server = Server(tmp_path, f"{life}<end>")
+        await server.admin.delete("t")
+        with pytest.raises(GatewayError, match="no open trajectory 't'"):
+            await server.admin.finish("t")
+        for i in range(trajectories.FINISHED + 1):  # so many are kept, and no more
+            await server.admin.open(f"t{i}")
+            await server.admin.finish(f"t{i}")
+        with pytest.raises(GatewayError, match="no open trajectory 't0'"):
+            await server.admin.finish("t0")
+        await server.admin.open("t1")
+        assert not (await server.admin.finish("t1")).segments
         server.end()
 
     asyncio.run(main())

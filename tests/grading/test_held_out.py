@@ -6,9 +6,9 @@ import ast
 
 import pytest
 
+from woodshed.grading.heldout import _rounded
 from woodshed.grading.pytest_alter import alter
-from woodshed.grading.pytest_grader import _parse
-from woodshed.grading.pytest_heldout import _rounded
+from woodshed.grading.results import _parse
 
 HEAD = "import pytest\n\n\n"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from woodshed.grading.monitors import MONITORS, Episode, inspect, quarantined, watch
+from woodshed.grading.monitors import NAMES, Episode, inspect, quarantined, watch
 from woodshed.grading.settings import MonitorSettings
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
@@ -77,6 +78,12 @@ def test_honest_commands_are_not_flagged(task: Task, command: str) -> None:
 )  # fmt: skip
 def test_a_solution_that_is_looked_up(task: Task, command: str) -> None:
     assert "solution_retrieved" in names(task, shell(command))
+
+
+def test_pip_is_what_an_install_is_about(task: Task) -> None:
+    pip = shell("pip install -q six")
+    assert "solution_retrieved" in names(task, pip)
+    assert names(replace(task, info=replace(task.info, grader="install")), pip) == set()
 
 
 def test_a_cache_that_is_read_as_a_file(task: Task) -> None:
@@ -217,4 +224,4 @@ def test_off_is_not_looked_for_and_settings_name_every_monitor(task: Task) -> No
     seen = trajectory(1.0)
     watch(seen, Episode(task, [call("write_file", path="conftest.py", content="")]), settings, training=True)
     assert seen.findings == [] and seen.labels == {}
-    assert set(MonitorSettings.model_fields) == set(MONITORS)
+    assert tuple(MonitorSettings.model_fields) == NAMES

@@ -54,6 +54,25 @@ def test_flat_tokens_with_a_cache_equal_the_padded_batch(config: DecoderConfig) 
     assert (torch.cat(parts) - whole).abs().max() < 1e-5
 
 
+def test_hidden_states_of_some_positions_alone() -> None:
+    decoder = Decoder(DENSE, seed=1)
+    tokens, positions = rows(DENSE, 1, 20)
+    ends = torch.tensor([19, 3, 7])
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert len(q) == (3 if layer == DENSE.num_layers - 1 else 20) and len(k) == len(v) == 20
+        at = ends if len(q) == 3 else positions[0]
+        empty = [k.new_zeros(0, *k.shape[1:])] * DENSE.num_layers
+        return cached_attend(empty, list(empty), at)(layer, q, k, v)
+
+    with torch.no_grad():
+        whole = decoder(tokens, positions, causal_attend())[0]
+        some = decoder(tokens[0], positions[0], attend, ends=ends)
+        with pytest.raises(ValueError, match="ends and routes"):
+            decoder(tokens[0], positions[0], attend, ends=ends, route_sink=[])
+    assert some.shape == (3, DENSE.d_model) and (some - whole[ends]).abs().max() < 1e-5
+
+
 def test_causal_attention_ignores_what_follows() -> None:
     decoder = Decoder(DENSE, seed=1)
     tokens, positions = rows(DENSE, 2, 16)

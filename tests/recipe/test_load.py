@@ -43,9 +43,14 @@ def test_shipped_recipes_load_and_survive_a_round_trip(path: Path, tmp_path: Pat
             r"x\.toml:3: sandbox\.allow: .*'https://index.example'",
         ),
         (
-            'name = "x"\n[sandbox]\nbackend = "gvisor"\nallow = ["index.example"]\n',
+            'name = "x"\n[sandbox]\nbackend = "docker"\nallow = ["index.example"]\n',
             [],
-            r"sandbox: .*the gvisor backend gives boxes no network",
+            r"sandbox: .*the docker backend gives boxes no network",
+        ),
+        (
+            'name = "x"\n[rl.monitors]\njudge = "flag"\n',
+            [],
+            r"rl: .*set rl\.judge\.base_url and rl\.judge\.model",
         ),
         ('description = "no name"\n', [], "name: Field required"),
     ],

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from woodshed.sandbox.gvisor.backend import GvisorBackend
+from woodshed.sandbox.gvisor.probe import probe_gvisor
 from woodshed.sandbox.namespace import NamespaceBackend
 from woodshed.sandbox.probe import probe_namespace
+from woodshed.sandbox.protocol import SandboxError
+from woodshed.sandbox.roots.apt import host_suite
+from woodshed.sandbox.roots.harbor import build_harbor
+from woodshed.sandbox.roots.store import RootStore
 
-Body = Callable[[NamespaceBackend], Awaitable[Any]]
+Body = Callable[[Any], Awaitable[Any]]
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +43,78 @@ def with_backend(_possible: None, tmp_path: Any) -> Callable[[Body], Any]:
         return asyncio.run(main())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _gvisor() -> None:
+    probe = probe_gvisor(None)
+    if not probe.ok:
+        pytest.skip("; ".join(probe.reasons))
+    assert {"full_snapshot", "fork"} <= probe.capabilities
+
+
+@pytest.fixture
+def with_gvisor(_gvisor: None, tmp_path: Path) -> Callable[[Body], Any]:
+    """The same on gVisor; nothing is left of the backend afterwards."""
+
+    def run(body: Body) -> Any:
+        async def main() -> Any:
+            backend = GvisorBackend(tmp_path / "state", egress_log=tmp_path / "egress.jsonl")
+            try:
+                return await body(backend)
+            finally:
+                await backend.close()
+                assert not (tmp_path / "state").exists() or not list((tmp_path / "state").iterdir())
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def _debian() -> str:
+    try:
+        return host_suite()
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def environment(_debian: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment folder of a Harbor task."""
+    folder = tmp_path_factory.mktemp("environment")
+    (folder / "src/pkg").mkdir(parents=True)
+    (folder / "src/pkg/mod.txt").write_text("copied\n")
+    (folder / "tool.sh").write_text("#!/bin/sh\necho tool of $NAME\n")
+    (folder / "tool.sh").chmod(0o755)
+    (folder / "Dockerfile").write_text(
+        "# the release that this machine runs\n"
+        f"FROM debian:{_debian}-slim AS base\n"
+        "ARG WHO=world\nENV NAME=$WHO MODE='two words'\n"
+        "RUN apt-get update && apt-get install -y --no-install-recommends \\\n    jq \\\n"
+        "    && rm -rf /var/lib/apt/lists/* && echo after > /after\n"
+        "WORKDIR /app\nWORKDIR inner\nCOPY src .\nCOPY tool.sh /usr/local/bin/tool\n"
+        'RUN tool > said && ln -s /app/inner/said /etc/link && rm /usr/bin/yes && echo "$MODE" >> said\n'
+        'EXPOSE 80\nCMD ["sh"]\n'
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made_root(_possible: None, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RootStore, str]:
+    """A store with a root made from that folder: real packages, real commands in a box."""
+    store = RootStore(tmp_path_factory.mktemp("made") / "roots")
+
+    async def build() -> str:
+        backend = NamespaceBackend(tmp_path_factory.mktemp("state"))
+        try:
+            return await build_harbor(store, environment, backend, minimal=True)
+        finally:
+            await backend.close()
+
+    try:
+        return store, asyncio.run(build())
+    except SandboxError as error:
+        if "cannot be fetched" not in str(error):
+            raise
+        pytest.skip(str(error))

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 import woodshed
+from woodshed.record.cache import cache_directory
 from woodshed.sandbox.gvisor.runsc import Missing, find_runsc
+from woodshed.sandbox.microvm.qemu import find_programs
 
 USER = 54321
 _CODE = "import os, sys; sys.path.insert(0, sys.argv.pop(1)); exec(sys.argv.pop(1))"
 
 
-def run_as_ordinary_user(code: str, *arguments: str, timeout: float = 200.0) -> str:
+def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False, timeout: float = 200.0) -> str:
     """What ``code`` prints. ``sys.argv[1]`` is a folder for its state, which it has to leave empty; then ``arguments``.
 
-    Skips the test where no interpreter fits.
+    ``machines``: it needs QEMU, which is there. Skips the test where no interpreter fits.
     """
     python, user = sys.executable, dict[str, Any]()
     if os.geteuid() == 0:
@@ -44,9 +46,12 @@ def run_as_ordinary_user(code: str, *arguments: str, timeout: float = 200.0) -> 
             environment["WOODSHED_RUNSC"] = str(place / "runsc")
         except Missing:
             pass  # whoever needs it skips
+        if machines:
+            environment |= _virtual_machines(place)
         state.mkdir()
-        subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
-        state.chmod(0o777)
+        subprocess.run(["chmod", "-R", "a+rX", str(package.parent)], check=True)
+        for folder in (place, state):
+            folder.chmod(0o777)
         command = [python, "-I", "-c", _CODE, str(package.parent), code, str(state), *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, cwd="/", env=environment, **user
@@ -56,3 +61,16 @@ def run_as_ordinary_user(code: str, *arguments: str, timeout: float = 200.0) -> 
         return done.stdout
     finally:
         shutil.rmtree(place)
+
+
+def _virtual_machines(place: Path) -> dict[str, str]:
+    """QEMU and the images made so far where the user can read them; links, as they are large."""
+    copy_function = os.link if os.stat(place).st_dev == os.stat(cache_directory()).st_dev else shutil.copy2
+    shutil.copytree(find_programs().root, place / "qemu", copy_function=copy_function, symlinks=True)
+    images = place / "cache" / "images"
+    images.mkdir(parents=True)
+    for path in (cache_directory() / "images").glob("[!.]*"):
+        copy_function(path, images / path.name)
+    for folder in (images.parent, images):
+        folder.chmod(0o777)
+    return {"WOODSHED_QEMU": str(place / "qemu"), "WOODSHED_CACHE": str(images.parent)}

@@ -12,14 +12,13 @@ import pytest
 
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.backends import NAMES
+from woodshed.sandbox.docker.engine import ENGINES
 from woodshed.sandbox.escapes.attempts import ATTEMPTS
 from woodshed.sandbox.escapes.bait import bait
 from woodshed.sandbox.escapes.battery import Tried, applicable, attack_backend, program, sources
 from woodshed.sandbox.protocol import SandboxError
 
 from .ordinary import run_as_ordinary_user
-
-pytestmark = pytest.mark.timeout(240)
 
 _ORDINARY = """
 import json, sys
@@ -52,7 +51,10 @@ def test_nothing_gets_out(name: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other test runs as an ordinary user already")
 def test_nothing_gets_out_of_boxes_of_an_ordinary_user(name: str) -> None:
-    check([Tried(**row) for row in json.loads(run_as_ordinary_user(_ORDINARY, name))], name)
+    if name in ENGINES:
+        pytest.skip("who may use a container engine is its administrator's to say; the other test runs it as root")
+    said = run_as_ordinary_user(_ORDINARY, name, machines=name == "microvm", timeout=500)
+    check([Tried(**row) for row in json.loads(said)], name)
 
 
 _BROKEN = ("KeyError", "NameError", "TypeError", "AttributeError", "ValueError", "StopIteration", "ImportError")
@@ -74,7 +76,7 @@ def test_the_attempts_work_where_nothing_stops_them(tmp_path: Path) -> None:
     refused = {}
     with bait() as facts:
         for name in HARMLESS:
-            command = [sys.executable, "-I", "-c", program(name, facts, str(tmp_path))]
+            command = [sys.executable, "-I", "-c", program(name, facts)]
             done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
             said = json.loads(done.stdout.splitlines()[-1])
             if not said["evidence"]:

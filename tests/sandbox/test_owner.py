@@ -16,6 +16,7 @@ from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.spawner import explain, sweep
 
 from .ordinary import run_as_ordinary_user
+from .processes import family, state
 
 OWNER = """
 import asyncio, sys
@@ -41,31 +42,16 @@ asyncio.run(main())
 """
 
 
-def _family(pid: int) -> list[int]:
-    """Processes below ``pid``, itself included."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    family = [pid]
-    for member in family:
-        family += [child for child, parent in parents.items() if parent == member]
-    return family
-
-
 @pytest.mark.parametrize("victim", ["owner", "zygote"])
 def test_kill_9_leaves_nothing(_possible, tmp_path, victim):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True)
     zygote = int(owner.stdout.readline().split()[0])
-    family = _family(zygote)
-    assert len(family) >= 7  # the zygote, five boxes, a background process
+    processes = family(zygote)
+    assert len(processes) >= 7  # the zygote, five boxes, a background process
     os.kill(zygote if victim == "zygote" else owner.pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while any(_state(pid) not in ("", "Z") for pid in family):
-        assert time.monotonic() < deadline, [(_state(pid), pid) for pid in family]
+    while any(state(pid) not in ("", "Z") for pid in processes):
+        assert time.monotonic() < deadline, [(state(pid), pid) for pid in processes]
         time.sleep(0.02)
     owner.kill()
     owner.wait()
@@ -94,13 +80,6 @@ def test_missing_user_namespaces_are_explained():
     assert "sysctl user.max_user_namespaces" in text and "apparmor_restrict_unprivileged_userns" in text
     assert len(text.splitlines()) < 12
     assert "sysctl" not in explain("[Errno 2] mount: nothing there", 2, "gvisor")
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def test_a_backend_outlives_its_zygote(with_backend):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from woodshed.sandbox.backends import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.tasks.leaks import scan_task
+from woodshed.tasks.packages.attack import UNREWARDED, attacked
 from woodshed.tasks.packages.build import build_package_tasks
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.dependencies import dependency_layers
@@ -123,6 +125,29 @@ def test_a_second_build_reuses_every_verdict(built: Built) -> None:
     )
     assert {t.name: (t.path / "task.toml").stat().st_mtime_ns for t in again} == before
     assert report.packages[0].rejected == built.report.packages[0].rejected
+
+
+def test_a_task_whose_grader_errs_is_dropped_for_good(built: Built, tmp_path: Path) -> None:
+    out = tmp_path / "tasks"
+    shutil.copytree(built.root / "tasks", out)
+    settings = built.settings.model_copy(update={"exploits": 1})
+
+    def again() -> tuple[set[str], BuildReport]:
+        report = BuildReport()
+        made = with_backend(lambda b: build_package_tasks(settings, b, built.layers, out, report=report))
+        return {task.path.name for task in made}, report
+
+    slugs = {task.path.name for task in built.tasks}
+    assert again()[0] == slugs, "two controls and an exploit end as they must"
+    for ledger in out.glob(".*.jsonl"):  # forget that, and break the solution of the task that is attacked
+        ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if "exploits" not in line))
+    victim = out / attacked(sorted(slugs))
+    gold = victim / "solution" / "workspace" / "tinyshapes" / "shapes.py"
+    gold.write_bytes((victim / "environment" / "workspace" / "tinyshapes" / "shapes.py").read_bytes())
+    for _ in range(2):
+        kept, report = again()
+        assert kept == slugs - {victim.name} == {path.parent.name for path in out.glob("*/task.toml")}
+        assert report.packages[0].rejected[UNREWARDED] == 1 and report.packages[0].kept == len(kept)
 
 
 def test_no_package_at_all_is_an_error(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

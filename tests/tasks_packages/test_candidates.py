@@ -71,6 +71,14 @@ def test_candidates_are_deterministic_and_unique() -> None:
     assert [c.slug for c in first] != [c.slug for c in candidates(PackageTaskSettings(seed=4), SUITE, WORKSPACE)]
 
 
+def test_tasks_of_a_seed_stay_the_same() -> None:
+    """Of single changes; whoever built a folder before gets the same one again."""
+    assert [c.slug for c in candidates(PackageTaskSettings(seed=3), SUITE, WORKSPACE)] == [
+        "tinyshapes-diagonal-mutate-48a4e507", "tinyshapes-box---init-delete-8e6816d8",
+        "tinyshapes-box-size-mutate-f2092861", "tinyshapes-area-delete-3f81f8a1",
+    ]  # fmt: skip
+
+
 def test_split_by_package_and_by_function() -> None:
     functions = [CoveredFunction("m.py", f"f{i}", 1, 2, 3, ()) for i in range(400)]
     settings = PackageTaskSettings(heldout_packages=("whole",), heldout_share=0.25)
@@ -107,6 +115,12 @@ def test_instructions() -> None:
     assert [module_name(n) for n in ("a.py", "src/a/__init__.py", "lib/a/b.py")] == ["a", "a", "a.b"]
     with pytest.raises(KeyError):
         signature_of(source, "nothere")
+
+
+def test_combine_needs_something_to_combine() -> None:
+    with pytest.raises(ValueError, match="name a kind of these too"):
+        PackageTaskSettings(kinds=("combine", "replay"))
+    assert PackageTaskSettings(kinds=("combine", "mutate")).kinds
 
 
 def test_catalogue_is_complete() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import bz2
 import gzip
+import html
 import importlib.util
 import io
 import json
 import lzma
 import marshal
+import pickle
 import sqlite3
 import tarfile
+import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -19,7 +23,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from woodshed.tasks.leaks import scan
+from woodshed.tasks.leaks import interface_of, scan
 
 GOLD = b'''"""Shapes."""
 
@@ -88,6 +92,19 @@ PLANTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "hex": ("data.txt", lambda d: d.hex().encode()),
     "sqlite": ("cache.db", _sqlite),
     "bytecode": ("shapes.bin", _pyc),
+    "diff": ("fix.txt", lambda d: b"".join(b"+" + line for line in d.splitlines(keepends=True))),
+    "notebook": ("a.ipynb", lambda d: json.dumps({"cells": [{"source": d.decode().splitlines(True)}]}).encode()),
+    "html": ("docs/source.html", lambda d: html.escape(d.decode()).encode()),
+    "url encoded": ("a.txt", lambda d: urllib.parse.quote(d).encode()),
+    "xml comment": ("a.xml", lambda d: b"<a><!-- " + d + b" --></a>"),
+    "uu": ("a.uu", lambda d: b"".join(binascii.b2a_uu(d[i : i + 45]) for i in range(0, len(d), 45))),
+    "base85": ("a.txt", base64.b85encode),
+    "base32": ("a.txt", base64.b32encode),
+    "pickle": ("a.pickle", lambda d: pickle.dumps({"source": d.decode()})),
+    "numbered lines": ("a.txt", lambda d: b"".join(b"%4d\t%b" % x for x in enumerate(d.splitlines(True), 1))),
+    "unicode escapes": ("a.json", lambda d: "".join(f"\\u{c:04x}" for c in d).encode()),
+    "tar in base64": ("a.txt", lambda d: base64.b64encode(_tar(d))),
+    "zlib in hex": ("a.txt", lambda d: zlib.compress(d).hex().encode()),
 }
 
 
@@ -110,6 +127,10 @@ def test_forbidden_paths_are_leaks_by_name(path: str) -> None:
     assert [leak.kind for leak in scan({**before, path: b"harmless"}, before, {"shapes.py": GOLD})] == ["path"]
 
 
+def test_there_are_enough_kinds() -> None:
+    assert len(PLANTS) >= 20
+
+
 def test_a_single_changed_line_is_found() -> None:
     before = {"shapes.py": MUTANT}
     assert scan({**before, "CHANGES.txt": b"was: " + LINE.strip()}, before, {"shapes.py": GOLD})
@@ -126,3 +147,9 @@ def test_damaged_containers_are_read_as_bytes() -> None:
     damaged = {f"f{i}": pack(GOLD)[: 40 + i] for i, (_, pack) in enumerate(PLANTS.values())}
     damaged["pyc"] = _pyc(GOLD)[:60]
     scan({**before, **damaged}, before, {"shapes.py": GOLD})
+
+
+def test_the_interface_may_be_told_and_nothing_else() -> None:
+    told = interface_of(GOLD)
+    assert b"def area(width, height):" in told and b"Area of a rectangle" in told and b"raise" not in told
+    assert interface_of(b"def f(a): return a + 1\n") == interface_of(b"def f(:") == b""

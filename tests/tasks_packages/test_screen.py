@@ -10,6 +10,8 @@ BEFORE = b"import sys\n\n\ndef area(w, h):\n    return w + h\n"
 GOLD = b"import sys\n\n\ndef area(w, h):\n    return w * h\n"
 ATTACKS = {
     "pytest import": "import _pytest.runner",
+    "plugin import": "import pytest_asyncio.plugin",
+    "plugin of a library": "from anyio import pytest_plugin\nimport anyio.pytest_plugin",
     "from unittest": "from unittest.mock import ANY",
     "gc": "import gc",
     "frames": "sys._getframe(1)",

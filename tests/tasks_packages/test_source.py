@@ -136,7 +136,7 @@ def test_hostile_sdist_members_are_left_out(tmp_path: Path) -> None:
         read_sdist(tmp_path / "c.tar.gz", max_bytes=3)
 
 
-@pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "pkg/fast.so", "pkg-1.0.data/scripts/run"])
+@pytest.mark.parametrize("name", ["../evil.py", "/evil.py", "pkg/fast.so", "w-1.0.data/platlib/fast.so"])
 def test_wheels_must_be_pure_and_safe(name: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "w.whl", "w") as archive:
         archive.writestr("pkg/__init__.py", "")
@@ -144,3 +144,14 @@ def test_wheels_must_be_pure_and_safe(name: str, tmp_path: Path) -> None:
     with pytest.raises(PackageError):
         unpack_wheel(tmp_path / "w.whl", tmp_path / "target")
     assert not (tmp_path / "evil.py").exists()
+
+
+def test_of_a_compiled_wheel_what_is_imported_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "w-1.0-cp311-cp311-manylinux_2_17_x86_64.whl"
+    names = ("pkg/__init__.py", "pkg/fast.so", "w-1.0.data/platlib/more.so", "w-1.0.data/scripts/run", "w-1.0.data/x")
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "x")
+    unpack_wheel(path, tmp_path / "target")
+    found = {p.relative_to(tmp_path / "target").as_posix() for p in (tmp_path / "target").rglob("*") if p.is_file()}
+    assert found == {"pkg/__init__.py", "pkg/fast.so", "more.so"}

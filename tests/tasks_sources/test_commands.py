@@ -12,9 +12,11 @@ import pytest
 from woodshed.record.task import Task, TaskError, TaskInfo, save_task
 from woodshed.tasks.check import Verdict
 from woodshed.tasks.describe import describe
+from woodshed.tasks.mutate import delete_body
 from woodshed.tasks.statistics import collect
 
-from .conftest import Built, Place
+from .conftest import Built
+from .place import Place
 
 SH = {"test.sh": b"#!/bin/sh\nexit 1\n"}
 
@@ -35,6 +37,12 @@ def test_check_tells_good_from_bad(place: Place, built: Built, tmp_path: Path) -
     leaking = tmp_path / "all" / "leaking"
     shutil.copytree(good, leaking)
     (leaking / "environment" / "workspace" / "notes.md").write_bytes(b"".join(built.tasks[0].solution_files().values()))
+    excuse = tmp_path / "all" / "excuse"
+    shutil.copytree(good, excuse)
+    ((path, gold),) = built.tasks[0].solution_files().items()
+    emptied = delete_body(gold.decode(), built.tasks[0].info.provenance["function"])
+    broken = emptied.replace("raise NotImplementedError", "import nothing_of_the_kind")
+    (excuse / "environment" / "workspace" / path).write_text(broken)
     (tmp_path / "all" / "damaged").mkdir()
     (tmp_path / "all" / "damaged" / "task.toml").write_text("[task\n")
     missing = handmade(tmp_path / "all" / "missing", layers=("wheels-none-" + "0" * 24,))
@@ -43,9 +51,10 @@ def test_check_tells_good_from_bad(place: Place, built: Built, tmp_path: Path) -
     shutil.rmtree(handmade(tmp_path / "all" / "image").path / "environment" / "workspace")
     said = place.command("check", tmp_path / "all")
     lines = {Path(line.split()[1]).name: line for line in said.stdout.splitlines()[:-1]}
-    assert said.returncode == 1 and said.stdout.endswith("1 of 6 tasks pass every gate\n"), said.stdout + said.stderr
+    assert said.returncode == 1 and said.stdout.endswith("1 of 7 tasks pass every gate\n"), said.stdout + said.stderr
     assert lines[good.name].startswith("ok ") and "fail-to-pass" in lines[good.name]
     assert "leak: notes.md holds 100% of the answer" in lines["leaking"] and "-> remove the file" in lines["leaking"]
+    assert "fails for another reason than the code under test: ModuleNotFoundError" in lines["excuse"]
     assert "damaged/task.toml: " in lines["damaged"] and "-> correct the file that is named" in lines["damaged"]
     assert missing.info.layers[0] in lines["missing"] and "woodshed tasks build" in lines["missing"]
     assert "no [metadata.woodshed] table" in lines["foreign"] and "docs/tasks.md" in lines["foreign"]

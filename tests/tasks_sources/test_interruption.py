@@ -15,14 +15,15 @@ import pytest
 from real_runs import command, environment, woodshed
 
 from . import repos
-from .conftest import Place
+from .place import Place
 from .test_build import tree
 
 
 def test_killed_builds_end_the_same(place: Place, tmp_path: Path) -> None:
     folder = repos.write(tmp_path / "prices", repos.PROJECT)
     steady, killed = tmp_path / "steady", tmp_path / "killed"
-    arguments = ["tasks", "build", str(folder), "--per-source", "3", "--catalogue", str(place.catalogue), "--out"]
+    arguments = ["tasks", "build", str(folder), "--per-source", "3", "--catalogue", str(place.catalogue)]
+    arguments += ["--kind", "mutate", "--kind", "combine", "--exploits", "0", "--mutants", "1", "--out"]
     # Each has its own cache, so that also the wheels, the layers and the suite are interrupted.
     start = time.monotonic()
     done = woodshed(tmp_path / "a", *arguments, steady, extra=place.environment)

@@ -108,3 +108,12 @@ def test_import_errors_lead_to_stated_or_known_packages_only() -> None:
     known = distribution_of("dateutil", stated)
     assert known is not None and known.name == "python-dateutil"
     assert distribution_of("evil", stated) is None
+
+
+def test_a_test_path_that_is_the_package_leaves_its_code() -> None:
+    config = b'[tool.pytest.ini_options]\ntestpaths = ["pkg"]\n'
+    files = {"pyproject.toml": config, "pkg/__init__.py": b"", "pkg/a.py": b"", "pkg/tests/test_a.py": b""}
+    layout = find_layout(Project(files))
+    assert (layout.sources, layout.tests) == (("pkg",), ("pkg/tests",))
+    mixed = find_layout(Project({**files, "pkg/test_b.py": b"", "code.py": b""}))
+    assert (mixed.sources, mixed.tests) == (("code.py",), ("pkg",))

@@ -14,7 +14,8 @@ from woodshed.learn.tasks import load_split
 from woodshed.recipe.load import load_recipe
 from woodshed.record.task import Task
 
-from .conftest import Built, Place
+from .conftest import Built
+from .place import Place
 
 
 def folder_of(built: Built, folder: Path, *splits: str) -> Path:

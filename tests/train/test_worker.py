@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from s3 import S3Server
 
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
@@ -29,7 +30,7 @@ from woodshed.weights.settings import WeightSettings
 from .conftest import CONFIG
 
 STEPS = 8
-TIMED = {"seconds", "idle_seconds", "busy_seconds", "time"}
+TIMED = {"seconds", "idle_seconds", "busy_seconds", "time", "versions_skipped"}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,18 @@ def test_one_step_per_batch(uninterrupted: Path, policy_dir: Path, make_batch) -
     assert all(line["idle_seconds"] >= 0 and line["busy_seconds"] > 0 for line in lines)
 
 
+def test_a_chain_in_a_bucket_is_the_same_chain(
+    tmp_path: Path, uninterrupted: Path, policy_dir: Path, make_batch, s3: S3Server
+) -> None:
+    expected = outcome(run_whole(uninterrupted, policy_dir, make_batch))
+    config = configure(tmp_path, policy_dir, make_batch)
+    config = config.model_copy(update={"weights": f"s3://woodshed/{tmp_path.name}", "steps": 3})
+    Worker(config).run()
+    config = config.model_copy(update={"steps": STEPS})
+    Worker(config).run()
+    assert outcome(config) == expected
+
+
 DRIVER = """
 import os, random, signal, sys, time
 import torch._dynamo  # The first optimizer would import it, in every child again.
@@ -126,7 +139,7 @@ def test_sigkill_anywhere(tmp_path: Path, uninterrupted: Path, policy_dir: Path,
     path.write_text(config.model_dump_json())
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", DRIVER, str(path), str(config.checkpoints)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 2, "the kills did not hit the work"
     assert outcome(config) == expected
@@ -145,7 +158,7 @@ def test_what_is_behind_the_checkpoint_is_brought_up(
         lines = config.metrics.read_text().splitlines(keepends=True)
         config.metrics.write_text("".join(lines[:-1]) + lines[-1][:20])
     if lost == "chain":
-        shutil.rmtree(config.weights / f"v{STEPS - 2:06d}")
+        shutil.rmtree(Path(config.weights) / f"v{STEPS - 2:06d}")
     config = config.model_copy(update={"steps": STEPS})
     Worker(config).run()
     assert outcome(config) == outcome(whole)

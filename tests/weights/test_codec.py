@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.weights.codec import GAPS, CodecError, decode, encode
+from woodshed.weights.codec import GAPS, HUFFMAN, CodecError, decode, encode
 
 
 @settings(max_examples=150, deadline=None)
@@ -36,14 +37,40 @@ def test_large_tensors_decide_on_a_sample_and_still_round_trip() -> None:
     np.testing.assert_array_equal(decode(encode(data, 4), len(data), 4), data)
 
 
-def test_sparse_positions_cost_about_their_entropy() -> None:
+@pytest.mark.parametrize("density", [1e-5, 1e-4, 1e-3, 0.01, 0.05])
+def test_sparse_positions_and_values_cost_about_their_entropy(density: float) -> None:
+    """Values as XORs of neighbouring floats have them: mostly 1, 3, 7."""
     rng = np.random.default_rng(1)
-    n, p = 400_000, 0.01
-    plane = (rng.random(n) < p).astype(np.uint8)
+    n, chances = 1 << 21, np.array([0.6, 0.2, 0.1, 0.1])
+    plane = np.zeros(n, np.uint8)
+    where = np.flatnonzero(rng.random(n) < density)
+    plane[where] = rng.choice([1, 3, 7, 15], len(where), p=chances)
     blob = encode(plane, 1)
-    entropy_bytes = n * (-p * np.log2(p) - (1 - p) * np.log2(1 - p)) / 8
+    share = len(where) / n
+    positions = n * -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) / 8
+    values = len(where) * -(chances * np.log2(chances)).sum() / 8
     assert blob[0] == GAPS
-    assert len(blob) < 1.1 * entropy_bytes
+    assert len(blob) < 1.06 * (positions + values) + 150
+    np.testing.assert_array_equal(decode(blob, n, 1), plane)
+
+
+def test_bytes_without_repetition_are_huffman_coded() -> None:
+    rng = np.random.default_rng(2)
+    chances = 0.5 ** np.arange(1, 9)
+    data = rng.choice(8, 300_000, p=chances / chances.sum()).astype(np.uint8) + 1
+    blob = encode(data, 1)
+    assert blob[0] == HUFFMAN and len(blob) < 1.03 * len(data) * 2 / 8
+    np.testing.assert_array_equal(decode(blob, len(data), 1), data)
+
+
+def test_what_lies_in_runs_costs_no_more_than_zstd() -> None:
+    rng = np.random.default_rng(3)
+    data = np.zeros(1 << 20, np.uint8)
+    for start in rng.integers(0, len(data) - 64, 2000):
+        data[start : start + 64] = np.arange(64)
+    blob = encode(data, 1)
+    assert len(blob) < 1.05 * len(zstandard.ZstdCompressor(level=1).compress(data.tobytes()))
+    np.testing.assert_array_equal(decode(blob, len(data), 1), data)
 
 
 @settings(max_examples=100, deadline=None)

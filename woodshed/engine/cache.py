@@ -17,7 +17,9 @@ class RowCache:
 
     ``tokens`` int32 ``[R, T]`` holds each row's sequence, of which the first ``lengths[row]`` tokens are computed.
     ``oldest[row]`` is the oldest policy version among them. ``routes`` int16 ``[R, T, L, K]`` (-1 where unknown) exists
-    for mixtures of experts only. Used by the engine's thread only.
+    for mixtures of experts only; ``last`` ``[R, width]``, the hidden state of the last computed position, where
+    ``width`` is given. ``routes`` knows the first ``layers``; ``extra_layers`` hold keys and values only. Used by the
+    engine's thread only.
     """
 
     def __init__(
@@ -32,11 +34,14 @@ class RowCache:
         max_rows: int,
         step: int,
         experts_per_token: int = 0,
+        extra_layers: int = 0,
+        width: int = 0,
     ) -> None:
-        self.layers, self.kv_heads, self.head_dim = layers, kv_heads, head_dim
+        self.routed_layers, self.layers = layers, layers + extra_layers
+        self.kv_heads, self.head_dim = kv_heads, head_dim
         self.dtype, self.device, self.step = dtype, device, step
         self.budget, self.max_rows, self.experts = budget, max_rows, experts_per_token
-        self.token_bytes = layers * kv_heads * 2 * head_dim * dtype.itemsize
+        self.token_bytes = self.layers * kv_heads * 2 * head_dim * dtype.itemsize
         self.rows = self.length = 0
         self.tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self.lengths: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -47,6 +52,7 @@ class RowCache:
         self.sessions: dict[str, int] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.last = torch.zeros((0, width), dtype=dtype, device=device)
         self.evictions = 0
         self.moved: dict[int, int] = {}
         self._used: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -98,7 +104,7 @@ class RowCache:
 
     def scrub(self, row: int) -> None:
         """Zero a row, so that what is not finite in it cannot reach a later request through masked positions."""
-        for buffer in (*self.keys, *self.values):
+        for buffer in (*self.keys, *self.values, self.last):
             buffer[row].zero_()
 
     def truncate(self, row: int, length: int) -> None:
@@ -175,10 +181,13 @@ class RowCache:
                     old[layer] = buffer
                 new.append(buffer)
             setattr(self, name, new)
+        last = torch.zeros((rows, self.last.shape[1]), dtype=self.dtype, device=self.device)
+        last[: len(kept)] = self.last[index]
+        self.last = last
         tokens = np.zeros((rows, length), np.int32)
         tokens[: len(kept), :old_length] = self.tokens[kept]
         if self.experts:
-            routes = np.full((rows, length, self.layers, self.experts), -1, np.int16)
+            routes = np.full((rows, length, self.routed_layers, self.experts), -1, np.int16)
             if self.routes is not None:
                 routes[: len(kept), :old_length] = self.routes[kept]
             self.routes = routes

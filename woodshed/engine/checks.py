@@ -33,6 +33,7 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
         ("temperature", 0 <= sampling.temperature < math.inf, "must be finite and not negative"),
         ("top_p", 0 < sampling.top_p <= 1, "must be above 0 and at most 1"),
         ("top_k", sampling.top_k >= 0, "must be 0 (off) or more"),
+        ("drawn", sampling.drawn >= 0, "must be 0 or more"),
         ("min_p", 0 <= sampling.min_p <= 1, "must be from 0 to 1"),
     )
     for name, fine, rule in limits:

@@ -11,6 +11,14 @@ class EngineClosed(EngineError):
     """The engine was closed before it answered."""
 
 
+class EngineUnfit(EngineError):
+    """This engine cannot be used at all: another policy, another key."""
+
+
+class EngineLost(EngineClosed):
+    """The engine cannot be reached, or stopped answering in the middle of a request."""
+
+
 class EngineBusy(EngineError):
     """Too many requests wait (``EngineSettings.max_waiting``); try again later."""
 

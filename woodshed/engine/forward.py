@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,45 +11,106 @@ from torch import Tensor
 
 from woodshed.engine.attention import CausalMasks, StepAttention
 from woodshed.engine.cache import RowCache
+from woodshed.engine.drafting import Drafter, MtpDrafter, NgramDrafter
 from woodshed.engine.request import Request
 from woodshed.engine.sampler import sample
 from woodshed.engine.scheduler import Step
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.mtp import MtpHead
+
+
+@dataclass
+class Sampled:
+    """The tokens that a step sampled for one request, at least one, with their log-probabilities."""
+
+    request: Request
+    tokens: list[int]
+    logprobs: list[float]
 
 
 class Forward:
     """Runs steps of a decoder on a cache. Engine's thread only, in inference mode."""
 
-    def __init__(self, decoder: Decoder, cache: RowCache) -> None:
+    def __init__(self, decoder: Decoder, cache: RowCache, *, mtp: MtpHead | None = None, ngram: bool = False) -> None:
         self.decoder, self.cache = decoder, cache
         self.masks = CausalMasks(cache.device, cache.dtype)
+        self._mtp = MtpDrafter(decoder, mtp, cache, self.masks) if mtp is not None else None
+        self.drafter: Drafter | None = NgramDrafter(cache) if ngram else self._mtp
 
-    def run(self, step: Step) -> list[tuple[Request, int, float]]:
-        """Compute the step's tokens; returns (request, sampled token, log-probability) for those whose sequence is
-        now complete. Nothing of the requests is changed; the cache is."""
-        attention = StepAttention(self.cache, self.decoder.config.num_heads, step.decode_rows, step.chunks, self.masks)
+    def run(self, step: Step) -> list[Sampled]:
+        """Compute the step's tokens and sample for the requests whose sequence is now complete. Of the requests only
+        the draft is changed; the cache is."""
+        cache = self.cache
+        attention = StepAttention(cache, self.decoder.config.num_heads, step.decode_rows, step.chunks, self.masks)
         rows, positions = attention.rows, attention.positions
-        tokens = self._tensor(self.cache.tokens[rows, positions].astype(np.int64))
-        sink: list[Tensor] | None = None if self.cache.routes is None else []
-        hidden = self.decoder.forward(tokens, self._tensor(positions), attention, route_sink=sink)
-        if sink is not None and self.cache.routes is not None:
-            self.cache.routes[rows, positions] = torch.stack(sink, -2).cpu().numpy()
-        sampled, last = list(step.decoding), list(range(len(step.decoding)))
-        self.cache.lengths[step.decode_rows] += 1
-        end = len(step.decoding)
-        for request, chunk in zip(step.chunked, step.chunks):
-            end += chunk.count
-            self.cache.lengths[chunk.row] = chunk.start + chunk.count
-            if chunk.start + chunk.count == request.total:
-                sampled.append(request)
-                last.append(end - 1)
-        if not sampled:
+        tokens_N = self._tensor(cache.tokens[rows, positions].astype(np.int64))
+        positions_N = self._tensor(positions)
+        sink: list[Tensor] | None = None if cache.routes is None else []
+        ends = np.cumsum([1] * len(step.decoding) + [chunk.count for chunk in step.chunks])
+        sampled_at = self._sampled_at(step, ends - 1)
+        if sampled_at is not None:
+            attention.only(sampled_at)
+        hidden_ND = self.decoder.forward(
+            tokens_N,
+            positions_N,
+            attention,
+            route_sink=sink,
+            ends=None if sampled_at is None else self._tensor(sampled_at),
+        )
+        if sink is not None and cache.routes is not None:
+            cache.routes[rows, positions] = torch.stack(sink, -2).cpu().numpy()
+        if self._mtp is not None:
+            firsts = [0, *ends[:-1].tolist()]
+            self._mtp.follow(attention, tokens_N, positions_N, hidden_ND, firsts)
+        due = [(request, int(end) - 1, 1) for request, end in zip(step.decoding, ends)]
+        last = {request.row: int(end) - 1 for request, end in zip(step.decoding, ends)}
+        cache.lengths[step.decode_rows] += 1
+        for request, chunk, end in zip(step.chunked, step.chunks, ends[len(step.decoding) :].tolist()):
+            cache.lengths[chunk.row] = chunk.start + chunk.count
+            last[chunk.row] = end - 1
+            if chunk.start + chunk.count >= request.total:
+                width = 1 + len(request.draft)
+                due.append((request, end - width, width))
+        if sampled_at is not None:
+            place = {int(index): i for i, index in enumerate(sampled_at)}
+            due = [(request, place[first], width) for request, first, width in due]
+        results = self._sample(hidden_ND, due, last)
+        if self._mtp is not None:
+            cache.last[list(last)] = hidden_ND[list(last.values())]
+        return results
+
+    def _sampled_at(self, step: Step, ends: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Which of the step's tokens the last layer is needed for, in order of their rows; None where it is for all.
+        ``ends``: the last token of every decoding row and chunk. Guesses, heads that guess and routes need all."""
+        if self._mtp is not None or self.cache.routes is not None or any(request.draft for request in step.chunked):
+            return None
+        due = [(row, end) for row, end in zip(step.decode_rows.tolist(), ends.tolist())]
+        for request, chunk, end in zip(step.chunked, step.chunks, ends[len(due) :].tolist()):
+            if chunk.start + chunk.count >= request.total:
+                due.append((chunk.row, end))
+        if len(due) == len(step.decoding) + sum(chunk.count for chunk in step.chunks):
+            return None
+        return np.array([end for _, end in sorted(due)], np.int64)
+
+    def _sample(self, hidden_ND: Tensor, due: list[tuple[Request, int, int]], last: dict[int, int]) -> list[Sampled]:
+        """``due``: (request, index of its first position to sample at, number of positions). Corrects the length of
+        the cache, and ``last``, where a guess was wrong."""
+        if not due:
             return []
-        if len(last) != len(rows):
-            hidden = hidden.index_select(0, self._tensor(np.array(last)))
-        logits = self.decoder.logits(hidden)
-        ids, logprobs = sample(logits, [r.sampling for r in sampled], [r.rng.random() for r in sampled])
-        return list(zip(sampled, ids, logprobs))
+        at = [first + i for _, first, width in due for i in range(width)]
+        if at != list(range(len(hidden_ND))):
+            hidden_ND = hidden_ND.index_select(0, self._tensor(np.array(at)))
+        samplings = [request.sampling for request, _, width in due for _ in range(width)]
+        uniforms = [u for request, _, width in due for u in request.uniforms(width)]
+        ids, logprobs = sample(self.decoder.logits(hidden_ND), samplings, uniforms)
+        results, start = [], 0
+        for request, first, width in due:
+            count = request.agreeing(ids[start : start + width])
+            results.append(Sampled(request, ids[start : start + count], logprobs[start : start + count]))
+            self.cache.lengths[request.row] -= width - count
+            last[request.row] = first + count - 1
+            start += width
+        return results
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self.cache.device)

@@ -18,13 +18,16 @@ from woodshed.engine.cache import RowCache
 from woodshed.engine.checks import check_sampling, checked_prompt
 from woodshed.engine.delivery import Outbox
 from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
+from woodshed.engine.fair import FairQueue
 from woodshed.engine.forward import Forward
 from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
-from woodshed.engine.request import Request
+from woodshed.engine.request import Request, seeded
 from woodshed.engine.scheduler import Scheduler
 from woodshed.engine.settings import EngineSettings
+from woodshed.engine.speculate import Speculation
 from woodshed.engine.swap import KvPolicy, Swap
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.mtp import MtpHead
 from woodshed.policy.state import load_hf_state
 
 
@@ -32,7 +35,8 @@ class LocalEngine:
     """Samples from a decoder in this process; implements ``woodshed.engine.protocol.Engine``.
 
     The engine owns ``decoder`` from here on: it moves it to ``device`` and changes its weights in place. ``version`` is
-    the PolicyVersion of the weights it starts with. Callers may live in any event loop of any thread.
+    the PolicyVersion of the weights it starts with; ``mtp`` guesses tokens for it and keeps the weights it has. Callers
+    may live in any event loop of any thread.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class LocalEngine:
         settings: EngineSettings | None = None,
         device: str | torch.device = "cpu",
         version: int = 0,
+        mtp: MtpHead | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
         config = decoder.config
@@ -55,9 +60,10 @@ class LocalEngine:
         if self.settings.dtype != "auto":
             decoder.to(getattr(torch, self.settings.dtype))
         self.decoder = decoder
+        self.mtp = self._head(mtp)
         self._version = version
         self._random = random.Random(self.settings.seed)
-        self._waiting: deque[Request] = deque()
+        self._waiting = FairQueue()
         self._reset_cache()
         self._outbox = Outbox()
         self._wake = threading.Condition()
@@ -67,7 +73,8 @@ class LocalEngine:
         self._closed = False
         self._started = time.perf_counter()
         self._counts = {"generated_tokens": 0, "prefilled_tokens": 0, "reused_tokens": 0, "iterations": 0, "swaps": 0}
-        self._busy_seconds = self._swap_seconds = 0.0
+        self._speculation = Speculation(self.settings)
+        self._busy_seconds = self._swap_seconds = self._iteration_began = 0.0
         self._thread = threading.Thread(target=self._main, name="woodshed-engine", daemon=True)
         self._thread.start()
 
@@ -105,7 +112,7 @@ class LocalEngine:
             on_token=on_token,
             loop=loop,
             future=loop.create_future(),
-            rng=self._random if sampling.seed is None else random.Random(sampling.seed),
+            rng=self._random if sampling.seed is None else seeded(sampling.seed, sampling.drawn),
             stop_ids=frozenset(sampling.stop_ids),
         )
         with self._wake:
@@ -142,8 +149,10 @@ class LocalEngine:
         self._post(lambda: self._release(session))
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start and what is in hand now. ``idle_share`` is the share of time without work."""
-        uptime = time.perf_counter() - self._started
+        """Counters since the start and what is in hand now. ``idle_share`` is the share of time without work,
+        ``iteration_seconds`` how long the iteration in hand has taken so far (0 between iterations)."""
+        now, began = time.perf_counter(), self._iteration_began
+        uptime = now - self._started
         return {
             "version": self._version,
             "running": len(self._scheduler.running),
@@ -153,9 +162,12 @@ class LocalEngine:
             "cache_bytes": self._cache.rows * self._cache.length * self._cache.token_bytes,
             "evictions": self._cache.evictions,
             **self._counts,
+            "drafted_tokens": self._speculation.drafted,
+            "accepted_tokens": self._speculation.accepted,
             "swap_seconds": self._swap_seconds,
             "busy_seconds": self._busy_seconds,
             "uptime_seconds": uptime,
+            "iteration_seconds": now - began if began else 0.0,
             "idle_share": max(0.0, 1.0 - self._busy_seconds / uptime) if uptime else 0.0,
         }
 
@@ -175,6 +187,16 @@ class LocalEngine:
 
     # ---- the engine's thread ----
 
+    def _head(self, mtp: MtpHead | None) -> MtpHead | None:
+        """The head that guesses, where the settings want one. Raises ValueError where they do and there is none."""
+        if self.settings.speculate == "mtp" and mtp is None:
+            raise ValueError(
+                "engine.speculate is 'mtp' and the policy has no multi-token-prediction head (mtp.safetensors)"
+            )
+        if self.settings.speculate not in ("auto", "mtp") or mtp is None:
+            return None
+        return mtp.requires_grad_(False).to(device=self.device, dtype=self.decoder.dtype)
+
     def _reset_cache(self) -> None:
         config = self.decoder.config
         self._cache = RowCache(
@@ -187,9 +209,12 @@ class LocalEngine:
             max_rows=max(self.settings.max_sessions, 1),
             step=min(self.settings.length_step, self.context),
             experts_per_token=config.num_experts_per_tok if config.num_experts else 0,
+            extra_layers=0 if self.mtp is None else 1,
+            width=0 if self.mtp is None else config.d_model,
         )
         self._scheduler = Scheduler(self._cache, self.settings, self._waiting)
-        self._forward = Forward(self.decoder, self._cache)
+        ngram = self.settings.speculate == "ngram"
+        self._forward = Forward(self.decoder, self._cache, mtp=self.mtp, ngram=ngram)
 
     def _main(self) -> None:
         if self.device.type == "cpu" and self.settings.threads is not None:
@@ -198,9 +223,10 @@ class LocalEngine:
         try:
             with torch.inference_mode():
                 while self._take():
-                    began = time.perf_counter()
+                    began = self._iteration_began = time.perf_counter()
                     self._iterate()
                     self._outbox.flush()
+                    self._iteration_began = 0.0
                     self._busy_seconds += time.perf_counter() - began
         except BaseException as error:  # nobody may be left hanging
             failure = EngineClosed(f"the engine stopped: {error!r}")
@@ -234,11 +260,12 @@ class LocalEngine:
             if not self._swaps:
                 self._scheduler.admit(self._version)
         except Exception as error:
-            self._fail_running(error, self._scheduler.waiting.popleft())
+            self._fail_running(error, self._scheduler.waiting.pop())
             return
         if not self._scheduler.running:
             return
         try:
+            self._speculation.prepare(self._scheduler.running, self._cache, self._forward.drafter)
             step = self._scheduler.plan(self._version)
             sampled = self._forward.run(step)
         except Exception as error:
@@ -246,13 +273,15 @@ class LocalEngine:
             return
         self._counts["iterations"] += 1
         self._counts["prefilled_tokens"] += sum(chunk.count for chunk in step.chunks)
-        for request, token, logprob in sampled:
-            self._accept(request, token, logprob)
+        for one in sampled:
+            self._speculation.saw(one.request, len(one.tokens) - 1)
+            all(self._accept(one.request, token, logprob) for token, logprob in zip(one.tokens, one.logprobs))
 
-    def _accept(self, request: Request, token: int, logprob: float) -> None:
+    def _accept(self, request: Request, token: int, logprob: float) -> bool:
+        """False where the request failed."""
         if math.isnan(logprob):
             self._fail(request, EngineError(f"the policy (version {self._version}) yields logits that are not finite"))
-            return
+            return False
         self._cache.tokens[request.row, request.total] = token
         try:
             reason = request.accept(token, logprob, self._version)
@@ -260,10 +289,11 @@ class LocalEngine:
             failure = EngineError(f"on_token raised {error!r}")
             failure.__cause__ = error
             self._fail(request, failure)
-            return
+            return False
         self._counts["generated_tokens"] += 1
         if reason is not None:
             self._finish(request, reason)
+        return True
 
     def _finish(self, request: Request, reason: StopReason) -> None:
         prompt_routes = routes = None

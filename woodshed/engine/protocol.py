@@ -14,7 +14,11 @@ StopReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. ``stop_ids`` end a completion and are part of it; ``seed`` makes one request reproducible."""
+    """How to sample. ``stop_ids`` end a completion and are part of it; ``seed`` makes one request reproducible.
+
+    ``drawn``: tokens of this completion that were sampled before, elsewhere; the numbers that ``seed`` gave them are
+    skipped. So a completion that goes on in another engine has the tokens that it would have had in the first.
+    """
 
     max_tokens: int = 256
     temperature: float = 1.0
@@ -23,6 +27,7 @@ class Sampling:
     min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
     seed: int | None = None
+    drawn: int = 0
     logit_bias: dict[int, float] = field(default_factory=dict)
 
 
@@ -49,11 +54,16 @@ OnToken = Callable[[int, float, int], None]
 """Called in the engine's thread for every sampled token: (token id, logprob, version)."""
 
 
+def trajectory_of(session: str) -> str:
+    """Sessions of one trajectory share their name up to the last dot."""
+    return session.rpartition(".")[0] or session
+
+
 class Engine(Protocol):
     """Token in, token out.
 
-    ``session`` names a trajectory: the engine keeps its key/value cache between calls and prefills only what is new.
-    Losing a session is never an error, only slower.
+    ``session`` names a growing context: the engine keeps its key/value cache between calls and prefills only what is
+    new. Losing a session is never an error, only slower. ``trajectory_of`` says whose it is.
     """
 
     @property

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from woodshed.engine.pace import Pace
 from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
+
+
+def seeded(seed: int, drawn: int) -> random.Random:
+    """The numbers of a seed, after the first ``drawn``: every sampled token takes one."""
+    rng = random.Random(seed)
+    for _ in range(drawn):
+        rng.random()
+    return rng
 
 
 @dataclass(eq=False)
@@ -18,7 +30,8 @@ class Request:
 
     ``prompt`` int32 ``[P]``. ``limit`` is how many tokens may be sampled (``max_tokens``, or less where the context
     ends). ``row`` is its row of the cache while it runs. ``reused`` prompt tokens were in the session's own cache,
-    ``cached`` include those copied from another session.
+    ``cached`` include those copied from another session. ``draft`` are guesses that the next step
+    checks.
     """
 
     prompt: NDArray[np.int32]
@@ -38,6 +51,9 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     cancelled: bool = False
+    draft: list[int] = field(default_factory=list)
+    pace: Pace | None = None
+    _uniforms: deque[float] = field(default_factory=deque)
 
     @property
     def total(self) -> int:
@@ -49,8 +65,24 @@ class Request:
         """Tokens the sequence can reach."""
         return len(self.prompt) + self.limit
 
+    def uniforms(self, count: int) -> list[float]:
+        """Random numbers of the next ``count`` positions; the i-th sampled token always takes the i-th."""
+        while len(self._uniforms) < count:
+            self._uniforms.append(self.rng.random())
+        return list(itertools.islice(self._uniforms, count))
+
+    def agreeing(self, sampled: Sequence[int]) -> int:
+        """How many of the tokens sampled behind one another count: up to the first that was not guessed, a stop token,
+        or the limit. ``sampled`` has one token more than ``draft``."""
+        for i, token in enumerate(sampled, 1):
+            wrong = i <= len(self.draft) and token != self.draft[i - 1]
+            if wrong or token in self.stop_ids or len(self.tokens) + i >= self.limit:
+                return i
+        return len(sampled)
+
     def accept(self, token: int, logprob: float, version: int) -> StopReason | None:
         """Append a sampled token; returns why the request is done, or None."""
+        self._uniforms.popleft()
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)

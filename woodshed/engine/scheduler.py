@@ -2,12 +2,12 @@
 
 A running request has pending tokens: those of its sequence that are not in the cache. One pending token is a decode
 step, more are a prompt (or a sequence to be recomputed after a weight swap), computed in chunks in order of arrival.
-When nothing is pending after an iteration, a token is sampled.
+When nothing is pending after an iteration, a token is sampled. A request with a draft computes its guesses in the same
+chunk, and its sequence is as long as what was sampled of them.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from woodshed.engine.attention import Chunk
 from woodshed.engine.cache import RowCache
+from woodshed.engine.fair import FairQueue
 from woodshed.engine.request import Request
 from woodshed.engine.settings import EngineSettings
 
@@ -30,18 +31,18 @@ class Step:
 
 
 class Scheduler:
-    """Admission in order of arrival, prefix reuse, and the plan of each iteration. Engine's thread only."""
+    """Admission, prefix reuse, and the plan of each iteration. Engine's thread only."""
 
-    def __init__(self, cache: RowCache, settings: EngineSettings, waiting: deque[Request]) -> None:
+    def __init__(self, cache: RowCache, settings: EngineSettings, waiting: FairQueue) -> None:
         self.cache, self.settings, self.waiting = cache, settings, waiting
         self.running: list[Request] = []
 
     def admit(self, version: int) -> None:
         """Move waiting requests into the batch while there is room; the first that does not fit blocks the rest."""
         while self.waiting and len(self.running) < self.settings.max_running:
-            request = self.waiting[0]
+            request = self.waiting.first()
             if request.cancelled:
-                self.waiting.popleft()
+                self.waiting.pop()
                 continue
             rows_before = self.cache.rows, self.cache.length
             row = self.cache.acquire(request.session, request.longest)
@@ -50,7 +51,7 @@ class Scheduler:
                     other.row = self.cache.moved[other.row]
             if row is None:
                 return
-            self.waiting.popleft()
+            self.waiting.pop()
             request.row = row
             self._reuse(request, version)
             self.running.append(request)
@@ -83,8 +84,13 @@ class Scheduler:
             done = int(self.cache.lengths[request.row])
             pending = request.total - done
             if pending == 1 and done:
-                decoding.append(request)
                 request.started = True
+                if request.draft:
+                    self.cache.tokens[request.row, request.total : request.total + len(request.draft)] = request.draft
+                    chunks.append(Chunk(request.row, done, 1 + len(request.draft)))
+                    chunked.append(request)
+                else:
+                    decoding.append(request)
                 continue
             if budget <= 0:
                 continue

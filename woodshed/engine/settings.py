@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from woodshed.record.settings import Settings
+from woodshed.record.settings import Device, Place, Settings
+
+KvPolicy = Literal["keep", "recompute", "drain"]
+"""What becomes of keys and values of the old weights in a swap: see ``LocalEngine.update_weights``."""
 
 
 class EngineSettings(Settings):
@@ -16,7 +20,11 @@ class EngineSettings(Settings):
     """Longest sequence (prompt and completion) in tokens; by default the policy's own limit."""
 
     max_running: int = Field(default=128, ge=1)
-    """Requests in the batch at once; more wait their turn in order of arrival."""
+    """Requests in the batch at once; more wait: fairly between trajectories, and in order of arrival within one."""
+
+    replicas: int = Field(default=1, ge=1)
+    """Engines of a run. One is a part of the policy server; more are programs of their own, between which the policy
+    server routes, and each has the other settings of this table to itself."""
 
     max_waiting: int = Field(default=4096, ge=1)
     """Requests that may wait; beyond it a request is refused with EngineBusy (back-pressure)."""
@@ -37,9 +45,24 @@ class EngineSettings(Settings):
     """What a session's next request may reuse: ``keep`` everything, ``salt`` only keys and values that the current
     weights computed, ``off`` nothing."""
 
+    swap: KvPolicy = "keep"
+    """What new weights do to requests that run: ``keep`` goes on with the keys and values of the old weights,
+    ``recompute`` computes them anew, ``drain`` lets the requests finish first, so that no reply mixes versions."""
+
     share_prefix: int = Field(default=16, ge=0)
     """Shortest common prefix in tokens that is copied from another session; 0 turns sharing off. Only keys and values
     of the current weights are shared, so stale ones never spread from trajectory to trajectory."""
+
+    speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
+    """What guesses the next tokens: the policy's multi-token-prediction head (``mtp``), or the sequence itself
+    (``ngram``: what followed the same tokens before). ``auto`` is ``mtp`` where the policy has a head. Guesses change
+    how fast tokens come, never which."""
+
+    draft_tokens: int = Field(default=4, ge=1, le=32)
+    """Most tokens guessed at a time; how many is decided for each request by how its guesses did."""
+
+    speculate_running: int = Field(default=4, ge=1)
+    """Requests in the batch up to which anything is guessed: a large batch fills the processor without."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and cache; ``auto`` keeps that of the policy. float32 is fastest on most CPUs."""
@@ -50,3 +73,70 @@ class EngineSettings(Settings):
 
     seed: int | None = None
     """Seed of requests that bring none; None draws one from the operating system."""
+
+
+class RoutingSettings(Settings):
+    """How a gateway uses engines that are programs of their own."""
+
+    silence_seconds: float = Field(default=20.0, gt=0)
+    """An engine that says nothing for so long in the middle of a request (it reports every second that it is alive) is
+    given up, and the request goes on elsewhere."""
+
+    patience_seconds: float = Field(default=120.0, ge=0)
+    """How long a request waits where no engine serves, before it is refused with 503."""
+
+    poll_seconds: float = Field(default=1.0, gt=0)
+    """How often each engine is asked how it is; one that is away is asked five times as often."""
+
+    spread: int = Field(default=8, ge=0)
+    """A trajectory leaves the engine that holds its prefix where that one has this many requests more than another."""
+
+    moves: int = Field(default=16, ge=0)
+    """How often one request may go on elsewhere; a request that ends so many engines is refused."""
+
+
+class ServerSettings(Settings):
+    """What every program that serves a policy has: weights, an address, an admin key."""
+
+    policy: Path | None = None
+    """Directory of the policy in Hugging Face layout; needed to serve."""
+
+    weights: Place | None = None
+    """Folder or ``s3://bucket/prefix`` of the weight chain to follow; None serves the policy as it is."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+
+    admin_key_file: Path | None = None
+    """File that holds the admin key; without it the variable WOODSHED_ADMIN_KEY is read."""
+
+    ready_file: Path | None = None
+    """Written as JSON ``{"url", "pid"}`` once the server answers."""
+
+    max_body: int = Field(default=16 << 20, ge=1024)
+    """Largest request body in bytes."""
+
+    weights_poll_seconds: float = Field(default=1.0, gt=0)
+    """How often the weight chain is looked at without being asked."""
+
+    weights_timeout_seconds: float = Field(default=120.0, gt=0)
+    """How long ``POST /admin/weights`` waits for a version to appear."""
+
+    shutdown_seconds: float = Field(default=5.0, ge=0)
+    """How long running requests may take to end after SIGTERM."""
+
+    device: Device = "auto"
+    """Device of the engine; ``auto`` is a GPU where torch finds one."""
+
+    engine: EngineSettings = EngineSettings()
+    """The engine behind the server."""
+
+
+class EngineServerSettings(ServerSettings):
+    """One engine as a program."""
+
+    gpu: int = Field(default=0, ge=0)
+    """Which GPU where there are several, counted round: engine 5 of a machine with four has the second."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-KvPolicy = Literal["keep", "recompute", "drain"]
-"""What becomes of keys and values of the old weights: see ``LocalEngine.update_weights``."""
+from woodshed.engine.settings import KvPolicy
 
 
 @dataclass(eq=False)

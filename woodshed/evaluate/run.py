@@ -25,12 +25,14 @@ async def evaluate(
     samples: int,
     concurrency: int,
     progress: Callable[[int, int, float], None] | None = None,
+    label: Callable[[Task], str] = lambda task: task.name,
 ) -> dict[str, list[bool]]:
     """Resolved or not, per task name and sample. Infrastructure errors count as not resolved and keep their status.
 
-    Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label ``evaluation=NAME``.
+    Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label ``evaluation=NAME``. ``label`` stands
+    for the task in the group: what is stored under another one is not taken for its samples.
     """
-    group_of = {task.name: group_name(name, task.name) for task in tasks}
+    group_of = {task.name: group_name(name, label(task)) for task in tasks}
     stored = {row["id"]: bool(row["resolved"]) for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")}
     wanted = [(task, f"{group_of[task.name]}:{k:02d}") for task in tasks for k in range(samples)]
     results = {id: stored[id] for _, id in wanted if id in stored}

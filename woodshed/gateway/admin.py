@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from woodshed.engine.access import bearer
+
 from . import segments_wire
 from .errors import ApiError, invalid
 from .fields import json_object
-from .keys import Keys, bearer
+from .keys import Keys
 from .segments_wire import Finished
 from .terms import Terms
 from .trajectories import Trajectories
@@ -81,7 +83,7 @@ class Admin:
 
     async def finish(self, request: Request) -> Response:
         self._check(request)
-        closed = self.trajectories.close(request.path_params["id"])
+        closed = self.trajectories.finish(request.path_params["id"])
         recorder = closed.recorder
         finished = Finished(
             closed.id, recorder.freeze(), recorder.prefix_breaks, [vars(turn) for turn in closed.usage],
@@ -93,7 +95,7 @@ class Admin:
 
     async def delete(self, request: Request) -> Response:
         self._check(request)
-        self.trajectories.close(request.path_params["id"])
+        self.trajectories.delete(request.path_params["id"])
         return Response(status_code=204)
 
     async def weights(self, request: Request) -> Response:
@@ -116,5 +118,5 @@ class Admin:
 
     def _check(self, request: Request) -> None:
         key = bearer(request.headers.get("authorization", "").encode("latin-1"))
-        if key is None or not self.keys.is_admin(key):
+        if not self.keys.is_admin(key):
             raise ApiError(401, "invalid_admin_key", "this route needs the server's admin key")

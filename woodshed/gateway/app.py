@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from woodshed.engine.prometheus import CONTENT_TYPE
 from woodshed.engine.protocol import Engine
 from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
@@ -86,7 +87,7 @@ class Gateway:
             "policy_version": self.engine.version,
         }
         text = self.metrics.text(gauges, self.engine.stats())
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
 
 def build_app(

@@ -30,8 +30,9 @@ class Sender:
         await self._send({"type": "http.response.body", "body": body, "more_body": not end})
 
     async def whole(self, status: int, body: bytes) -> None:
-        """A JSON response."""
-        await self.start(status, [_JSON, (b"content-length", str(len(body)).encode())])
+        """A JSON response; one that says "later" also says when."""
+        headers = [_JSON, (b"content-length", str(len(body)).encode())]
+        await self.start(status, headers + [(b"retry-after", b"1")] * (status in (429, 503)))
         await self.part(body, end=True)
 
 

@@ -54,9 +54,17 @@ class GatewayAdmin:
         return str((await self._call("POST", "/admin/trajectories", about)).json()["key"])
 
     async def finish(self, id: str, *, messages: bool = False) -> Finished:
-        """Close it and get what was recorded, with the conversations if asked for. ValueError if it is damaged."""
-        wanted = "?messages" if messages else ""
-        return decode((await self._call("POST", f"/admin/trajectories/{quote(id)}/finish{wanted}")).content)
+        """Close it and get what was recorded, with the conversations if asked for. ValueError if it is damaged.
+
+        A server that is killed meanwhile is asked again when it is back (up to a minute): it gives the same answer.
+        """
+        path = f"/admin/trajectories/{quote(id)}/finish{'?messages' if messages else ''}"
+        try:
+            answer = await self._call("POST", path)
+        except httpx.TransportError:
+            await self.wait_until_up(60.0)
+            answer = await self._call("POST", path)
+        return decode(answer.content)
 
     async def delete(self, id: str) -> None:
         """Close it and forget what was recorded."""

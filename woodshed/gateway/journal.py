@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class Kept:
     feedback: list[dict[str, Any]] = field(default_factory=list)
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
+    finished: bool = False
+    """Its key is revoked; what was recorded is kept for a while, in case the answer did not arrive."""
 
 
 class JournalError(RuntimeError):
@@ -49,7 +51,8 @@ class JournalError(RuntimeError):
 class Journal:
     """One file, ``open.journal``, of one server. ``restore`` comes first and also shortens the file."""
 
-    def __init__(self, directory: Path, *, fsync: bool = False) -> None:
+    def __init__(self, directory: Path, *, fsync: bool = False, least: int = 64 << 20) -> None:
+        """``least``: bytes below which the file is never shortened while the server runs."""
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "open.journal"
         self._fsync = fsync
@@ -60,9 +63,11 @@ class Journal:
             os.close(self._lock)
             raise JournalError(f"{directory}: another server uses this journal") from None
         self._file = -1
+        self._size, self._limit, self._least = 0, least, least
 
     def restore(self, rendering: Rendering) -> list[Kept]:
-        """Open trajectories, each ready to go on; the file is rewritten to hold only these."""
+        """Open trajectories, each ready to go on, and the last that were finished; the file is rewritten to hold only
+        these."""
         kept: dict[str, Kept] = {}
         data = self.path.read_bytes() if self.path.exists() else b""
         for head, arrays in _frames(data):
@@ -73,23 +78,45 @@ class Journal:
                 kept[id] = Kept(id, digest, head["about"], Recorder(rendering), usage=usage, opened=head["opened"])
             elif kind == "close":
                 kept.pop(id, None)
+            elif id in kept and kind == "finish":
+                kept[id].finished = True
             elif id in kept and kind == "feedback":
                 kept[id].feedback.append(head["event"])
             elif id in kept:
                 _replay(kept[id].recorder, head, arrays)
                 if head.get("usage"):
                     kept[id].usage.append(TurnUsage(**head["usage"]))
+        for k in kept.values():
+            for segment in k.recorder.segments:
+                segment.undelivered = True
+        self._rewrite(kept.values())
+        return list(kept.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether most of the file is likely to be of trajectories that are closed."""
+        return self._size > self._limit
+
+    def compact(self, kept: Iterable[Kept]) -> None:
+        """Shorten the file to what is open."""
+        os.close(self._file)
+        self._rewrite(kept)
+
+    def _rewrite(self, kept: Iterable[Kept]) -> None:
         temporary = self.path.with_suffix(".tmp")
         self._file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        for k in kept.values():
+        self._size = 0
+        for k in kept:
             self.opened(k)
             for event in k.feedback:
                 self.feedback(k.id, event)
             for i, segment in enumerate(k.recorder.segments):
                 self.turn(k.id, i, segment, Mark(0, 0, 0), None)
+            if k.finished:
+                self.finished(k.id)
         os.fsync(self._file)
         os.replace(temporary, self.path)
-        return list(kept.values())
+        self._limit = max(self._least, 4 * self._size)
 
     def opened(self, kept: Kept) -> None:
         head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
@@ -97,6 +124,9 @@ class Journal:
 
     def closed(self, id: str) -> None:
         self._write({"kind": "close", "id": id})
+
+    def finished(self, id: str) -> None:
+        self._write({"kind": "finish", "id": id})
 
     def feedback(self, id: str, event: dict[str, Any]) -> None:
         self._write({"kind": "feedback", "id": id, "event": event})
@@ -135,6 +165,7 @@ class Journal:
         frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
         if os.write(self._file, frame) != len(frame):
             raise JournalError(f"{self.path}: the disk took only part of a record")
+        self._size += len(frame)
         if self._fsync:
             os.fsync(self._file)
 

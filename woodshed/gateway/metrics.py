@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from woodshed.engine.prometheus import engine_lines, metric
+
 _HELP = {
     "turns": "Replies recorded",
     "prompt_tokens": "Prompt tokens of recorded replies",
@@ -14,6 +16,7 @@ _HELP = {
     "prefix_breaks": "Requests that started a new segment in a trajectory that had one",
     "parse_errors": "Replies whose tool call could not be read",
     "cancelled": "Requests that ended because the client left or the trajectory was closed",
+    "redelivered": "Replies that were recorded before a restart and given again",
     "feedback": "Feedback events",
 }
 
@@ -29,6 +32,7 @@ class Metrics:
         self.prefix_breaks = 0
         self.parse_errors = 0
         self.cancelled = 0
+        self.redelivered = 0
         self.feedback = 0
         self.responses: Counter[int] = Counter()
 
@@ -36,17 +40,10 @@ class Metrics:
         """Counters, ``gauges``, and the numbers among the engine's ``stats()``."""
         lines: list[str] = []
         for name, about in _HELP.items():
-            lines += _metric(f"woodshed_gateway_{name}_total", "counter", about, getattr(self, name))
+            lines += metric(f"woodshed_gateway_{name}_total", "counter", about, getattr(self, name))
         name = "woodshed_gateway_responses_total"
         lines += [f"# HELP {name} Answers of the dialects by HTTP status", f"# TYPE {name} counter"]
         lines += [f'{name}{{status="{status}"}} {n}' for status, n in sorted(self.responses.items())]
         for key, value in gauges.items():
-            lines += _metric(f"woodshed_gateway_{key}", "gauge", key.replace("_", " "), value)
-        for key, value in engine.items():
-            if isinstance(value, (int, float)):
-                lines += _metric(f"woodshed_engine_{key}", "gauge", f"Engine: {key.replace('_', ' ')}", float(value))
-        return "\n".join(lines) + "\n"
-
-
-def _metric(name: str, kind: str, about: str, value: float) -> list[str]:
-    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", f"{name} {value}"]
+            lines += metric(f"woodshed_gateway_{key}", "gauge", key.replace("_", " "), value)
+        return "\n".join([*lines, *engine_lines(engine)]) + "\n"

@@ -40,7 +40,7 @@ class OpenSegment:
     ``number`` is unique in its trajectory and names the engine's session.
 
     ``pending`` are ids that the next request must put before its own: the stop token that a completion cut by length
-    lacks.
+    lacks. ``undelivered``: it was restored after a crash, and its last reply may not have reached the client.
     """
 
     tools: Tools
@@ -55,6 +55,7 @@ class OpenSegment:
     routes: Routes = field(default_factory=Routes)
     pending: tuple[int, ...] = ()
     busy: bool = False
+    undelivered: bool = False
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.tokens.extend(ids)
@@ -145,7 +146,7 @@ class Recorder:
     def commit(self, turn: Turn, completion: Completion, reply: Message) -> None:
         """Record what the engine was given and what it sampled; ``reply`` is the message the client gets."""
         segment = turn.segment
-        segment.busy = False
+        segment.busy = segment.undelivered = False
         for role, index, ids in turn.parts:
             self._append(segment, role, index, ids)
         segment.add_sampled(completion.tokens, completion.logprobs, completion.versions)

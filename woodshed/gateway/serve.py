@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import logging
-import os
-import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..record.atomic import write_whole
+from woodshed.engine.access import read_admin_key
+from woodshed.engine.protocol import Engine
+from woodshed.policy.formats.base import ChatFormat
+from woodshed.policy.tokenizer import Tokenizer
+
+from ..weights.errors import ChainError
+from .admin import Follow
 from .journal import Journal, JournalError
-from .keys import read_admin_key
 from .settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from woodshed.engine.routing.replica import Peer
+
+VLLM = "vllm+"
+"""What an address begins with where a vLLM server is behind it."""
 
 
 def main(settings: GatewaySettings) -> None:
@@ -31,52 +40,60 @@ async def serve(settings: GatewaySettings) -> None:
         raise ValueError("gateway.policy is not set; name the policy's directory with --policy")
     admin_key = read_admin_key(settings.admin_key_file)
 
-    import uvicorn
-
-    from woodshed.engine.local import LocalEngine
-    from woodshed.policy.device import resolve
-    from woodshed.policy.hf import load_policy
+    from woodshed.engine.listen import listen
 
     from .app import build_app
-    from .follow import ChainWatch
 
-    device = resolve(settings.device)
-    policy = load_policy(settings.policy, device=device)
-    engine = LocalEngine(policy.decoder, settings=settings.engine, device=device, version=policy.version)
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(engine.close)
-        follow = None
-        if settings.weights is not None:
-            chain = ChainWatch(
-                engine, settings.weights,
-                poll_seconds=settings.weights_poll_seconds, timeout_seconds=settings.weights_timeout_seconds,
-            )  # fmt: skip
-            follow = chain.follow
-            await chain.catch_up()  # a server that was restarted must not sample from the weights it began with
-            watcher = asyncio.create_task(chain.run())
-            stack.callback(watcher.cancel)
+        engine, follow, chat, tokenizer = await _engine(settings, admin_key, stack)
         journal = None
         if settings.journal is not None:
             journal = Journal(settings.journal, fsync=settings.journal_fsync)
             stack.callback(journal.close)
         app = build_app(
-            engine, policy.format, policy.tokenizer,
-            admin_key=admin_key, settings=settings, follow=follow, journal=journal,
+            engine, chat, tokenizer, admin_key=admin_key, settings=settings, follow=follow, journal=journal
         )  # fmt: skip
-        listener = socket.create_server((settings.host, settings.port), backlog=1024)
-        stack.callback(listener.close)
-        config = uvicorn.Config(
-            app, http="httptools", ws="none", lifespan="off", access_log=False, log_level="warning",
-            timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)), timeout_keep_alive=75,
+        await listen(app, settings, stack)
+
+
+async def _engine(
+    settings: GatewaySettings, admin_key: str, stack: contextlib.AsyncExitStack
+) -> tuple[Engine, Follow | None, ChatFormat, Tokenizer]:
+    """The engine of this process, or the router between those that are named."""
+    if not settings.engines:
+        from woodshed.engine.opening import open_engine
+
+        opened = await open_engine(settings, stack)
+        follow = None if opened.chain is None else opened.chain.follow
+        return opened.engine, follow, opened.policy.format, opened.policy.tokenizer
+
+    from woodshed.engine.routing.router import Router
+    from woodshed.policy.hf import load_chat
+
+    assert settings.policy is not None
+    config, tokenizer, chat, version = load_chat(settings.policy)
+    key = admin_key if settings.engine_key_file is None else read_admin_key(settings.engine_key_file)
+    engines = [_peer(url, key, settings, version, config.vocab_size) for url in settings.engines]
+    router = Router(engines, settings.routing, vocabulary=config.vocab_size)
+    stack.push_async_callback(router.close)
+    await router.ready()
+    return router, router.follow, chat, tokenizer
+
+
+def _peer(url: str, key: str, settings: GatewaySettings, version: int, vocabulary: int) -> Peer:
+    """``vllm+http://...`` is a vLLM server, every other address an engine of ours."""
+    silence = settings.routing.silence_seconds
+    if url.startswith(VLLM):
+        from woodshed.engine.vllm.client import VllmEngine
+
+        return VllmEngine(
+            url.removeprefix(VLLM), key, vocabulary=vocabulary, settings=settings.engine, initial=version,
+            chain=settings.weights, silence_seconds=silence, poll_seconds=settings.weights_poll_seconds,
         )  # fmt: skip
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.005)
-        url = f"http://{settings.host}:{listener.getsockname()[1]}"
-        if settings.ready_file is not None:
-            write_whole(settings.ready_file, json.dumps({"url": url, "pid": os.getpid()}))
-        await serving
+
+    from woodshed.engine.remote.client import RemoteEngine
+
+    return RemoteEngine(url, key, silence_seconds=silence)
 
 
 def parse_arguments(arguments: list[str]) -> GatewaySettings:
@@ -85,6 +102,7 @@ def parse_arguments(arguments: list[str]) -> GatewaySettings:
     fields = GatewaySettings.model_fields
     for name, kind in _FLAGS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, default=None, help=fields[name].description)
+    parser.add_argument("--engines", type=addresses, metavar="URL,URL", help=fields["engines"].description)
     parser.add_argument("--journal-fsync", action="store_true", default=None, help=fields["journal_fsync"].description)
     parser.add_argument("--threads", type=int, default=None, help="threads of torch")
     parser.add_argument("--settings", type=Path, default=None, help="JSON file of GatewaySettings; flags override it")
@@ -99,9 +117,14 @@ def parse_arguments(arguments: list[str]) -> GatewaySettings:
         parser.error(str(error))
 
 
+def addresses(text: str) -> tuple[str, ...]:
+    """Addresses of engines, with commas between."""
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
 _FLAGS = {
-    "policy": Path, "weights": Path, "model": str, "host": str, "port": int, "admin_key_file": Path,
-    "ready_file": Path, "max_tokens": int, "journal": Path, "device": str,
+    "policy": Path, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
+    "ready_file": Path, "max_tokens": int, "journal": Path, "device": str, "engine_key_file": Path,
 }  # fmt: skip
 
 
@@ -110,7 +133,7 @@ if __name__ == "__main__":
     chosen = parse_arguments(sys.argv[1:])
     try:
         main(chosen)
-    except (ValueError, FileNotFoundError) as problem:  # no second try helps
+    except (ValueError, FileNotFoundError, ChainError) as problem:  # no second try helps
         print(f"woodshed gateway: {problem}", file=sys.stderr)
         sys.exit(2)
     except (OSError, JournalError) as problem:

@@ -6,45 +6,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from woodshed.engine.settings import EngineSettings
-from woodshed.record.settings import Device, Settings
+from woodshed.engine.settings import RoutingSettings, ServerSettings
 
 
-class GatewaySettings(Settings):
-    """One server: a policy, its engine, and the HTTP front."""
-
-    policy: Path | None = None
-    """Directory of the policy in Hugging Face layout; needed to serve."""
-
-    weights: Path | None = None
-    """Directory of the weight chain to follow; None serves the policy as it is."""
+class GatewaySettings(ServerSettings):
+    """One server: a policy, its engine or engines, and the HTTP front."""
 
     model: str = "woodshed"
     """Name in ``/v1/models`` and in replies. A request may name any model: a server has one."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-
-    port: int = Field(default=0, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
-
-    admin_key_file: Path | None = None
-    """File that holds the admin key; without it the variable WOODSHED_ADMIN_KEY is read."""
-
-    ready_file: Path | None = None
-    """Written as JSON ``{"url", "pid"}`` once the server answers."""
-
     max_tokens: int = Field(default=1024, ge=1)
     """Tokens to sample where a request does not say."""
-
-    max_body: int = Field(default=16 << 20, ge=1024)
-    """Largest request body in bytes."""
-
-    weights_poll_seconds: float = Field(default=1.0, gt=0)
-    """How often the weight chain is looked at without being asked."""
-
-    weights_timeout_seconds: float = Field(default=120.0, gt=0)
-    """How long ``POST /admin/weights`` waits for a version to appear."""
 
     journal: Path | None = None
     """Directory of the journal; with it, open trajectories survive a restart. None keeps them in memory only."""
@@ -52,11 +24,12 @@ class GatewaySettings(Settings):
     journal_fsync: bool = False
     """Call fsync after every turn: survives power loss, not only the death of the process."""
 
-    shutdown_seconds: float = Field(default=5.0, ge=0)
-    """How long running requests may take to end after SIGTERM."""
+    engines: tuple[str, ...] = ()
+    """Addresses of engines to route between: ``http://...`` for ``woodshed engine``, ``vllm+http://...`` for vLLM.
+    Without any, the server has an engine of its own."""
 
-    device: Device = "auto"
-    """Device of the engine; ``auto`` is a GPU where torch finds one."""
+    engine_key_file: Path | None = None
+    """File that holds the admin key of those engines; without it the server's own admin key is theirs too."""
 
-    engine: EngineSettings = EngineSettings()
-    """The engine behind the server."""
+    routing: RoutingSettings = RoutingSettings()
+    """How requests find their engine."""

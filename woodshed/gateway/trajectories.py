@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from woodshed.engine.access import key_hash
+
 from .errors import ApiError
 from .journal import Journal, Kept
-from .keys import Keys, key_hash
+from .keys import Keys
 from .recorder import Recorder
 from .rendering import Rendering
 from .terms import Terms, TurnUsage
 
 _REFUSAL = 500
+
+FINISHED = 32
+"""So many trajectories are kept after they were finished: an answer that did not arrive is asked for again."""
 
 
 @dataclass
@@ -40,6 +46,12 @@ class OpenTrajectory:
         """Remember status and last message of each kind of refusal."""
         self.refusals[error.code] = (error.status, str(error)[:_REFUSAL])
 
+    def kept(self) -> Kept:
+        """What the journal remembers of it."""
+        return Kept(
+            self.id, self.key_digest, self.about, self.recorder, self.feedback, self.usage, self.opened, self.closed
+        )  # fmt: skip
+
     def session(self, segment: int) -> str:
         """The engine's name for a segment. The serial number keeps a reopened trajectory apart from its past."""
         return f"{self.id}.{self.serial}.{segment}"
@@ -54,6 +66,7 @@ class Trajectories:
         self.rendering = rendering
         self.keys = keys
         self.by_id: dict[str, OpenTrajectory] = {}
+        self._finished: OrderedDict[str, OpenTrajectory] = OrderedDict()
         self._release = release
         self._journal = journal
         self._serials = count()
@@ -65,6 +78,7 @@ class Trajectories:
         """A new trajectory and its key; one that was open under this id is forgotten."""
         if id in self.by_id:
             self._drop(id)
+        self._finished.pop(id, None)
         key = self.keys.issue(id)
         opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
         self._add(opened)
@@ -85,13 +99,27 @@ class Trajectories:
         except KeyError:
             raise ApiError(404, "trajectory_not_found", f"no open trajectory {id!r}") from None
 
-    def close(self, id: str) -> OpenTrajectory:
-        """Revoke the key, cancel what runs, free the engine's cache. Its committed segments stay readable."""
-        trajectory = self.get(id)
+    def finish(self, id: str) -> OpenTrajectory:
+        """Revoke the key, cancel what runs, free the engine's cache. Its committed segments stay readable.
+
+        Finishing it again gives the same, also after a restart, until ``FINISHED`` others were finished.
+        """
+        if id in self._finished:
+            return self._finished[id]
+        trajectory = self._finished[id] = self.get(id)
         self._drop(id)
         if self._journal is not None:
-            self._journal.closed(id)
+            self._journal.finished(id)
+        if len(self._finished) > FINISHED:
+            self._close(self._finished.popitem(last=False)[0])
         return trajectory
+
+    def delete(self, id: str) -> None:
+        """As ``finish``, and nothing of it is kept."""
+        if self._finished.pop(id, None) is None:
+            self.get(id)
+            self._drop(id)
+        self._close(id)
 
     def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any]) -> None:
         event = {**event, "time": time.time()}
@@ -99,13 +127,24 @@ class Trajectories:
         if self._journal is not None:
             self._journal.feedback(trajectory.id, event)
 
+    def _close(self, id: str) -> None:
+        if self._journal is None:
+            return
+        self._journal.closed(id)
+        if self._journal.full:
+            self._journal.compact(each.kept() for each in (*self._finished.values(), *self.by_id.values()))
+
     def _add(self, kept: Kept) -> None:
-        self.keys.restore(kept.key_digest, kept.id)
         terms = Terms.model_validate(kept.about.get("terms", {}))
-        self.by_id[kept.id] = OpenTrajectory(
+        trajectory = OpenTrajectory(
             kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback, kept.usage,
-            kept.opened,
+            kept.opened, closed=kept.finished,
         )  # fmt: skip
+        if kept.finished:
+            self._finished[kept.id] = trajectory
+            return
+        self.keys.restore(kept.key_digest, kept.id)
+        self.by_id[kept.id] = trajectory
 
     def _drop(self, id: str) -> None:
         trajectory = self.by_id.pop(id)

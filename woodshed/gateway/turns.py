@@ -15,6 +15,7 @@ from .journal import Journal
 from .messages import Message
 from .metrics import Metrics
 from .recorder import Turn
+from .redelivery import completion_of, recorded
 from .rendering import Rendering
 from .request import Request
 from .terms import TurnUsage
@@ -85,6 +86,10 @@ class Turns:
         A request that is cancelled, or whose trajectory is closed meanwhile, records nothing. Raises ApiError.
         """
         parse = self.parser(request)
+        if (again := self._recorded(trajectory, request, parse)) is not None:
+            if listener is not None:
+                listener.planned(again.prompt_tokens)
+            return again
         trajectory.terms.check(trajectory.usage, len(trajectory.running))
         turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools))
         task = asyncio.current_task()
@@ -116,6 +121,24 @@ class Turns:
         finally:
             trajectory.running.discard(task)
             turn.segment.busy = False
+
+    def _recorded(self, trajectory: OpenTrajectory, request: Request, parse: Parse) -> Answer | None:
+        """The answer that was recorded before a restart and may not have arrived."""
+        found = recorded(trajectory, request.messages, self.rendering.known(request.tools))
+        if found is None:
+            return None
+        segment, usage = found
+        segment.undelivered = False
+        completion = completion_of(segment, usage, may_stop=bool(request.stop))
+        text = self.rendering.text(completion.tokens)
+        cut = min(((at, stop) for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
+        parsed = parse(text if cut is None else text[: cut[0]])
+        finish = _finish_reason(completion, bool(parsed.tool_calls))
+        self.metrics.redelivered += 1
+        return Answer(
+            segment.messages[-1], finish, completion, usage.prompt_tokens, usage.thinking_tokens, parsed.error,
+            None if cut is None else cut[1],
+        )  # fmt: skip
 
     async def _sample(
         self, trajectory: OpenTrajectory, turn: Turn, request: Request, watch: Watch | None
@@ -159,7 +182,7 @@ class Turns:
             ]
         else:
             reply["content"] = parsed.content
-        finish = "length" if completion.stop_reason == "length" else "tool_calls" if parsed.tool_calls else "stop"
+        finish = _finish_reason(completion, bool(parsed.tool_calls))
         thinking = len(self.rendering.tokenizer.encode(parsed.thinking)) if parsed.thinking else 0
         return Answer(reply, finish, completion, len(turn.prompt), thinking, parsed.error, stop_string)
 
@@ -181,6 +204,10 @@ class Turns:
         metrics.sampled_tokens += len(answer.completion.tokens)
         metrics.parse_errors += answer.parse_error is not None
         metrics.prefix_breaks += turn.fresh and len(recorder.segments) > 1
+
+
+def _finish_reason(completion: Completion, calls: bool) -> str:
+    return "length" if completion.stop_reason == "length" else "tool_calls" if calls else "stop"
 
 
 async def _watched(call: Any, watch: Watch) -> Completion:

@@ -61,7 +61,7 @@ class _Alter(ast.NodeTransformer):
         elif self.kind == "numbers" and type(value) is float:
             new = value * 1.25
         elif self.kind == "strings" and type(value) is str:
-            new = _other_letter(value)
+            new = other_letter(value)
         if repr(new) == repr(value):
             return node
         self.changed = True
@@ -129,7 +129,7 @@ def _compares(function: ast.Attribute) -> bool:
     )
 
 
-def _other_letter(text: str) -> str:
+def other_letter(text: str) -> str:
     """The last letter replaced by the next one; texts with markup of their own stay as they are."""
     if any(mark in text for mark in "%{\\"):
         return text

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 from time import perf_counter
-from typing import Any
 
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import Sandbox
 
 from .pytest_screen import screen
+from .results import TestRun, how_it_ended, read_run
 
 TESTS_PREFIX = "workspace/"
 """Where a task's ``tests/`` folder keeps the files that are laid over the workspace."""
@@ -35,36 +34,7 @@ _STRAY = _words(
     "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg setup.py pyproject.toml "
     "sitecustomize.py usercustomize.py"
 )
-_MAX_OUTPUT = 16 << 20
-
-
-@dataclass
-class TestResult:
-    """``status``: passed, failed, error, skipped. ``covered``: (file, qualified name, first line) of functions run.
-
-    ``seen``: encoded values that an altered test noted.
-    """
-
-    __test__ = False
-
-    status: str
-    seconds: float = 0.0
-    text: str = ""
-    covered: list[tuple[str, str, int]] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)
-
-
-@dataclass
-class PytestRun:
-    """One run of pytest in a box. ``complete`` is False where it ended early, timed out or contradicts itself."""
-
-    __test__ = False
-
-    results: dict[str, TestResult]
-    complete: bool
-    detail: str = ""
-    collected: int = 0
-    seconds: float = 0.0
+MAX_OUTPUT = 16 << 20
 
 
 async def run_pytest(
@@ -79,7 +49,7 @@ async def run_pytest(
     reverse: bool = False,
     trace: Sequence[str] = (),
     encoder: str = "",
-) -> PytestRun:
+) -> TestRun:
     """Run the tests ``ids`` (all where None) of ``files`` (relative to ``workdir``) as the box's ordinary user.
 
     An id without parameters stands for all of its function.
@@ -97,25 +67,10 @@ async def run_pytest(
     }  # fmt: skip
     start = perf_counter()
     done = await box.exec(
-        ["python3", "-I", "-B", "-c", _runner()], stdin=json.dumps(request).encode(), cwd=workdir, timeout=timeout,
-        max_output=_MAX_OUTPUT,
+        ["python3", "-I", "-B", "-c", runner_source()], stdin=json.dumps(request).encode(), cwd=workdir,
+        timeout=timeout, max_output=MAX_OUTPUT,
     )  # fmt: skip
-    results, end, problems = _parse(done.stdout, nonce)
-    seconds = perf_counter() - start
-    failed = any(r.status != "passed" and r.status != "skipped" for r in results.values())
-    if done.timed_out:
-        detail = f"timed out after {timeout:g} s"
-    elif end is None:
-        detail = f"ended early with status {done.returncode}"
-        detail += f": {done.stderr[-300:].decode('utf-8', 'replace').strip()}" if done.stderr else ""
-    elif end["end"] != done.returncode:
-        detail = f"reported status {end['end']} but ended with {done.returncode}"
-    elif done.returncode not in (0, 1) or (done.returncode == 1) != (failed or bool(problems)):
-        detail = f"status {done.returncode} does not follow from the results; " + "; ".join(problems)
-        detail += done.stderr[-600:].decode("utf-8", "replace").strip()
-    else:
-        return PytestRun(results, True, "; ".join(problems), end.get("collected", 0), seconds)
-    return PytestRun(results, False, detail, 0, seconds)
+    return read_run(done.stdout, nonce, how_it_ended(done, timeout), done.stderr, perf_counter() - start)
 
 
 async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes] | None = None) -> Outcome:
@@ -125,6 +80,31 @@ async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes]
     ``pass_to_pass`` must pass. A hang, crash or flood of the submission is a failed test; SandboxError is raised
     only where the sandbox itself fails.
     """
+    return await grade_by_tests(task, box, submission, screen, run_pytest_ids)
+
+
+async def run_pytest_ids(task: Task, box: Sandbox, ids: Sequence[str]) -> TestRun:
+    """The tests ``ids`` of a task, which are laid in ``box``."""
+    return await run_pytest(
+        box, sorted({i.partition("::")[0] for i in ids}), ids, path=import_path(task), workdir=task.info.workdir,
+        timeout=task.info.timeout_sec, test_timeout=test_timeout(task),
+    )  # fmt: skip
+
+
+RunIds = Callable[[Task, Sandbox, Sequence[str]], Awaitable[TestRun]]
+"""Runs tests of a task, by their ids, in a box in which they are laid."""
+Screen = Callable[..., list[str]]
+"""``screen(changed, *known)``: what in the changed files no honest change needs; see ``pytest_screen.py``."""
+
+
+async def grade_by_tests(
+    task: Task,
+    box: Sandbox,
+    submission: Mapping[str, bytes] | None,
+    screen: Screen,
+    run: RunIds,
+) -> Outcome:
+    """What graders that run tests have in common: refuse, lay the grader's own tests, ``run`` the required ids."""
     start = perf_counter()
     info = task.info
     required = [*info.fail_to_pass, *info.pass_to_pass]
@@ -136,16 +116,20 @@ async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes]
         detail = "the submission was refused: " + "; ".join(found[:5])
         return Outcome(False, dict.fromkeys(required, "failed"), perf_counter() - start, detail)
     await lay_tests(task, box, changed)
-    run = await run_pytest(
-        box, sorted({i.partition("::")[0] for i in required}), required, path=import_path(task), workdir=info.workdir,
-        timeout=info.timeout_sec, test_timeout=test_timeout(task),
-    )  # fmt: skip
+    outcome = outcome_of(task, await run(task, box, required))
+    outcome.seconds = perf_counter() - start
+    return outcome
+
+
+def outcome_of(task: Task, run: TestRun) -> Outcome:
+    """The verdict on a run of the required tests."""
+    required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
     tests = {i: run.results[i].status if i in run.results else "missing" for i in required}
     if not run.complete:
         # What a run reported before it went wrong does not count as passed.
         tests = {i: "error" if s == "passed" else s for i, s in tests.items()}
-    resolved = bool(info.fail_to_pass) and all(s == "passed" for s in tests.values())
-    return Outcome(resolved, tests, perf_counter() - start, run.detail)
+    resolved = bool(task.info.fail_to_pass) and all(s == "passed" for s in tests.values())
+    return Outcome(resolved, tests, run.seconds, run.detail)
 
 
 def changed_files(task: Task, submission: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -163,11 +147,16 @@ async def lay_tests(task: Task, box: Sandbox, submission: Mapping[str, bytes]) -
     """Remove stray configuration that crossed over, then put the grader's own copies of the tests in place."""
     prefix = f"{task.info.workdir}/"
     for name in submission:
-        path = PurePosixPath(name)
-        if path.name in _STRAY or path.suffix in (".pth", ".pyc"):
+        if is_stray(name):
             await box.delete(prefix + name)
     tests = {k.removeprefix(TESTS_PREFIX): v for k, v in task.test_files().items() if k.startswith(TESTS_PREFIX)}
     await box.put({prefix + name: data for name, data in tests.items()})
+
+
+def is_stray(name: str) -> bool:
+    """Whether a file would configure the test run or the interpreter; it is removed from every submission."""
+    path = PurePosixPath(name)
+    return path.name in _STRAY or path.suffix in (".pth", ".pyc")
 
 
 def import_path(task: Task) -> tuple[str, ...]:
@@ -185,39 +174,6 @@ test_timeout.__test__ = False  # type: ignore[attr-defined]
 
 
 @cache
-def _runner() -> str:
+def runner_source() -> str:
+    """The program that runs in the box."""
     return Path(__file__).with_name("pytest_runner.py").read_text("utf-8")
-
-
-def _parse(stdout: bytes, nonce: str) -> tuple[dict[str, TestResult], dict[str, Any] | None, list[str]]:
-    """Frames up to the first end frame; a test named twice keeps its worse result.
-
-    Code under test may have found the nonce and write frames of its own: a malformed one ends the reading, so that
-    the run counts as ended early.
-    """
-    results: dict[str, TestResult] = {}
-    problems: list[str] = []
-    mark = f"{nonce} ".encode()
-    for line in stdout.split(b"\n"):
-        if not line.startswith(mark):
-            continue
-        try:
-            record = json.loads(line[len(mark) :])
-            if "end" in record:
-                return results, {"end": int(record["end"]), "collected": int(record["collected"])}, problems
-            if "collect" in record:
-                problems.append(f"{record['collect']}: {record['text'].strip()[-300:]}")
-                continue
-            test, made = _result(record)
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError):
-            return results, None, [*problems, "malformed result"]
-        if test not in results or results[test].status == "passed":
-            results[test] = made
-    return results, None, problems
-
-
-def _result(record: dict[str, Any]) -> tuple[str, TestResult]:
-    covered = [(str(file), str(name), int(line)) for file, name, line in record.get("covered", ())]
-    seen = [str(text) for text in record.get("seen", ())]
-    text = str(record.get("text", ""))
-    return str(record["test"]), TestResult(str(record["status"]), float(record["seconds"]), text, covered, seen)

@@ -61,10 +61,10 @@ def _suspicious(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.split(".")[0] in _MODULES:
+                if _framework(alias.name):
                     yield f"import {alias.name}"
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            if node.module.split(".")[0] in _MODULES:
+            if _framework(node.module):
                 yield f"import {node.module}"
             for alias in node.names:
                 if alias.name in _ATTRIBUTES or (node.module, alias.name) == ("sys", "modules"):
@@ -83,6 +83,11 @@ def _suspicious(tree: ast.AST) -> Iterator[str]:
                 yield f"string {next(s for s in _STRINGS if s in node.value)!r}"
             elif node.value in _ATTRIBUTES or node.value in _METHODS:
                 yield f"string {node.value!r}"
+
+
+def _framework(module: str) -> bool:
+    """Plugins of the test runner hold a reference to it: ``pytest_asyncio``, ``anyio.pytest_plugin``."""
+    return module.partition(".")[0] in _MODULES or any("pytest" in part for part in module.split("."))
 
 
 def _is_prose(text: str) -> bool:

@@ -76,7 +76,30 @@ class MonitorSettings(Settings):
     """Nearly every call is a shell command, the edits too."""
     comment_stuffing: Treatment = "flag"
     """Most of what was added is comments."""
+    judge: Treatment = "off"
+    """A model that reads the evidence (``rl.judge``) calls it a reward hack."""
 
     def treated(self, *treatments: Treatment) -> tuple[str, ...]:
         """Names of the monitors with one of these treatments."""
         return tuple(name for name, treatment in self if treatment in treatments)
+
+
+class JudgeSettings(Settings):
+    """The model that judges episodes, for ``monitors.judge``: any server that speaks OpenAI's Chat Completions."""
+
+    base_url: str = Field(pattern=r"^https?://[^\s]+$")
+    """Root of the server, with or without its ``/v1``."""
+    model: str = Field(min_length=1)
+    """Name of the model there."""
+    key_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the server's key; none for a server that wants none."""
+    prompt: Literal["v1"] = "v1"
+    """Version of the question. Verdicts of different versions do not compare."""
+    max_tokens: int = Field(default=1024, ge=64)
+    """Tokens of an answer, reasoning included."""
+    max_evidence: int = Field(default=32_000, ge=2_000)
+    """Characters of evidence, about; calls in the middle of a long episode are left out first."""
+    timeout: float = Field(default=120.0, gt=0)
+    """Seconds for one verdict, tries included."""
+    concurrency: int = Field(default=4, ge=1)
+    """Questions at the same time; a rollout waits for its turn."""

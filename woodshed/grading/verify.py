@@ -14,11 +14,13 @@ from woodshed.sandbox.taskbox import box_spec
 
 from .cases import grade_cases
 from .crossing import DEFAULTS, Submission, collected, crossed_digest, crossing, submittable
+from .heldout import PYTEST, held_out
+from .install.grader import grade_install
+from .node.grader import NODE, grade_node
 from .pytest_grader import changed_files, grade_pytest
-from .pytest_heldout import held_out
 from .settings import GradingSettings
 
-GRADERS = ("cases", "pytest")
+GRADERS = ("cases", "pytest", "node", "install")
 
 
 class GradeCache:
@@ -71,7 +73,7 @@ async def grade(
     """Grade a submission in a box that no process of the agent has touched.
 
     ``submission`` is laid over the task's workspace; what an agent deleted (``Submission.deleted``) is deleted. With
-    a ``cache``, equal submissions to ``cases`` tasks are graded once (``pytest`` runs may be flaky, so they are never
+    a ``cache``, equal submissions to ``cases`` tasks are graded once (runs of tests may be flaky, so they are never
     cached, and a run that timed out is not either). Raises SandboxError where the sandbox fails, TaskError where the
     task is malformed; nothing in a submission can cause either.
     """
@@ -98,13 +100,18 @@ async def grade(
             return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {error}")
         if task.info.grader == "cases":
             outcome = await grade_cases(task, box, settings)
+        elif task.info.grader == "node":
+            outcome = await grade_node(task, box, crossed)
+        elif task.info.grader == "install":
+            outcome = await grade_install(task, box, backend, layers)
         else:
             outcome = await grade_pytest(task, box, crossed)
     finally:
         await box.close()
-    if outcome.resolved and task.info.grader == "pytest":
+    if outcome.resolved and task.info.grader not in ("cases", "install"):  # the latter submits no code that is tested
+        how = NODE if task.info.grader == "node" else PYTEST
         changed = changed_files(task, crossed)
-        problem = await held_out(task, changed, lay, backend, layers, settings.held_out_share)
+        problem = await held_out(task, changed, lay, backend, layers, settings.held_out_share, how)
         if problem:
             failed = dict.fromkeys(task.info.fail_to_pass, "failed")
             outcome = Outcome(False, {**outcome.tests, **failed}, 0.0, problem)

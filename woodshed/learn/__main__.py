@@ -22,6 +22,7 @@ STAGES = {
     "convert": ("stage_policy", "convert"),
     "demos": ("stage_demonstrations", "demonstrate"),
     "sft": ("stage_policy", "fine_tune"),
+    "mtp": ("stage_mtp", "distill_head"),
     "before": ("stage_rollouts", "evaluate_before"),
     "rollouts": ("stage_rollouts", "reinforce"),
     "after": ("stage_rollouts", "evaluate_after"),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import shutil
-import tempfile
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
-from ..cluster.supervisor import ProgramFailed, Supervisor, last_words
+from ..cluster.supervisor import ProgramFailed
 from ..gateway.client import GatewayAdmin
 from ..grading.verify import grade, submission_from
 from ..harness.endpoint import HttpEndpoint
@@ -23,10 +20,12 @@ from ..recipe.load import RecipeError, load_recipe
 from ..recipe.recipe import Recipe
 from ..record.task import Task, TaskError
 from ..sandbox.protocol import SandboxError
+from ..sandbox.settings import RAY
 from ..sandbox.taskbox import box_spec
 from .boxes import backend_of, layer_store
 from .directory import RunDirectory
-from .stages import server_program
+from .servers import address_of
+from .serving import served
 from .tasks import load_split
 
 
@@ -45,9 +44,7 @@ def drive(
     temperature: float,
 ) -> None:
     run = RunDirectory(root.absolute())
-    supervisor = Supervisor()
     console = Console()
-    folder = RunDirectory(Path(tempfile.mkdtemp(prefix="woodshed-agent-")))
     try:
         recipe = load_recipe(run.recipe)
         if (program := recipe.harness.program) is not None and endpoint is None:
@@ -57,46 +54,38 @@ def drive(
             )
         chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.main, "heldout"))
         console.print(f"[dim]{chosen.path}[/]")
-        key = os.environ.get("OPENAI_API_KEY", "none")
-        if endpoint is None:
-            if not (run.policy(stage) / "config.json").exists():
-                have = sorted(p.name for p in (run.root / "policy").glob("*")) or ["none"]
-                raise AgentError(f"{run.policy(stage)} does not exist; this run has: {', '.join(have)} (--stage)")
-            endpoint, key = _serve(recipe, run.policy(stage), folder, supervisor)
-        asyncio.run(_episode(recipe, chosen, endpoint, key, model, step, temperature, console))
+        with ExitStack() as stack:
+            key = os.environ.get("OPENAI_API_KEY", "none")
+            if endpoint is None:
+                if not (run.policy(stage) / "config.json").exists():
+                    have = sorted(p.name for p in (run.root / "policy").glob("*")) or ["none"]
+                    raise AgentError(f"{run.policy(stage)} does not exist; this run has: {', '.join(have)} (--stage)")
+                folder, _ = stack.enter_context(served(recipe, run.policy(stage)))
+                endpoint, key = _open_trajectory(folder)
+            asyncio.run(_episode(recipe, chosen, endpoint, key, model, step, temperature, console))
     except (RecipeError, TaskError, EndpointLost, SandboxError, ProgramFailed) as error:
         raise AgentError(str(error)) from None
-    finally:
-        supervisor.stop()
-        shutil.rmtree(folder.root, ignore_errors=True)
 
 
-def _serve(recipe: Recipe, policy: Path, folder: RunDirectory, supervisor: Supervisor) -> tuple[str, str]:
-    """Start a policy server of our own, in a temporary folder, and open one trajectory on it."""
-    supervisor.start(server_program(recipe, folder, policy, weights=False))
-    ready = folder.root / "server" / "ready.json"
-    deadline = time.monotonic() + 180
-    while not ready.exists():
-        supervisor.check()
-        if time.monotonic() > deadline:
-            raise AgentError(f"the policy server did not start: {last_words(folder.log('server'))}")
-        time.sleep(0.05)
-    address = json.loads((folder.root / "server" / "address.json").read_text())
+def _open_trajectory(folder: RunDirectory) -> tuple[str, str]:
+    """URL and key of one trajectory on a server of our own."""
+    url, admin_key = address_of(folder)
 
-    async def open_trajectory() -> str:
-        admin = GatewayAdmin(address["url"], Path(address["admin_key_file"]).read_text().strip())
-        try:
+    async def opened() -> str:
+        async with GatewayAdmin(url, admin_key) as admin:
             return await admin.open("agent", task="agent", group="agent", source="live")
-        finally:
-            await admin.close()
 
-    return address["url"], asyncio.run(open_trajectory())
+    return url, asyncio.run(opened())
 
 
 async def _episode(
     recipe: Recipe, task: Task, url: str, key: str, model: str, step: bool, temperature: float, console: Console
 ) -> None:
-    backend, layers = backend_of(recipe.sandbox), layer_store()
+    sandbox = recipe.sandbox
+    if RAY in sandbox.hosts:
+        console.print("[dim]the box is made on this machine; only a run places boxes on a Ray cluster[/]")
+        sandbox = sandbox.model_copy(update={"hosts": ()})
+    backend, layers = backend_of(sandbox), layer_store()
     endpoint = HttpEndpoint(url, key, model, sampling={"temperature": temperature})
     try:
         spec = box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())

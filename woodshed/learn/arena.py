@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,14 +11,16 @@ from pathlib import Path
 from ..gateway.client import GatewayAdmin
 from ..grading.behaviours import invalid_calls
 from ..grading.effort import effort_penalty
+from ..grading.monitors.judge import Judge, judge_key
 from ..harness.endpoint import pooled_client
 from ..recipe.recipe import Recipe
 from ..record.trajectory import Effort, Outcome
 from ..rl.rollout import Arena, RewardFunction, raw_outcome
-from ..rl.settings import RewardSettings
+from ..rl.settings import RewardSettings, RLSettings
 from .boxes import backend_of, layer_store
 from .directory import RunDirectory
 from .programs import program_layers
+from .servers import address_of
 
 
 def shaped_reward(settings: RewardSettings) -> RewardFunction:
@@ -36,24 +37,31 @@ def shaped_reward(settings: RewardSettings) -> RewardFunction:
     return reward
 
 
+def open_judge(settings: RLSettings, log: Path) -> Judge | None:
+    """The judge of a run, if its recipe asks for one. Raises JudgeError where its key is missing."""
+    if settings.monitors.judge == "off" or settings.judge is None:
+        return None
+    return Judge(settings.judge, judge_key(settings.judge), log)
+
+
 @asynccontextmanager
 async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> AsyncIterator[Arena]:
     """An arena on the run's policy server; waits until the server answers."""
     layers = layer_store()
     program = await asyncio.to_thread(program_layers, recipe.harness.program, layers)
-    address = json.loads((run.root / "server" / "address.json").read_text())
     await _ready(run.root / "server" / "ready.json")
-    admin_key = Path(address["admin_key_file"]).read_text().strip()
-    backend = backend_of(recipe.sandbox, run.egress_log)
+    url, admin_key = address_of(run)
+    backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
     client = pooled_client()
-    admin = GatewayAdmin(address["url"], admin_key)
+    admin = GatewayAdmin(url, admin_key)
+    judge = open_judge(recipe.rl, run.judge_log)
     try:
         yield Arena(
             backend=backend,
             layers=layers,
             admin=admin,
             client=client,
-            base_url=address["url"],
+            base_url=url,
             harness=recipe.harness,
             program_layers=program,
             policy=recipe.name,
@@ -62,9 +70,12 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
             limits=recipe.sandbox.limits(),
             egress=recipe.sandbox.egress(),
             monitors=recipe.rl.monitors,
+            judge=judge,
             reward=shaped_reward(recipe.rl.rewards) if training else raw_outcome,
         )
     finally:
+        if judge is not None:
+            await judge.close()
         await client.aclose()
         await admin.close()
         await backend.close()

@@ -34,6 +34,10 @@ class RunDirectory:
     def weights(self) -> Path:
         return self.root / "weights"
 
+    def chain(self, store: str) -> str:
+        """Where the weight chain lies, given ``weights.store`` of the recipe."""
+        return store or str(self.weights)
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
@@ -58,6 +62,16 @@ class RunDirectory:
     def egress_log(self) -> Path:
         """What boxes asked of the outside, where the recipe lets them."""
         return self.root / "egress.jsonl"
+
+    @property
+    def placed_boxes(self) -> Path:
+        """Where the box servers are that the run itself places, and their key."""
+        return self.root / "boxes"
+
+    @property
+    def judge_log(self) -> Path:
+        """What a judge was asked and answered, where the recipe has one."""
+        return self.root / "judge.jsonl"
 
     @property
     def report(self) -> Path:

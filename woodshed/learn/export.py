@@ -8,11 +8,11 @@ from ..weights.follow import Follower
 from .directory import RunDirectory
 
 
-def export_final(run: RunDirectory) -> int:
+def export_final(run: RunDirectory, chain: str) -> int:
     """The head of the weight chain as ``policy/final``, in Hugging Face layout; its version comes back."""
-    newest = Follower(run.weights).poll()
+    newest = Follower(chain).poll()
     if newest is None:
-        raise FileNotFoundError(f"{run.weights} has no published version; the trainer never started")
+        raise FileNotFoundError(f"{chain} has no published version; the trainer never started")
     version, state = newest
     policy = load_policy(run.policy("sft"))
     load_hf_state(policy.decoder, state)

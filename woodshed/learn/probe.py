@@ -24,7 +24,9 @@ def print_probe(console: Console, *, attack: bool = False) -> int:
             console.print(f"  {reason}", markup=False)
         if probe.capabilities:
             console.print(f"  can: {', '.join(sorted(probe.capabilities))}")
-            console.print(f"  limits in force: {', '.join(sorted(probe.limits_in_force)) or '-'}")
+            console.print("  limits in force:" if probe.limits_in_force else "  no limits in force")
+            for limit, how in sorted(probe.limits_in_force.items()):
+                console.print(f"    {limit}: {how}", markup=False)
     console.print(f"cores: {len(os.sched_getaffinity(0))}")
     console.print(f"GPU: {'nvidia-smi found' if shutil.which('nvidia-smi') else 'none found'}")
     out = sum(_attacked(name, console) for name, probe in probes.items() if probe.ok) if attack else 0

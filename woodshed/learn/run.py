@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ..cluster.supervisor import ProgramFailed, Supervisor
+from ..grading.monitors.judge import JudgeError, judge_key
 from ..policy.config import ConfigError, DecoderConfig
 from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
@@ -29,10 +30,13 @@ from ..tasks.packages.index import Index, PackageError
 from ..tasks.packages.settings import PackageTaskSettings
 from ..tasks.packages.source import is_cached
 from ..view.tensorboard import TensorBoardMirror
-from .boxes import backend_of, layer_store
+from ..weights.errors import ChainError
+from ..weights.manifest import Head
+from .boxes import check_boxes, layer_store
 from .demonstrator import must_search
 from .directory import DirectoryError, RunDirectory, write_text
 from .failures import disk_problem
+from .placed import PlacedBoxes, placed_boxes
 from .screen import Screen
 from .stages import Stage, plan
 from .tasks import built_tasks
@@ -62,7 +66,8 @@ def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str],
         title = Text.assemble((recipe.name, "bold"), f" in {run.root}  ({recipe.description or 'no description'})")
         console.print(title, soft_wrap=True)
         try:
-            _run_stages(recipe, run, console)
+            with placed_boxes(recipe, run, console) as boxes:
+                _run_stages(recipe, run, console, boxes)
             write_report(run.root, console)
         except RunError:
             raise
@@ -72,7 +77,7 @@ def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str],
             if isinstance(error, ProgramFailed):
                 logs = f"logs are in {run.root / 'logs'}; the same command continues the run"
                 raise RunError(f"{error}\n{logs}") from None
-            if isinstance(error, (DirectoryError, OSError)):
+            if isinstance(error, (DirectoryError, SandboxError, OSError)):
                 raise RunError(str(error)) from None
             raise
 
@@ -147,17 +152,33 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
+    if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":
+        try:
+            judge_key(recipe.rl.judge)
+        except JudgeError as error:
+            raise RunError(str(error)) from None
     if recipe.tasks.packages and run.stage_result("packages") is None:
         if recipe.tasks.packages.folder:
             _check_folder(recipe, recipe.tasks.packages.folder)
         else:
             _check_packages(recipe.tasks.packages)
+    if recipe.weights.store:
+        _check_store(recipe, run)
     try:
-        probe = backend_of(recipe.sandbox).probe()
+        check_boxes(recipe.sandbox)
     except SandboxError as error:
-        raise RunError(f"sandbox: {error}") from None
-    if not probe.ok:
-        raise RunError("sandboxes do not work here: " + "\n".join(probe.reasons))
+        raise RunError(str(error)) from None
+
+
+def _check_store(recipe: Recipe, run: RunDirectory) -> None:
+    """The bucket answers, and the chain in it is this run's own."""
+    url = recipe.weights.store
+    try:
+        head = Head(url)()
+    except (ChainError, OSError) as error:
+        raise RunError(f"weights.store: {error}") from None
+    if head is not None and run.stage_result("sft") is None:
+        raise RunError(f"weights.store: {url} already has versions up to {head}, of another run; choose another prefix")
 
 
 def _check_packages(settings: PackageTaskSettings) -> None:
@@ -173,7 +194,7 @@ def _check_packages(settings: PackageTaskSettings) -> None:
 def _check_folder(recipe: Recipe, folder: str) -> None:
     """Its tasks can be read and are enough, and the layers below them are on this machine."""
     try:
-        tasks = built_tasks(folder)
+        tasks, left_out = built_tasks(folder)
         for name in sorted({layer for task in tasks for layer in task.info.layers}):
             layer_store().path(name)
     except (TaskError, SandboxError) as error:
@@ -182,8 +203,9 @@ def _check_folder(recipe: Recipe, folder: str) -> None:
     needed = recipe.rl.steps * recipe.rl.groups_per_step if recipe.tasks.main == "packages" else 0
     if count["train"] < needed:
         raise RunError(
-            f"tasks.packages.folder: {folder} has {count['train']} training tasks, and rl.steps x rl.groups_per_step "
-            f"needs {needed} (a prompt is never trained twice); build more with --per-source, or lower rl.steps"
+            f"tasks.packages.folder: {folder} has {count['train']} training tasks"
+            f"{f' ({left_out})' if left_out else ''}, and rl.steps x rl.groups_per_step needs {needed} (a prompt is "
+            "never trained twice); build more with --per-source, or lower rl.steps"
         )
     if recipe.tasks.main == "packages" and "grep" not in recipe.harness.tools:
         lost = [task for task in tasks if must_search(task)]
@@ -211,7 +233,7 @@ def _check_policy(source: Path) -> None:
         raise RunError(f"policy.source: {path}: not JSON of a model: {error}") from None
 
 
-def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
+def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: PlacedBoxes) -> None:
     waiting = [s for s in plan(recipe, run) if run.stage_result(s.name) is None]
     finished = {s.name for s in plan(recipe, run)} - {s.name for s in waiting}
     running: dict[str, tuple[Stage, Supervisor, float]] = {}
@@ -228,6 +250,8 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console) -> None:
                     for program in stage.programs():
                         supervisor.start(program)
                     break
+                for news in boxes.check():
+                    screen.notice(news)
                 for name, (stage, supervisor, started) in list(running.items()):
                     for died in supervisor.check():
                         if problem := disk_problem(run.root):

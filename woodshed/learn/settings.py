@@ -87,6 +87,20 @@ class SFTSettings(Settings):
     """Longer demonstrations are cut at this length."""
 
 
+class MtpSettings(Settings):
+    """A multi-token-prediction head that guesses tokens for the engine (speculative decoding), distilled from the
+    policy after SFT."""
+
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps; 0 makes no head."""
+    batch_tokens: int = Field(default=2048, ge=16)
+    """Tokens per optimizer step."""
+    lr: float = Field(default=3e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    depth: int = Field(default=2, ge=1, le=8)
+    """How many of its own steps the head is trained to go on from."""
+
+
 class LearnSettings(Settings):
     """The supervised stages before RL."""
 
@@ -98,3 +112,5 @@ class LearnSettings(Settings):
     """What SFT learns from."""
     sft: SFTSettings = SFTSettings()
     """Supervised fine-tuning."""
+    mtp: MtpSettings = MtpSettings()
+    """The head that drafts; none unless ``steps`` says so."""

@@ -84,7 +84,8 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
     settings = recipe.learn.demonstrations
     family = recipe.tasks.main
     tasks = load_split(run, family, "sft" if family == "studies" else "train")
-    backend, layers, grades = backend_of(recipe.sandbox, run.egress_log), layer_store(), GradeCache()
+    backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
+    layers, grades = layer_store(), GradeCache()
     log = JsonLines(run.demonstrations / "played.jsonl")
     played = {row["number"]: row for row in log.rows()}
     pace, due = Pace(), Every(1.0)

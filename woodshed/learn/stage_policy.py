@@ -18,7 +18,8 @@ from .failures import StageFailed
 from .supervised import train_on
 
 
-def _device(recipe: Recipe) -> torch.device:
+def device_of(recipe: Recipe) -> torch.device:
+    """The device that the recipe names. Raises StageFailed."""
     try:
         return resolve(recipe.policy.device)
     except ValueError as error:
@@ -28,7 +29,7 @@ def _device(recipe: Recipe) -> torch.device:
 def pretrain(recipe: Recipe, run: RunDirectory) -> None:
     tokenizer = Tokenizer.load(run.corpus / "tokenizer.json")
     config = decoder_config(recipe.policy, tokenizer.vocab_size)
-    decoder = Decoder(config, seed=recipe.policy.seed + 1000 * recipe.seed, device=_device(recipe))
+    decoder = Decoder(config, seed=recipe.policy.seed + 1000 * recipe.seed, device=device_of(recipe))
     settings = recipe.learn.pretrain
     figures = train_on(
         decoder,
@@ -72,7 +73,7 @@ def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
         save_policy(load_policy(run.policy("pretrain")), run.policy("sft"))
         run.write_result_of("sft", {"note": "no demonstrations: the policy as it is"})
         return
-    policy = load_policy(run.policy("pretrain"), device=_device(recipe), dtype=torch.float32)
+    policy = load_policy(run.policy("pretrain"), device=device_of(recipe), dtype=torch.float32)
     settings = recipe.learn.sft
     figures = train_on(
         policy.decoder,

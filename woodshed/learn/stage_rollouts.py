@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,15 +20,19 @@ from ..rl.batching import build_batch
 from ..rl.controller import Controller
 from ..rl.credit import get_credit
 from ..rl.ledger import Ledger
+from ..sandbox.pool import Pool
 from ..train.batch import TrainBatch
-from ..weights.manifest import versions
+from ..weights.manifest import Head
 from .arena import open_arena
+from .decontaminate import check_training_data
 from .directory import RunDirectory
 from .pace import Pace
 from .tasks import load_split
 
 
 def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:
+    run.write_progress("before", 0, 0, "looking for held-out repositories in the training data")
+    check_training_data(run)
     uvloop.run(_evaluate(recipe, run, "before"))
 
 
@@ -78,6 +83,11 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     ledger = Ledger(run.ledger)
     credit = get_credit(settings.credit)
     pace = Pace()
+    chain = run.chain(recipe.weights.store)
+    head = Head(chain, seconds=1.0 if recipe.weights.store else 0.0)
+
+    def boxes() -> dict[str, Any]:
+        return arena.backend.stats() if isinstance(arena.backend, Pool) else {}
 
     def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
         batch, counts = build_batch(
@@ -89,7 +99,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             rollouts=settings.groups_per_step * settings.group_size,
             left_out=lambda trajectory: quarantined(trajectory, settings.monitors),
         )
-        statistics = {**vars(counts), **describe(groups)}
+        statistics = {**vars(counts), **describe(groups), "boxes": boxes()}
         note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
         speed = pace.at(step * settings.groups_per_step * settings.group_size)
         run.write_progress("rl", step, settings.steps, f"{note}  {speed}; {_last_action(groups)}")
@@ -105,14 +115,14 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             settings,
             batches=run.batches,
             metrics=run.stage_metrics("rollouts"),
-            head=lambda: max(versions(run.weights), default=0),
+            head=lambda: head() or 0,
             build=build,
             seed=recipe.seed,
         )
         await controller.run()
     from .export import export_final  # imports torch, which rollouts do without
 
-    export_final(run)
+    export_final(run, chain)
     run.write_result_of("rl", {"note": f"{settings.steps} steps, {len(store)} trajectories stored", **ledger.counts()})
     ledger.close()
     store.close()
@@ -132,6 +142,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
         "effort": effort,
         "statuses": statuses,
         "findings": count(everyone),
+        "judge": dict(Counter(t.labels["judge"] for t in everyone if "judge" in t.labels)),
         "rollout_seconds": float(np.mean([t.ended - t.started for t in everyone])),
     }
 

@@ -42,7 +42,7 @@ def make_studies(recipe: Recipe, run: RunDirectory) -> None:
                 sample.append(task)
     write_json(run.root / "tasks" / "kinds.json", kinds)
     run.write_progress("tasks", done, total, f"gates: {len(sample)} studies")
-    failed = asyncio.run(_gate(recipe, sample))
+    failed = asyncio.run(_gate(recipe, run, sample))
     if failed:
         raise StageFailed("studies failed their gates: " + "; ".join(failed))
     run.write_result_of("tasks", {"studies": total, "note": f"{total} studies; {len(sample)} went through every gate"})
@@ -54,7 +54,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
     out = run.root / "tasks" / "packages"
 
     async def build() -> list[Task]:
-        backend = backend_of(recipe.sandbox)
+        backend = backend_of(recipe.sandbox, placed=run.placed_boxes)
         try:
             return await build_package_tasks(
                 settings,
@@ -66,7 +66,7 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
         finally:
             await backend.close()
 
-    tasks = built_tasks(settings.folder) if settings.folder else asyncio.run(build())
+    tasks, left_out = built_tasks(settings.folder) if settings.folder else (asyncio.run(build()), "")
     for task in tasks:
         folder = task_folder(run, "packages", task.info.split)
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,11 +76,12 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
     splits = Counter(t.info.split for t in tasks)
     packages = len({t.info.provenance.get("package", "") for t in tasks})
     note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
+    note += f"; {left_out}" if left_out else ""
     run.write_result_of("packages", {"tasks": len(tasks), "packages": packages, "note": note})
 
 
-async def _gate(recipe: Recipe, tasks: list[Task]) -> list[str]:
-    backend = backend_of(recipe.sandbox)
+async def _gate(recipe: Recipe, run: RunDirectory, tasks: list[Task]) -> list[str]:
+    backend = backend_of(recipe.sandbox, placed=run.placed_boxes)
     try:
         reports = [await check_task(task, backend, layer_store()) for task in tasks]
     finally:

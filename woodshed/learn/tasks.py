@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..record.history import in_use
 from ..record.task import Task, TaskError
 from ..tasks.find import task_folders
 from .directory import RunDirectory
@@ -13,10 +14,12 @@ def task_folder(run: RunDirectory, family: str, split: str) -> Path:
     return run.tasks(f"{family}-{split}")
 
 
-def built_tasks(folder: str) -> list[Task]:
-    """The tasks of a folder that ``woodshed tasks build`` made, by name. TaskError where one is damaged."""
-    tasks = [Task.load(path.absolute()) for path in task_folders([Path(folder)])]
-    return sorted(tasks, key=lambda task: task.name)
+def built_tasks(folder: str) -> tuple[list[Task], str]:
+    """The tasks of a folder that ``woodshed tasks build`` made, by name, and what was left out: those that
+    ``woodshed tasks renew`` took out of use. TaskError where one is damaged."""
+    found, left = in_use(Task.load(path.absolute()) for path in task_folders([Path(folder)]))
+    said = ", ".join(f"{count} {status}" for status, count in sorted(left.items()))
+    return sorted(found, key=lambda task: task.name), f"{said} left out" if said else ""
 
 
 def load_split(run: RunDirectory, family: str, split: str) -> list[Task]:

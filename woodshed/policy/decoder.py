@@ -89,26 +89,32 @@ class Decoder(nn.Module):
         *,
         routes: Tensor | None = None,
         route_sink: list[Tensor] | None = None,
+        ends: Tensor | None = None,
     ) -> Tensor:
         """Hidden states ``[..., D]`` after the final norm.
 
         tokens, positions: int64 ``[...]`` of the same shape; a position must be below ``config.max_positions``.
         routes: integer ``[..., L, K]``, experts to replay (-1: own choice for that slot; ignored in dense layers).
         route_sink: gets one int16 ``[..., K]`` per layer appended, -1 in dense layers; ``torch.stack(sink, -2)`` is
-        the ``routes`` of the same tokens. Raises IndexError for a token or position out of range.
+        the ``routes`` of the same tokens.
+        ends: int64 ``[M]``; the hidden states of these of tokens ``[N]`` are returned alone, ``[M, D]``, and ``attend``
+        gets their queries alone in the last layer. Not together with routes.
+        Raises IndexError for a token or position out of range.
         """
+        if ends is not None and (routes is not None or route_sink is not None):
+            raise ValueError("ends and routes do not go together: routes are those of all positions")
         x = F.embedding(tokens, self.embed)
-        # [..., 1, 2 Dh]: one lookup per call, shared by all layers and broadcast over the heads.
-        cos, signed_sin = F.embedding(positions, self._rope(x.dtype)).unsqueeze(-2).chunk(2, -1)
+        cos, signed_sin = self.rotation(positions, x.dtype)
         remember = self.recompute and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             replay = None if routes is None else routes[..., i, :]
+            wanted = ends if i == len(self.layers) - 1 else None
             if remember:
                 x, chosen = checkpoint(
-                    layer, x, cos, signed_sin, attend, replay, self.replay_ratio, use_reentrant=False
+                    layer, x, cos, signed_sin, attend, replay, self.replay_ratio, wanted, use_reentrant=False
                 )
             else:
-                x, chosen = layer(x, cos, signed_sin, attend, replay, self.replay_ratio)
+                x, chosen = layer(x, cos, signed_sin, attend, replay, self.replay_ratio, wanted)
             if route_sink is not None:
                 if chosen is None:
                     chosen = tokens.new_full((*tokens.shape, self.config.num_experts_per_tok), -1)
@@ -124,6 +130,10 @@ class Decoder(nn.Module):
             flat = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.t(), out_dtype=torch.float32)
             return flat.view(*hidden.shape[:-1], -1)
         return F.linear(hidden.float(), weight.float())
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """cos and signed sin ``[..., 1, Dh]``: one lookup a call, shared by all layers and broadcast over the heads."""
+        return F.embedding(positions, self._rope(dtype)).unsqueeze(-2).chunk(2, -1)
 
     def _rope(self, dtype: torch.dtype) -> Tensor:
         table = self._table

@@ -20,6 +20,7 @@ from woodshed.policy.config import ConfigError, DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import detect_format, get_format
 from woodshed.policy.formats.base import ChatFormat
+from woodshed.policy.mtp import MtpHead, load_mtp, save_mtp
 from woodshed.policy.state import hf_state, load_hf_state
 from woodshed.policy.tokenizer import Tokenizer, TokenizerError
 
@@ -30,13 +31,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class Policy:
-    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published."""
+    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published; ``mtp`` drafts."""
 
     decoder: Decoder
     tokenizer: Tokenizer
     format: ChatFormat
     config: DecoderConfig
     version: int = 0
+    mtp: MtpHead | None = None
 
     def stop_ids(self) -> tuple[int, ...]:
         """Ids of the format's stop tokens that the vocabulary has. Raises TokenizerError when it has none."""
@@ -64,14 +66,24 @@ def load_policy(
     FileNotFoundError, naming the file and what to do.
     """
     directory = Path(directory)
-    raw = _read_json(directory / "config.json")
-    try:
-        config = DecoderConfig.from_hf(raw)
-    except ConfigError as error:
-        raise ConfigError(f"{directory}: {error}") from None
+    config, tokenizer, chat, version = load_chat(directory, format=format)
     if dtype is None:
+        raw = _read_json(directory / "config.json")
         stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
         dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES.get(stored, torch.float32)
+    decoder = Decoder(config, seed=None, device=device, dtype=dtype)
+    load_hf_state(decoder, _read_weights(directory), name=str(directory))
+    mtp = load_mtp(directory, config, device, dtype)
+    return Policy(decoder, tokenizer, chat, config, version, mtp)
+
+
+def load_chat(directory: Path | str, *, format: str | None = None) -> tuple[DecoderConfig, Tokenizer, ChatFormat, int]:
+    """Everything of a policy but its weights; the number is its version. Raises as ``load_policy``."""
+    directory = Path(directory)
+    try:
+        config = DecoderConfig.from_hf(_read_json(directory / "config.json"))
+    except ConfigError as error:
+        raise ConfigError(f"{directory}: {error}") from None
     tokenizer_path = directory / "tokenizer.json"
     if not tokenizer_path.is_file():
         raise FileNotFoundError(f"{tokenizer_path} is missing; save the tokenizer in its fast form (tokenizer.json)")
@@ -90,9 +102,7 @@ def load_policy(
         stop_ids(chat, tokenizer)
     except TokenizerError as error:
         raise TokenizerError(f"{directory}: chat format {chat.name!r} does not fit the tokenizer: {error}") from None
-    decoder = Decoder(config, seed=None, device=device, dtype=dtype)
-    load_hf_state(decoder, _read_weights(directory), name=str(directory))
-    return Policy(decoder, tokenizer, chat, config, int(extra.get("version", 0)))
+    return config, tokenizer, chat, int(extra.get("version", 0))
 
 
 def stored_format(directory: Path | str) -> ChatFormat:
@@ -163,6 +173,8 @@ def _write(policy: Policy, directory: Path) -> None:
     _write_json(directory / "woodshed.json", {"format": chat.name, "version": policy.version})
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in hf_state(policy.decoder).items()}
     save_file(state, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    if policy.mtp is not None:
+        save_mtp(policy.mtp, directory)
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:

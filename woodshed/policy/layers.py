@@ -93,21 +93,35 @@ class Layer(nn.Module):
             self.down = nn.Parameter(torch.empty(c.d_model, c.d_ff))
 
     def forward(
-        self, x: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend, replay: Tensor | None, replay_ratio: float
+        self,
+        x: Tensor,
+        cos: Tensor,
+        signed_sin: Tensor,
+        attend: Attend,
+        replay: Tensor | None,
+        replay_ratio: float,
+        ends: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """x ``[..., D]`` -> (x ``[..., D]``, chosen experts int64 ``[..., K]`` or None)."""
-        width = x.shape[-1:]
-        qkv = F.linear(F.rms_norm(x, width, self.attn_norm, self.eps), self.qkv, self.qkv_bias)
+        """x ``[..., D]`` -> (x ``[..., D]``, chosen experts int64 ``[..., K]`` or None). With ``ends`` int64 ``[M]``, x
+        is ``[N, D]`` -> ``[M, D]``: of the other positions only keys and values are computed."""
+        q, k, v = self.heads_of(x, cos, signed_sin)
+        if ends is not None:
+            x, q = x.index_select(0, ends), q.index_select(0, ends)
+        x = x + F.linear(attend(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
+        y = F.rms_norm(x, x.shape[-1:], self.mlp_norm, self.eps)
+        if self.experts is not None:
+            mixed, chosen = self.experts(y, replay, replay_ratio)
+            return x + mixed, chosen
+        gate, up = F.linear(y, self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down), None
+
+    def heads_of(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``[..., H, Dh]``, keys and values ``[..., Hkv, Dh]`` of x ``[..., D]``, normalised and rotated."""
+        qkv = F.linear(F.rms_norm(x, x.shape[-1:], self.attn_norm, self.eps), self.qkv, self.qkv_bias)
         qkv = qkv.unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
         if self.q_norm is not None and self.k_norm is not None:
             scale = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
             qk = F.rms_norm(qk, (self.head_dim,), None, self.eps) * scale
         q, k = rotate(qk, cos, signed_sin).split((self.heads, self.kv_heads), -2)
-        x = x + F.linear(attend(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
-        y = F.rms_norm(x, width, self.mlp_norm, self.eps)
-        if self.experts is not None:
-            mixed, chosen = self.experts(y, replay, replay_ratio)
-            return x + mixed, chosen
-        gate, up = F.linear(y, self.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down), None
+        return q, k, v

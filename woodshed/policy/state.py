@@ -46,14 +46,15 @@ def _views(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
     yield "model.embed_tokens.weight", decoder.embed.detach()
     for i, layer in enumerate(decoder.layers):
         assert isinstance(layer, Layer)
-        for name, tensor in _layer_views(layer):
+        for name, tensor in layer_views(layer):
             yield f"model.layers.{i}.{name}", tensor.detach()
     yield "model.norm.weight", decoder.norm.detach()
     if decoder.head is not None:
         yield "lm_head.weight", decoder.head.detach()
 
 
-def _layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
+def layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
+    """One layer's tensors, one projection each, under Hugging Face's names within the layer."""
     q = layer.heads * layer.head_dim
     k = q + layer.kv_heads * layer.head_dim
     yield "input_layernorm.weight", layer.attn_norm

@@ -144,7 +144,7 @@ class Tokenizer:
             except (UnicodeEncodeError, TypeError):  # a lone surrogate, which JSON can carry and UTF-8 cannot
                 ids = tuple(self._plain.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
             if len(text) <= _SHORT:
-                if len(self._cache) >= 50_000:
+                if len(self._cache) >= 4_096:
                     self._cache.clear()
                 self._cache[text] = ids
         return ids

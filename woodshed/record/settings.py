@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Device = Literal["auto", "cpu", "cuda"]
 """A torch device by name; ``woodshed.policy.device.resolve`` says what ``auto`` means here."""
+
+Place = Annotated[str, BeforeValidator(lambda v: os.fspath(v) if isinstance(v, os.PathLike) else v)]
+"""A folder's path, or the URL of a bucket."""
 
 
 class Settings(BaseModel):

@@ -17,6 +17,9 @@ from typing import Any
 from .atomic import write_whole
 from .toml import to_toml
 
+HISTORY = "history.jsonl"
+"""What policies did on a task (``record/history.py``); it lies in the directory and is no part of the task."""
+
 
 class TaskError(Exception):
     """A task directory is not valid; the message names the file and the field."""
@@ -28,12 +31,15 @@ class TaskInfo:
 
     ``family``: what generated it (``study``, ``package``). ``split``: ``train``, ``sft`` or ``heldout``. ``key``: the
     unit that splits keep apart (a semantic key, or package + function). ``grader``: ``cases`` (values checked out of
-    process) or ``pytest``. ``submission``: globs, relative to the workdir, of the files that cross into grading.
+    process), ``pytest``, ``node`` (tests run by mocha, tape or node:test) or ``install`` (a recipe is replayed).
+    ``submission``: globs, relative to the
+    workdir, of the files that cross into grading.
     ``fail_to_pass``/``pass_to_pass``: required test ids. ``protected``: globs the agent may read but whose changes
     never count. ``test_command``: what the ``run_tests`` tool runs, empty for the grader's built-in runner.
     ``layers``: names of content-addressed layers (dependencies) below the workspace. ``kind``: what was done to make
     the task (``compare``, ``delete_function``, ...). ``provenance``: where the code is from (name, version, sha256,
-    licence). ``timeout_sec``: per test run.
+    licence). ``timeout_sec``: per test run. ``quality``: what was measured about the task (``mutation_score``: share of
+    mutants of the solution that the required tests notice, and ``mutants``: of how many).
     """
 
     family: str = "harbor"
@@ -50,6 +56,7 @@ class TaskInfo:
     layers: tuple[str, ...] = ()
     provenance: dict[str, str] = field(default_factory=dict)
     timeout_sec: float = 60.0
+    quality: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,9 +113,11 @@ class Task:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every file of the directory, by path and content."""
+        """sha256 over every file of the directory but its history, by path and content."""
         digest = hashlib.sha256()
         for name, data in _files(self.path).items():
+            if name == HISTORY:
+                continue
             digest.update(f"{len(name)}:{name}:{len(data)}:".encode())
             digest.update(data)
         return digest.hexdigest()
@@ -133,6 +142,7 @@ def save_task(
         raise TaskError(f"{path}: tests need a test.sh")
     merged = {
         "schema_version": "1.4",
+        "artifacts": [info.workdir],  # what a separate verifier gets to see of the agent's work
         "task": {"name": name},
         "agent": {"timeout_sec": 600.0},
         "verifier": {"timeout_sec": max(60.0, 4 * info.timeout_sec), "environment_mode": "separate"},
@@ -142,7 +152,8 @@ def save_task(
     merged["metadata"] = {**merged.get("metadata", {}), "woodshed": _info_table(info)}
     _write(path / "environment" / "workspace", workspace)
     if "Dockerfile" not in _names(path / "environment"):
-        dockerfile = f"FROM python:3.11-slim\nWORKDIR {info.workdir}\nCOPY workspace {info.workdir}\n"
+        image = "node:20-slim" if info.grader == "node" else "python:3.11-slim"
+        dockerfile = f"FROM {image}\nWORKDIR {info.workdir}\nCOPY workspace {info.workdir}\n"
         (path / "environment").mkdir(parents=True, exist_ok=True)
         (path / "environment" / "Dockerfile").write_text(dockerfile)
     _write(path / "tests", tests)
@@ -183,7 +194,7 @@ def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
 
 def _info_table(info: TaskInfo) -> dict[str, Any]:
     table = {f.name: getattr(info, f.name) for f in fields(TaskInfo)}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items()}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k != "quality" or v}
 
 
 def _names(folder: Path) -> set[str]:

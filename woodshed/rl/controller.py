@@ -7,6 +7,7 @@ decided at dispatch). A batch is decided in the ledger before its file appears, 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -15,17 +16,21 @@ from typing import Any
 
 import httpx
 
+from ..record.history import read_history
 from ..record.store import TrajectoryStore
 from ..record.task import Task
 from ..record.trajectory import Trajectory
 from ..train.batch import TrainBatch
 from ..train.metrics_log import MetricsLog
+from .curriculum import Curriculum, replay
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .rollout import Arena, rollout
 from .settings import RLSettings
 from .staleness import may_dispatch, token_age
 
 BuildBatch = Callable[[list[list[Trajectory]], int], tuple[TrainBatch, dict[str, Any]]]
+
+log = logging.getLogger(__name__)
 
 
 class Controller:
@@ -60,6 +65,11 @@ class Controller:
         self.tasks = {t.name: t for t in tasks}
         self.order = sorted(self.tasks)
         random.Random(f"order-{seed}").shuffle(self.order)
+        self.curriculum = Curriculum(settings.curriculum, seed) if settings.curriculum.order == "variance" else None
+        for task in tasks if self.curriculum is not None else ():
+            ratings = read_history(task).ratings
+            if self.curriculum is not None and ratings:
+                self.curriculum.rated(task, max(ratings, key=lambda rating: rating.date))
         self.version = 0
         self.engine: dict[str, Any] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
@@ -95,6 +105,9 @@ class Controller:
         for step, groups in self.ledger.batches().items():
             if step > self.version and not self._batch_path(step).exists():
                 self._write_batch(step, [self.store.group(g) for g in groups])
+        if self.curriculum is not None:
+            finished = self.ledger.finished_groups()
+            replay(self.curriculum, ((self.tasks[r.task], self.store.group(r.id), r.version) for r in finished))
         for row in self.ledger.open_groups():
             self._launch(row)
 
@@ -111,7 +124,14 @@ class Controller:
                     f"all {len(self.order)} training tasks were used, {self.ledger.counts()}; make more of them: "
                     "what was swept as stale or failed is not used again"
                 )
-            self._launch(self.ledger.dispatch(self.order[position], position, self.version))
+            self._launch(self.ledger.dispatch(self._next_task(position), position, self.version))
+
+    def _next_task(self, position: int) -> str:
+        if self.curriculum is None:
+            return self.order[position]
+        used = self.ledger.dispatched()
+        unused = [self.tasks[name] for name in self.order if name not in used]
+        return self.curriculum.choose(unused, position, self.version / self.settings.steps).name
 
     def _launch(self, row: GroupRow) -> None:
         stored = self.store.ids(row.id)
@@ -125,6 +145,8 @@ class Controller:
         group = self.store.group(row.id)
         graded = [t for t in group if t.status != "infra_error"]
         self.ledger.finish(row.id, "ready" if len(graded) > 1 else "failed")
+        if self.curriculum is not None:
+            self.curriculum.saw(self.tasks[row.task], graded, row.version)
         if len(graded) > 1:
             self._ready[row.id] = group
         self._changed.set()
@@ -176,7 +198,7 @@ class Controller:
 
     async def _watch_versions(self) -> None:
         while True:
-            head = self.head()
+            head = await asyncio.to_thread(self._look)
             if head > self.version:
                 try:
                     version = await self.arena.admin.follow(head)
@@ -187,6 +209,14 @@ class Controller:
                 self.version = version
                 self._changed.set()
             await asyncio.sleep(0.05)
+
+    def _look(self) -> int:
+        """The head of the chain; what was seen last where its store does not answer."""
+        try:
+            return self.head()
+        except OSError as error:
+            log.warning("weights: %s", error)
+            return self.version
 
     def _batch_path(self, step: int) -> Path:
         return self.batches / f"step-{step:06d}.safetensors"

@@ -51,6 +51,17 @@ class Ledger:
         )
         return row
 
+    def finished_groups(self) -> list[GroupRow]:
+        """Groups that ran to their end, whatever became of them then, in that order."""
+        query = "SELECT id, task, position, version, state FROM groups WHERE finished IS NOT NULL"
+        return [
+            GroupRow(*row) for row in self._db.execute(f"{query} AND state != 'unused' ORDER BY finished, position")
+        ]
+
+    def dispatched(self) -> set[str]:
+        """Tasks that were ever dispatched."""
+        return {task for (task,) in self._db.execute("SELECT task FROM groups")}
+
     def open_groups(self) -> list[GroupRow]:
         return self._groups("open", "position")
 

@@ -15,6 +15,7 @@ import httpx
 from ..gateway.client import GatewayAdmin, GatewayError
 from ..gateway.segments_wire import Finished
 from ..grading.monitors import Episode, watch
+from ..grading.monitors.judge import Judge
 from ..grading.settings import MonitorSettings
 from ..grading.verify import GradeCache, grade, submission_from
 from ..harness.endpoint import HttpEndpoint
@@ -23,7 +24,7 @@ from ..harness.errors import EndpointLost
 from ..harness.loop import run_episode
 from ..harness.program import PORT, Ended, run_program
 from ..harness.registry import harness_hash
-from ..harness.settings import HarnessSettings
+from ..harness.settings import HarnessSettings, RetrySettings
 from ..record.task import Task
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
@@ -52,11 +53,14 @@ class Arena:
     policy: str
     temperature: float = 1.0
     attempts: int = 3
+    retry: RetrySettings = field(default_factory=lambda: RetrySettings(attempts=9))
+    """For 50 seconds: a server that was killed comes back, and goes on with its trajectories."""
     patience: float = 180.0
     limits: Limits = field(default_factory=Limits)
     egress: Egress | None = None
     reward: RewardFunction = raw_outcome
     monitors: MonitorSettings = field(default_factory=MonitorSettings)
+    judge: Judge | None = None
     grades: GradeCache = field(default_factory=GradeCache)
 
     program_layers: tuple[Path, ...] = ()
@@ -117,7 +121,7 @@ async def rollout(
 async def _drive(arena: Arena, task: Task, box: Sandbox, key: str, seed: int | None) -> AgentEpisode:
     """Our own agent."""
     sampling = {"temperature": arena.temperature, **({} if seed is None else {"seed": seed})}
-    endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling)
+    endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling, retry=arena.retry)
     return await run_episode(task.instruction, box, endpoint, arena.harness, test_command=task.info.test_command)
 
 
@@ -163,5 +167,6 @@ async def _attempt(
         prefix_breaks=finished.prefix_breaks, ended=time.time(), error=episode.error,
     )  # fmt: skip
     seen = Episode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))
-    watch(trajectory, seen, arena.monitors, training=source == "train")
+    ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None
+    watch(trajectory, seen, arena.monitors, training=source == "train", ruling=ruling)
     return trajectory

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ..grading.settings import MonitorSettings
+from ..grading.settings import JudgeSettings, MonitorSettings
 from ..record.settings import Settings
 
 
@@ -23,6 +23,21 @@ class RewardSettings(Settings):
     """Curvature k of C_{k,q}."""
     effort_q: float = Field(default=0.5, ge=0)
     """Curvature q of C_{k,q}; 0 is linear, above 1 it saturates."""
+
+
+class CurriculumSettings(Settings):
+    """Which training task comes next."""
+
+    order: Literal["random", "variance"] = "random"
+    """``variance`` prefers tasks whose groups are expected to disagree, by the pass rates of tasks like them."""
+    candidates: int = Field(default=64, ge=1)
+    """Unused tasks among which each choice is made."""
+    half_life: float = Field(default=10.0, gt=0)
+    """Policy versions after which a pass rate counts half."""
+    group_weight: float = Field(default=0.5, gt=0, le=1)
+    """Independent rollouts that one rollout of a group is worth."""
+    harder: float = Field(default=0.5, ge=0)
+    """How much more tasks like those that took twice the turns and thinking weigh at the end of the run."""
 
 
 class RLSettings(Settings):
@@ -48,13 +63,19 @@ class RLSettings(Settings):
     """Advantage within a group; the default subtracts the mean and never divides by the deviation."""
     generation_budget: int = Field(default=40, ge=1)
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
+    curriculum: CurriculumSettings = CurriculumSettings()
+    """Order of the training tasks."""
     rewards: RewardSettings = RewardSettings()
     """Reward terms."""
     monitors: MonitorSettings = MonitorSettings()
     """What looks like a reward hack, and what follows from it."""
+    judge: JudgeSettings | None = None
+    """The model that ``monitors.judge`` asks; in evaluation too."""
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:
+        if self.monitors.judge != "off" and self.judge is None:
+            raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
         return self

@@ -13,20 +13,25 @@ import socket
 import time
 from typing import Any
 
-from . import boxfiles, frames
-from .jobs import Job, kill, kill_all, kill_everything, memory, processes
+from . import boxfiles, cgroups, frames
+from .jobs import Job
+from .processes import go_on, kill, kill_all, kill_everything, memory, processes, stop
 
 _TICK = 0.25
 _MAX_REPLY = 128 << 20
 
 
 class Agent:
-    """``control``, ``seal``, ``upper``: descriptors of the host's socket, of the zygote's, of the writable mount."""
+    """``control``, ``seal``, ``upper``: descriptors of the host's socket, of the zygote's, of the writable mount.
 
-    def __init__(self, control: int, seal: int, upper: int, spec: dict[str, Any]) -> None:
+    ``events``: of the file that counts what the kernel killed because the box's control group was full.
+    """
+
+    def __init__(self, control: int, seal: int, upper: int, spec: dict[str, Any], events: int | None) -> None:
         self._control = socket.socket(fileno=control)
         self._seal = socket.socket(fileno=seal)
         self._upper = upper
+        self._events = events
         self._spec = spec
         self._jobs: dict[int, Job] = {}  # by pid
         self._fds: dict[int, Job] = {}
@@ -35,6 +40,8 @@ class Agent:
         self._decoder = frames.Decoder()
         self._populated = False  # a command left processes behind
         self._checked = 0.0
+        self._paused: float | None = None  # since when
+        self._stopped: set[int] = set()  # before that already
 
     def serve(self) -> None:
         """Answer until the host closes the socket."""
@@ -47,13 +54,13 @@ class Agent:
                         return
                     for header, body in self._decoder.feed(data):
                         self._handle(header, body)
-                elif fd in self._fds:
+                else:
                     self._progress(fd)
             if self._jobs or self._populated:
                 self._enforce()
 
     def _wait_ms(self) -> float | None:
-        if not self._jobs:
+        if not self._jobs or self._paused is not None:
             return 1000 * _TICK if self._populated else None
         left = min(job.deadline for job in self._jobs.values()) - time.monotonic()
         return 1000 * max(0.0, min(left, _TICK))
@@ -102,6 +109,10 @@ class Agent:
                     job.kill()
         elif operation == "stats":
             return self._stats(), b""
+        elif operation == "pause":
+            self._pause()
+        elif operation == "resume":
+            self._resume()
         else:
             raise ValueError(f"unknown operation {operation!r}")
         return {}, b""
@@ -124,6 +135,7 @@ class Agent:
                 return
             self._stop_everything()  # the box is full of its own processes: they go, the request gets its chance
             job = Job(request, body, self._spec)
+        job.kills = self._kills()
         self._jobs[job.pid] = job
         for fd in (job.pidfd, *job.streams):
             self._fds[fd] = job
@@ -140,7 +152,9 @@ class Agent:
         self._reply(header, text)
 
     def _progress(self, fd: int) -> None:
-        job = self._fds[fd]
+        job = self._fds.get(fd)
+        if job is None:
+            return  # it ended in this very round
         if fd == job.pidfd:
             job.woken()
             self._reap()
@@ -164,9 +178,14 @@ class Agent:
 
     def _finish(self, job: Job) -> None:
         del self._jobs[job.pid]
+        if job.status and self._kills() > job.kills:
+            job.out_of_memory = True
         for fd in (job.pidfd, *job.streams):
             self._forget(fd)
         self._reply(*job.result())
+
+    def _kills(self) -> int:
+        return cgroups.kills(self._events) if self._events is not None else 0
 
     def _forget(self, fd: int) -> None:
         if self._fds.pop(fd, None) is not None:
@@ -175,6 +194,9 @@ class Agent:
     def _enforce(self) -> None:
         """Deadlines always, memory once a tick."""
         now = time.monotonic()
+        if self._paused is not None:
+            self._keep_stopped(now)
+            return
         for job in self._jobs.values():
             if now >= job.deadline:
                 job.timed_out = True
@@ -197,6 +219,34 @@ class Agent:
             for job in self._jobs.values():
                 job.out_of_memory = True
             kill_everything()
+
+    def _pause(self) -> None:
+        self._paused = time.monotonic()
+        self._populated = True  # look at the processes once a tick, whatever they are
+        self._freeze()
+
+    def _freeze(self) -> None:
+        self._stopped = stop()
+
+    def _thaw(self) -> None:
+        go_on(self._stopped)
+
+    def _keep_stopped(self, now: float) -> None:
+        """A timer of a process can continue it: one that does not stay stopped is ended."""
+        if now - self._checked >= _TICK:
+            self._checked = now
+            for process in processes():
+                if process.state in "RS":
+                    kill(process.pid)
+
+    def _resume(self) -> None:
+        if self._paused is None:
+            return
+        away, self._paused = time.monotonic() - self._paused, None
+        for job in self._jobs.values():
+            job.deadline += away
+            job.started += away
+        self._thaw()
 
     def _seal_upper(self, token: str) -> dict[str, Any]:
         """Stop all processes and hand the writable filesystem to the zygote."""

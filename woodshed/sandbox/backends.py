@@ -6,22 +6,36 @@ from pathlib import Path
 
 from .protocol import Backend, Unsupported
 
-NAMES = ("namespace", "gvisor")
-_PLANNED = ("microvm", "docker")
+NAMES = ("namespace", "gvisor", "microvm", "docker", "podman", "landlock")
 
 
 def open_backend(
-    name: str = "namespace", *, root: Path | None = None, max_starting: int = 16, egress_log: Path | None = None
+    name: str = "namespace",
+    *,
+    root: Path | None = None,
+    max_starting: int = 16,
+    egress_log: Path | None = None,
+    cgroups: bool = True,
 ) -> Backend:
     """The backend called ``name``; nothing is started before its first box. Raises Unsupported."""
     if name == "namespace":
         from .namespace import NamespaceBackend
 
-        return NamespaceBackend(root, max_starting=max_starting, egress_log=egress_log)
+        return NamespaceBackend(root, max_starting=max_starting, egress_log=egress_log, cgroups=cgroups)
     if name == "gvisor":
         from .gvisor.backend import GvisorBackend
 
-        return GvisorBackend(root, max_starting=min(8, max_starting))
-    if name in _PLANNED:
-        raise Unsupported(f"the sandbox backend {name!r} is not in this version; set sandbox.backend = 'namespace'")
+        return GvisorBackend(root, max_starting=min(8, max_starting), egress_log=egress_log)
+    if name == "microvm":
+        from .microvm.backend import MicrovmBackend
+
+        return MicrovmBackend(root, max_starting=min(4, max_starting))
+    if name in ("docker", "podman"):
+        from .docker.backend import DockerBackend
+
+        return DockerBackend(name, root, max_starting=min(8, max_starting))
+    if name == "landlock":
+        from .landlock.backend import LandlockBackend
+
+        return LandlockBackend(root)
     raise Unsupported(f"unknown sandbox backend {name!r}; there is: {', '.join(NAMES)}")

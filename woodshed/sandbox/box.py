@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from .channel import Channel
 from .frames import FrameError, pack_files, unpack_files
-from .protocol import BoxSpec, ExecResult, SandboxError
+from .protocol import BoxSpec, ExecResult, Paused, SandboxError
 
 _PATIENCE = 120.0
 
 
+OUT_OF_MEMORY = {"out of memory": "the box took more memory than it may and was ended"}
+
+
 class ChannelBox:
-    """See ``protocol.Sandbox``; ``snapshot``, ``stats`` and ``close`` are the backends' own."""
+    """See ``protocol.Sandbox``; ``snapshot`` is the backends' own.
+
+    ``ends``: how a box may bring itself to an end, by what its helper process reports, and what is said of it.
+    """
+
+    ends: Mapping[str, str] = OUT_OF_MEMORY
 
     def __init__(self, id: str, spec: BoxSpec, channel: Channel) -> None:
         self.id = id
         self.spec = spec
         self.channel = channel
         self._closed = False
+        self._when_closed: list[Callable[[], None]] = []
+        self._end = ""  # why it is gone, once that was asked
         self._moving = asyncio.Lock()
         self._counts = {"execs": 0, "seconds": 0.0}
 
@@ -86,6 +97,74 @@ class ChannelBox:
         reply, _ = await self._ask({"op": "stats"})
         return {name: int(reply.get(name, 0)) for name in ("processes", "memory", "disk")}
 
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """See ``protocol.Sandbox``."""
+        self._when_closed.append(call)
+
+    async def close(self) -> None:
+        """Kill every process of the box and free its files. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self.hang_up()
+        try:
+            await self._retire()
+        finally:
+            for call in self._when_closed:
+                call()
+
+    def stats(self) -> dict[str, Any]:
+        """See ``protocol.Sandbox``."""
+        return {"id": self.id, "layers": len(self.spec.layers), **self._counts, "paused": self.channel.paused}
+
+    def hang_up(self) -> None:
+        """Close what connects the host with the box."""
+        self.channel.close()
+
+    async def _retire(self) -> None:
+        """Have the backend end the box."""
+        raise NotImplementedError
+
+    async def pause(self) -> None:
+        """See ``protocol.Sandbox``."""
+        async with self._moving:
+            self._check_open()
+            if self.channel.paused:
+                return
+            await self.channel.request({"op": "pause"})
+            self.channel.pause()
+            try:
+                await self._freeze()
+            except BaseException:
+                self.channel.go_on()
+                await self.channel.request({"op": "resume"})
+                raise
+
+    async def resume(self) -> None:
+        """See ``protocol.Sandbox``."""
+        async with self._moving:
+            self._check_open()
+            if self.channel.paused:
+                await self._thaw()
+                self.channel.go_on()
+                await self.channel.request({"op": "resume"})
+
+    async def _freeze(self) -> None:
+        """What a backend adds to what the first process of a box does by itself."""
+
+    async def _thaw(self) -> None:
+        """Undo ``_freeze``."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError(f"{self.id} is closed")
+
+    def _check_running(self) -> None:
+        """Raises SandboxError for a box that takes no requests now."""
+        self._check_open()
+        if self.channel.paused:
+            raise Paused(f"{self.id} is paused; resume() it first")
+
     async def _run(self, request: dict[str, Any], body: bytes, timeout: float) -> ExecResult:
         try:
             reply, data = await self._ask(request, body, timeout + _PATIENCE)
@@ -108,12 +187,40 @@ class ChannelBox:
     async def _ask(
         self, header: dict[str, Any], body: bytes = b"", patience: float = _PATIENCE
     ) -> tuple[dict[str, Any], bytes]:
-        if self._closed:
-            raise SandboxError(f"{self.id} is closed")
         if self._moving.locked():
             async with self._moving:
                 pass
+        self._check_running()
         try:
             return await self.channel.request(header, body, patience=patience)
         except FrameError as error:
             raise OSError(errno.EFBIG, str(error)) from None
+        except SandboxError as error:
+            raise await self._ended(error) from None
+
+    @asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
+        """For what is asked of the backend: raises what ``_ended`` says where the box is what failed."""
+        try:
+            yield
+        except SandboxError as error:
+            if self._end or self._is_gone():
+                raise await self._ended(error) from None
+            raise  # no room for a snapshot, say: the box goes on
+
+    async def _ended(self, error: SandboxError) -> Exception:
+        """What to raise for a request that failed: a box that brought itself to an end is no failure of the sandbox."""
+        if not self._closed and not self._end:
+            self._end = await self._end_of()
+        for end, what in self.ends.items():
+            if self._end.startswith(end):
+                return OSError(errno.ENOMEM, what)
+        return error
+
+    def _is_gone(self) -> bool:
+        """Whether the backend knows that the box has ended."""
+        raise NotImplementedError
+
+    async def _end_of(self) -> str:
+        """Why a box that answers no more is gone; it is, afterwards."""
+        raise NotImplementedError

@@ -15,12 +15,13 @@ import socket
 import sys
 from typing import Any
 
-from . import boxnet, kernel, pyrun, seccomp
+from . import boxnet, kernel, pyrun, seccomp, template
 from .agent import Agent
+from .cgroups import Joining
 from .frames import encode
-from .template import HOME, UID, search_path
+from .template import HOME, SYSTEM_PATH, UID, search_path
 
-CONTROL, SEAL, UPPER, OFFER = 3, 4, 5, 6
+CONTROL, SEAL, UPPER, OFFER, EVENTS = 3, 4, 5, 6, 7
 NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
@@ -34,20 +35,27 @@ _FILTERS = {
 }
 
 
-def run(spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, offering: int, seal: int) -> None:
+def run(
+    spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, offering: int, seal: int,
+    group: Joining | None,
+) -> None:  # fmt: skip
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
 
     The working folder is the template's. ``outer``: this process's id in the zygote's user namespace. ``offering``
-    takes the box's listening sockets.
+    takes the box's listening sockets. ``group``: the control group to join.
     """
     try:
-        _keep({CONTROL: control, SEAL: seal, OFFER: offering})
+        for fd in group.join if group is not None else ():
+            os.write(fd, b"0")
+        if group is not None:  # the name of its group is nothing to the box
+            kernel.unshare(kernel.CLONE_NEWCGROUP)
+        _keep({CONTROL: control, SEAL: seal, OFFER: offering, **({EVENTS: group.events} if group is not None else {})})
         boxnet.offer(spec["listen"], OFFER)
         _become_user(outer)
         _mounts(spec, binds)
         _limits(spec)
         _confine(spec)
-        agent = Agent(CONTROL, SEAL, UPPER, spec)
+        agent = Agent(CONTROL, SEAL, UPPER, spec, EVENTS if group is not None else None)
     except BaseException as error:
         detail = str(error) or type(error).__name__
         _report("setup", detail)
@@ -79,7 +87,7 @@ def _keep(sockets: dict[int, int]) -> None:
     for number, fd in moved.items():
         os.dup2(fd, number, inheritable=False)
     kernel.close_range(UPPER, UPPER)
-    kernel.close_range(OFFER + 1)
+    kernel.close_range(max(moved) + 1)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -107,12 +115,13 @@ def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
     if fd != UPPER:
         os.dup2(fd, UPPER, inheritable=False)
         os.close(fd)
-    lower = ":".join([*(f"snaps/{name}/u" for name in spec["snapshots"]), *reversed(spec["layers"]), "base"])
+    base = [] if spec["whole"] else ["base"]
+    lower = ":".join([*(f"snaps/{name}/u" for name in spec["snapshots"]), *reversed(spec["layers"]), *base])
     options = f"lowerdir={lower},upperdir=upper/u,workdir=upper/w,userxattr"
     if len(options) > 4000:
         raise OSError(7, f"{len(spec['layers'])} layers and {len(spec['snapshots'])} snapshots are too many to stack")
     kernel.mount("box", "new", "overlay", inner, options)
-    for source, target in binds:
+    for source, target in template.binds_of_whole(binds, "new") if spec["whole"] else binds:
         kernel.mount(source, f"new/{target}", flags=kernel.MS_BIND | kernel.MS_REC)
     kernel.mount("proc", "new/proc", "proc", inner | kernel.MS_NOEXEC, "hidepid=2")
     shm = min(_SHM, spec["disk"]) if spec["disk"] is not None else _SHM
@@ -152,7 +161,7 @@ def _limits(spec: dict[str, Any]) -> None:
 def _confine(spec: dict[str, Any]) -> None:
     os.umask(0o022)
     environment = {
-        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PATH": SYSTEM_PATH if spec["whole"] else f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": HOME,
         "LANG": "C.UTF-8",
         # Bytecode is trusted by time stamp (whole seconds) and size: an edit of equal length within one second would

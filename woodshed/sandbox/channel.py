@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import secrets
 import socket
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .frames import Decoder, FrameError, encode
 from .protocol import SandboxError
 
+if TYPE_CHECKING:
+    from .gvisor.connections import Connections
+
 Reply = tuple[dict[str, Any], bytes]
+T = TypeVar("T")
 
 
 class Channel(asyncio.Protocol):
@@ -21,10 +27,16 @@ class Channel(asyncio.Protocol):
     def __init__(self, max_body: int) -> None:
         self._decoder = Decoder(max_body)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._numbers = itertools.count(1)
+        self._expiry: dict[int, asyncio.TimerHandle] = {}
+        # A fork of a box may still answer a request that was made of its parent: no number of ours may be one of its.
+        self._numbers = itertools.count(secrets.randbelow(1 << 48) << 4)
         self._transport: asyncio.WriteTransport | None = None
         self._reading: asyncio.ReadTransport | None = None
         self._failure: SandboxError | None = None
+        self._held: list[bytes] | None = None
+        self.connections: Connections | None = None
+        self.paused = False
+        self._resumed = -math.inf
 
     @staticmethod
     async def open(sock: socket.socket, max_body: int = 1 << 28) -> Channel:
@@ -38,12 +50,25 @@ class Channel(asyncio.Protocol):
         """Over two pipes, which belong to the channel from now on."""
         loop = asyncio.get_running_loop()
         channel = Channel(max_body)
-        # A fork of a box may still answer a request that was made of its parent: no number of ours may be one of its.
-        channel._numbers = itertools.count(secrets.randbelow(1 << 48) << 4)
         reading, _ = await loop.connect_read_pipe(lambda: channel, os.fdopen(source, "rb", 0))
         writing, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(sink, "wb", 0))
         channel._reading, channel._transport = reading, writing
         return channel
+
+    @staticmethod
+    async def open_with(start: Callable[[int, int], Awaitable[T]]) -> tuple[T, Channel]:
+        """What ``start(their_in, their_out)`` makes, a process that got the far ends of two pipes, and the channel."""
+        (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
+        try:
+            made = await start(their_in, their_out)
+        except BaseException:
+            os.close(our_in)
+            os.close(our_out)
+            raise
+        finally:
+            os.close(their_in)
+            os.close(their_out)
+        return made, await Channel.open_pipes(our_in, our_out)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
@@ -53,6 +78,9 @@ class Channel(asyncio.Protocol):
         try:
             for header, body in self._decoder.feed(data):
                 number = header.get("id")
+                if "net" in header and self.connections is not None:
+                    self.connections.take(header, body)
+                    continue
                 if "error" in header:
                     self._fail(SandboxError(f"sandbox {header['error']}: {str(header.get('message'))[:2000]}"))
                     return
@@ -77,15 +105,14 @@ class Channel(asyncio.Protocol):
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         self._transport.write(encode({"id": number, **header}, body))
-        handle = asyncio.get_running_loop().call_later(patience, self._expire, number, patience)
+        self._expiry[number] = asyncio.get_running_loop().call_later(patience, self._expire, number, patience)
         try:
             reply, data = await future
         except asyncio.CancelledError:
-            if self._failure is None:  # whoever asked is gone: end the command, if it is one
-                self._transport.write(encode({"id": 0, "op": "cancel", "target": number}))
+            self.send({"op": "cancel", "target": number})  # whoever asked is gone: end the command, if it is one
             raise
         finally:
-            handle.cancel()
+            self._expiry.pop(number).cancel()
             self._waiting.pop(number, None)
         code = reply.get("errno")
         if isinstance(code, int):
@@ -94,6 +121,30 @@ class Channel(asyncio.Protocol):
             raise OSError(code, message, path) if isinstance(path, str) else OSError(code, message)
         return reply, data
 
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """A frame that has no answer; while the channel is held it waits."""
+        frame = encode({"id": 0, **header}, body)
+        if self._held is not None:
+            self._held.append(frame)
+        elif self._failure is None and self._transport is not None:
+            self._transport.write(frame)
+
+    def hold(self) -> None:
+        """Send nothing but what is asked from here on; the rest waits for ``resume``."""
+        self._held = []
+
+    def resume(self) -> None:
+        held, self._held = self._held, None
+        if held and self._failure is None and self._transport is not None:
+            self._transport.write(b"".join(held))
+
+    def pause(self) -> None:
+        """The box answers nothing until ``go_on``, and that is as it should be."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        self.paused, self._resumed = False, asyncio.get_running_loop().time()
+
     def close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
@@ -101,7 +152,12 @@ class Channel(asyncio.Protocol):
             self._reading.close()
 
     def _expire(self, number: int, patience: float) -> None:
-        if number in self._waiting:
+        if number not in self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        if self.paused or loop.time() - self._resumed < patience:  # its time begins again when the box goes on
+            self._expiry[number] = loop.call_later(patience, self._expire, number, patience)
+        else:
             self._fail(SandboxError(f"sandbox: no answer from its first process within {patience:.0f} s"))
 
     def _fail(self, error: SandboxError) -> None:
@@ -112,3 +168,5 @@ class Channel(asyncio.Protocol):
             if not future.done():
                 future.set_exception(self._failure)
         self.close()
+        if self.connections is not None:
+            self.connections.lost()

@@ -1,4 +1,4 @@
-"""The first process of a box that has a kernel of its own: ``agent`` over two pipes instead of a socket.
+"""The first process of a box with a kernel of its own or in a container: ``agent`` over two pipes, not a socket.
 
 It is root there, with the capabilities that it needs to become the box's ordinary user, and nothing on the host.
 Commands and file operations run as that user. A copy of this module and of those it imports lies in the box as package
@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import frames, pyrun
+from . import frames, kernel, pyrun, seccomp
 from .agent import Agent
-from .jobs import memory, processes
+from .guestnet import Connections
+from .processes import memory, processes
 from .template import HOME, UID, search_path
 
-_IN, _OUT = 16, 17
+IN, _OUT = 16, 17
 _BECOME_USER = [
-    "/usr/bin/setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
+    f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
     "--no-new-privs", "--",
 ]  # fmt: skip
 
@@ -49,27 +50,61 @@ class Pipes:
 
 class Guest(Agent):
     def __init__(self, spec: dict[str, Any]) -> None:
-        self._control = Pipes(_IN, _OUT)  # type: ignore[assignment]
-        self._spec = spec
+        self._control = Pipes(IN, _OUT)  # type: ignore[assignment]
+        self._spec, self._events = spec, None
         self._jobs, self._fds = {}, {}
         self._poll = select.poll()
-        self._poll.register(_IN, select.POLLIN)
+        self._poll.register(IN, select.POLLIN)
         self._decoder = frames.Decoder()
-        self._populated, self._checked = False, 0.0
+        self._network = Connections(spec.get("listen", ()), self._poll, self._reply)
+        self._quiet = False
+        self._populated, self._checked, self._paused = False, 0.0, None
+
+    def _handle(self, request: dict[str, Any], body: bytes) -> None:
+        if request.get("op") == "net":
+            self._network.take(request, body)
+        else:
+            super()._handle(request, body)
+
+    def _progress(self, fd: int) -> None:
+        if not self._quiet and not self._network.ready(fd):
+            super()._progress(fd)
+
+    def _wait_ms(self) -> float | None:
+        if self._quiet:  # nothing is said until the host says something: a fork would say the rest of it
+            select.select([IN], [], [])
+            self._quiet = False
+        return super()._wait_ms()
 
     def _operate(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         if request["op"] == "reset":  # a fork of the files alone
             self._stop_everything()
             return {}, b""
+        if request["op"] == "quiet":
+            self._quiet = True
+            return {}, b""
         with _as_user():
             return super()._operate(request, body)
+
+    def _freeze(self) -> None:
+        """A kernel of the box's own is paused from outside; only the clocks of commands are this process's."""
+        if self._spec.get("hosts_kernel"):
+            super()._freeze()
+
+    def _thaw(self) -> None:
+        if self._spec.get("hosts_kernel"):
+            super()._thaw()
+
+    def _keep_stopped(self, now: float) -> None:
+        if self._spec.get("hosts_kernel"):
+            super()._keep_stopped(now)
 
     def _seal_upper(self, token: str) -> dict[str, Any]:
         raise ValueError("this box is snapshot from outside")
 
     def _stats(self) -> dict[str, Any]:
-        used = [os.statvfs(place) for place in self._spec["places"]]
-        disk = sum((u.f_blocks - u.f_bfree) * u.f_frsize for u in used)
+        used = {os.stat(place).st_dev: os.statvfs(place) for place in self._spec["places"]}
+        disk = sum((u.f_blocks - u.f_bfree) * u.f_frsize for u in used.values())
         return {"processes": len(processes()), "memory": memory(), "disk": disk}
 
 
@@ -85,19 +120,32 @@ def _as_user() -> Iterator[None]:
 
 
 def main() -> None:
-    """``sys.argv[1]`` is the specification; standard input and output lead to the host."""
-    spec = json.loads(sys.argv[1])
-    for fd, number in ((0, _IN), (1, _OUT)):
+    """``sys.argv[1]`` is the specification; standard input and output lead to the host.
+
+    It may say of a container: ``setpriv``, how that program is called there; ``image``, that the environment and the
+    owners of files are those of an image; ``hosts_kernel``, that the filter of boxes belongs in front of the kernel.
+    """
+    take_over()
+    serve(json.loads(sys.argv[1]), Guest)
+
+
+def take_over() -> None:
+    """Move the host's ends of standard input and output away, where no command finds them."""
+    for fd, number in ((0, IN), (1, _OUT)):
         os.dup2(fd, number, inheritable=False)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1):
         os.dup2(null, number)
     os.umask(0o022)
+
+
+def serve(spec: dict[str, Any], kind: type[Guest], request: int | None = None) -> None:
+    """Become the agent that ``spec`` describes and answer until the host hangs up; first the ``request`` to do so."""
     for place in spec["places"]:
-        os.chown(place, UID, UID)
+        _give(place, everything=spec.get("image", False))
     environment = {
-        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1", **spec["env"],
+        "PATH": spec.get("path") or f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1", **(os.environ if spec.get("image") else {}), "HOME": HOME, **spec["env"],
     }  # fmt: skip
     os.environ.clear()
     os.environ.update(environment)
@@ -105,8 +153,28 @@ def main() -> None:
         importlib.import_module(name)
     pyrun.prepare_streams()
     spec |= {"environment": environment, "finders": pyrun.prepare(search_path())}
-    spec |= {"prefix": _BECOME_USER, "user": UID}
-    for name, limit in (("RLIMIT_AS", spec["memory"]), ("RLIMIT_FSIZE", spec["file_size"]), ("RLIMIT_CORE", 0)):
+    spec |= {"prefix": [*spec.get("setpriv", ["/usr/bin/setpriv"]), *_BECOME_USER], "user": UID}
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = {
+        "RLIMIT_AS": spec["memory"], "RLIMIT_FSIZE": spec["file_size"], "RLIMIT_CORE": 0,
+        "RLIMIT_NOFILE": 4096 if files == resource.RLIM_INFINITY else min(4096, files),
+    }  # fmt: skip
+    for name, limit in limits.items():
         if limit is not None:
             resource.setrlimit(getattr(resource, name), (limit, limit))
-    Guest(spec).serve()
+    if spec.get("hosts_kernel"):
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        kernel.install_seccomp(seccomp.box_filter(kernel.MACHINE))
+    agent = kind(spec)
+    if request is not None:
+        agent._reply({"id": request})
+    agent.serve()
+
+
+def _give(place: str, *, everything: bool) -> None:
+    """Make a folder, with ``everything`` that it holds, the user's. No command has run yet."""
+    os.makedirs(place, exist_ok=True)
+    os.chown(place, UID, UID)
+    for folder, folders, files in os.walk(place) if everything else ():
+        for name in (*folders, *files):
+            os.lchown(f"{folder}/{name}", UID, UID)

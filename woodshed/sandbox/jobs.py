@@ -7,14 +7,14 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import time
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from . import kernel, pyrun
+from .processes import kill, processes
 
-_PAGE, _TICKS = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
-_PSS = os.path.exists("/proc/self/smaps_rollup")
 _MAX_OUTPUT = 64 << 20
 _FLOOD = 64 << 20
 """Output discarded beyond ``max_output`` before the command is stopped: reading it for ever is work for nobody."""
@@ -30,6 +30,7 @@ class Job:
         self.deadline = self.started + float(request["timeout"])
         self.status: int | None = None
         self.timed_out = self.truncated = self.out_of_memory = False
+        self.kills = 0  # of the kernel for want of memory, before this began
         self._discarded = 0
         self.streams: dict[int, bytearray] = {}
         pipes: list[int] = []
@@ -130,76 +131,6 @@ def _close_end(fd: int) -> None:
         os.close(_wakers.pop(fd))
 
 
-class Process(NamedTuple):
-    """``resident`` in bytes, ``cpu`` in seconds."""
-
-    pid: int
-    session: int
-    resident: int
-    cpu: float
-
-
-def processes() -> list[Process]:
-    """Every process in the box but PID 1."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or name == "1":
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                fields = file.read(4096).rpartition(b")")[2].split()
-        except OSError:
-            continue
-        cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-        found.append(Process(int(name), int(fields[3]), int(fields[21]) * _PAGE, cpu))
-    return found
-
-
-def memory() -> int:
-    """Bytes that the box's processes hold: proportional set size where the kernel tells it, else resident size."""
-    total = 0
-    if not _PSS:
-        return sum(process.resident for process in processes())
-    for process in processes():
-        try:
-            with open(f"/proc/{process.pid}/smaps_rollup", "rb", buffering=0) as file:
-                for line in file.read(4096).splitlines():
-                    if line.startswith(b"Pss:"):
-                        total += int(line.split()[1]) << 10
-                        break
-        except OSError:
-            continue
-    return total
-
-
-def kill_everything() -> None:
-    """Signal every process of the box but PID 1, without waiting for their end."""
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def kill_all() -> None:
-    """End every process of the box but PID 1, also those that fork while they are being killed."""
-    for _ in range(1000):
-        kill_everything()
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.001)
-
-
-def kill(pid: int) -> None:
-    """Kill one process that may have ended already."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
 def _stdin(data: bytes) -> int:
     if not data:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -241,7 +172,8 @@ def _feed(pipe: int, data: bytes) -> NoReturn:
 def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
     """Start a program; its pid. The kernel's exec takes the capability away, close-on-exec every other descriptor.
 
-    Spawning shares PID 1's memory until the exec: no page of it is copied. Raises OSError.
+    Spawning shares PID 1's memory until the exec: no page of it is copied. Raises OSError. A box that is kept in by
+    Landlock alone (``domain``) forks instead, for a step that spawning does not know.
     """
     environment = spec["environment"]
     if request["env"]:
@@ -250,6 +182,8 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
     os.environ["PATH"] = environment.get("PATH", "/usr/bin:/bin")  # where the search looks
     os.chdir(request["cwd"])
     try:
+        if "domain" in spec:
+            return _forked(argv, environment, spec, stdin, out, err)
         return os.posix_spawnp(
             argv[0], argv, environment, setsid=True, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((stdin, out, err))],
@@ -258,17 +192,44 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
         os.chdir("/")
 
 
+def _forked(argv: list[str], environment: dict[str, str], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
+    if "/" not in argv[0] and shutil.which(argv[0], path=environment.get("PATH")) is None:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _enter_child(spec, stdin, out, err)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126)
+    except BaseException as error:
+        os.write(2, f"cannot start: {error}\n".encode())
+    os._exit(126)
+
+
+def _enter_child(spec: dict[str, Any], stdin: int, out: int, err: int) -> None:
+    """In a fork of the first process: a session of its own, the three streams, and nothing else of it."""
+    os.setsid()
+    os.dup2(stdin, 0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    if "domain" in spec:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        spec["restrict"](spec["domain"])
+    kernel.close_range(3)
+
+
 def _python(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
     """Fork PID 1; the child loses every descriptor and its capability, then runs the source. Its pid."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        os.setsid()
-        os.dup2(stdin, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        kernel.close_range(3)
+        _enter_child(spec, stdin, out, err)
         if spec["cpu"] is not None:
             seconds = max(1, round(spec["cpu"]))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

@@ -83,6 +83,13 @@ def map_user(inside: int, uid: int, gid: int) -> None:
             file.write(text)
 
 
+def is_mapped(uid: int) -> bool:
+    """Whether our user namespace knows a user."""
+    with open("/proc/self/uid_map") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= uid < first + count for first, _, count in ranges)
+
+
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
     result = _libc.mount(
         os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags),

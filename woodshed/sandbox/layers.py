@@ -18,10 +18,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{24}")
 
 
 class LayerStore:
-    """Layers below ``root``, each named ``PREFIX-DIGEST`` by its contents and never changed once it is there."""
+    """Layers below ``root``, each named ``PREFIX-DIGEST`` by its contents and never changed once it is there.
 
-    def __init__(self, root: Path) -> None:
+    ``whole``: they are root filesystems of their own, not stacked on a base system.
+    """
+
+    def __init__(self, root: Path, *, whole: bool = False) -> None:
         self.root = Path(root).resolve()
+        self._whole = whole
 
     def add(self, prefix: str, fill: Callable[[Path], None]) -> str:
         """Name of the layer that ``fill`` writes into the empty folder it is given; stored once, atomically.
@@ -37,7 +41,7 @@ class LayerStore:
         try:
             fill(work)
             hidden = sorted({"usr", "proc", "dev", "bin", "lib", "lib64", "sbin"} & set(os.listdir(work)))
-            if hidden:
+            if hidden and not self._whole:
                 raise SandboxError(f"layer {prefix}: the base system hides {hidden}; packages go to opt/site-packages")
             _open_up(work)
             name = f"{prefix}-{digest(work)[:24]}"

@@ -11,6 +11,7 @@ import itertools
 import secrets
 import socket
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,17 @@ MAX_CHAIN = 40
 class NamespaceBackend:
     """Makes boxes. Belongs to the event loop that first uses it; ``root`` holds one (empty) folder while it runs.
 
+    ``cgroups``: boxes have groups of their own where this process may make any. They hold without.
     Every request that a box sends outside becomes a line of ``egress_log`` and is counted in the box's ``stats``.
     """
 
     name = "namespace"
 
-    def __init__(self, root: Path | None = None, *, max_starting: int = 16, egress_log: Path | None = None) -> None:
-        self._spawner = Spawner(root, self._forget)
-        self._root = root
+    def __init__(
+        self, root: Path | None = None, *, max_starting: int = 16, egress_log: Path | None = None, cgroups: bool = True
+    ) -> None:
+        self._spawner = Spawner(root, self._forget, config={"cgroups": cgroups})
+        self._root, self._cgroups = root, cgroups
         self._names = itertools.count(1)
         self._boxes: set[NamespaceBox] = set()
         self._snapshots: dict[str, tuple[BoxSpec, tuple[str, ...]]] = {}
@@ -51,17 +55,18 @@ class NamespaceBackend:
         """What works here, found by doing it; cached for the process."""
         from .probe import probe_namespace
 
-        return probe_namespace(self._root)
+        return probe_namespace(self._root, self._cgroups)
 
     async def create(self, spec: BoxSpec) -> NamespaceBox:
         """A fresh box. Raises SandboxError naming the layer, module or system call that failed."""
+        if spec.image:
+            raise Unsupported("the namespace backend runs no images of container engines; give a root instead")
         return await self._make(spec, ())
 
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that start from the snapshot's files and share them."""
         spec, chain = self._known(snapshot)
-        bare = BoxSpec(spec.layers, {}, spec.workdir, spec.env, spec.limits, spec.egress, spec.preload)
-        return await all_or_none(self._make(bare, chain) for _ in range(n))
+        return await all_or_none(self._make(replace(spec, files={}), chain) for _ in range(n))
 
     async def drop(self, snapshot: Snapshot) -> None:
         """Forget a snapshot; its files go when no box and no later snapshot needs them."""
@@ -72,7 +77,7 @@ class NamespaceBackend:
     async def close(self) -> None:
         """End every box and the helper process."""
         for box in list(self._boxes):
-            box.running.hang_up()
+            box.hang_up()
         self._boxes.clear()
         self._snapshots.clear()
         await self._spawner.close()
@@ -86,6 +91,11 @@ class NamespaceBackend:
     def privileged(self) -> bool:
         """Whether real root set the boxes up (they run as an ordinary user either way)."""
         return self._spawner.privileged
+
+    @property
+    def cgroups(self) -> str:
+        """``v1`` or ``v2`` where boxes have groups, else nothing. Known with the first box."""
+        return self._spawner.cgroups
 
     async def seal(self, box: NamespaceBox) -> Snapshot:
         """Make a snapshot of a box; called through ``box.snapshot``."""
@@ -116,7 +126,15 @@ class NamespaceBackend:
         if box in self._boxes:
             self._boxes.discard(box)
             await self._spawner.kill(box.running.number)
+            self._spawner.reason(box.running.number)  # nobody will ask
             await self._release(box.chain)
+
+    def is_gone(self, box: NamespaceBox) -> bool:
+        return self._spawner.is_gone(box.running.number)
+
+    async def end_of(self, box: NamespaceBox) -> str:
+        """Why a box that answers no more is gone; it is, afterwards."""
+        return await self._spawner.end_of(box.running.number)
 
     async def _make(self, spec: BoxSpec, chain: tuple[str, ...]) -> NamespaceBox:
         record = Record(f"box-{secrets.token_hex(6)}", self._egress_log)
@@ -136,7 +154,8 @@ class NamespaceBackend:
         limits = spec.limits
         environment = PROXY_ENVIRONMENT if spec.egress is not None and spec.egress.allow else {}
         message: dict[str, Any] = {
-            "layers": [str(Path(layer).resolve()) for layer in spec.layers], "snapshots": list(chain),
+            "layers": [str(Path(layer).resolve()) for layer in (*filter(None, [spec.root]), *spec.layers)],
+            "whole": spec.root is not None, "snapshots": list(chain),
             "workdir": spec.workdir, "env": {**environment, **spec.env}, "preload": list(spec.preload),
             "memory": limits.memory, "processes": limits.processes, "cpu": limits.cpu_seconds,
             "file_size": limits.file_size, "disk": limits.disk, "listen": listen,
@@ -151,7 +170,9 @@ class NamespaceBackend:
                 channel = await Channel.open(ours)
                 try:
                     await channel.request({"op": "put", "files": table, "workdir": True}, body)
-                    gate = await Gate.open(spec.egress, taking, record) if spec.egress is not None else None
+                    gate = Gate(spec.egress, record) if spec.egress is not None else None
+                    if gate is not None:
+                        await gate.listen(taking)
                 except BaseException as error:
                     channel.close()
                     raise await self._spawner.failure(number, error) from None

@@ -48,18 +48,25 @@ class NamespaceBox(ChannelBox):
                 "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"
             )
         async with self._moving:
-            return await self._backend.seal(self)
+            self._check_running()
+            async with self._explained():
+                return await self._backend.seal(self)
 
     def stats(self) -> dict[str, Any]:
-        layers = len(self.spec.layers) + len(self.chain)
-        return {"id": self.id, "layers": layers, **self._counts, "egress": dict(self.record.counts)}
+        own = super().stats()
+        return {**own, "layers": own["layers"] + len(self.chain), "egress": dict(self.record.counts)}
 
-    async def close(self) -> None:
-        """Kill every process of the box and free its files. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.running.hang_up()
-            await self._backend.retire(self)
+    def hang_up(self) -> None:
+        self.running.hang_up()
+
+    async def _retire(self) -> None:
+        await self._backend.retire(self)
+
+    def _is_gone(self) -> bool:
+        return self._backend.is_gone(self)
+
+    async def _end_of(self) -> str:
+        return await self._backend.end_of(self)
 
     def move(self, chain: tuple[str, ...], running: Running) -> None:
         """Go on as other processes (after a snapshot)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
     from .namespace import NamespaceBackend
 
 _SECONDS = 30.0
-_CHECKS = """
+_ENFORCED = {
+    "memory": "address space, accounting", "processes": "RLIMIT_NPROC", "cpu_seconds": "RLIMIT_CPU, accounting",
+    "file_size": "RLIMIT_FSIZE", "disk": "size of a tmpfs", "wall_time": "deadline", "output": "cut off",
+}  # fmt: skip
+CHECKS = """
 import os, resource
 rows = {"memory": resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 30,
         "file_size": resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 1 << 20,
@@ -43,7 +48,7 @@ print(*(name for name, held in rows.items() if held))
 
 
 @lru_cache(maxsize=8)
-def probe_namespace(root: Path | None = None) -> Probe:
+def probe_namespace(root: Path | None = None, cgroups: bool = True) -> Probe:
     """Creates a box, runs commands, writes a file, snapshots and forks, within 30 s. Callable from anywhere."""
     if sys.platform != "linux":
         return Probe(False, (f"namespaces exist on Linux only, this is {sys.platform}",))
@@ -51,7 +56,7 @@ def probe_namespace(root: Path | None = None) -> Probe:
         return Probe(False, ("this Python was built without pidfd_open",))
     from .namespace import NamespaceBackend
 
-    return probe_by(lambda: NamespaceBackend(root), _try, _SECONDS)
+    return probe_by(lambda: NamespaceBackend(root, cgroups=cgroups), _try, _SECONDS)
 
 
 async def _try(backend: NamespaceBackend) -> Probe:
@@ -66,9 +71,21 @@ async def _try(backend: NamespaceBackend) -> Probe:
     [fork] = await backend.fork(snapshot)
     if await fork.read("hello") == b"written":
         capabilities |= {"fs_snapshot", "fork"}
-    checked = await fork.exec_python(_CHECKS)
-    held = frozenset(checked.stdout.decode(errors="replace").split()) | {"wall_time", "output"}
-    missing = {"memory", "file_size", "cpu_seconds", "processes", "disk"} - held
-    reasons += [f"the limit {name!r} is not in force" for name in sorted(missing)]
+    checked = await fork.exec_python(CHECKS)
+    held, missing = in_force(checked.stdout, _ENFORCED)
+    reasons += missing
     capabilities.add("root" if backend.privileged else "rootless")
-    return Probe(not reasons, tuple(reasons), frozenset(capabilities), held)
+    return Probe(not reasons, tuple(reasons), frozenset(capabilities), _mechanisms(held, backend.cgroups))
+
+
+def in_force(said: bytes, enforced: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Of what ``CHECKS`` said: limit -> mechanism for those of ``enforced`` that hold, and why the others do not."""
+    held = {*said.decode(errors="replace").split(), "wall_time", "output"}
+    missing = [f"the limit {name!r} is not in force" for name in sorted(set(enforced) - held)]
+    return {name: how for name, how in enforced.items() if name in held}, missing
+
+
+def _mechanisms(held: dict[str, str], cgroups: str) -> dict[str, str]:
+    """A box whose first process did not get into its group is never born: where there are any they are in force."""
+    counted = f"cgroup {cgroups}, " if cgroups else ""
+    return {name: (counted if name in ("memory", "processes") else "") + how for name, how in held.items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from .protocol import Backend, Probe, SandboxError
+from .protocol import Backend, BoxSpec, Limits, Probe, SandboxError
 
 B = TypeVar("B", bound=Backend)
 
@@ -34,3 +34,18 @@ async def _bounded(make: Callable[[], B], attempt: Callable[[B], Awaitable[Probe
         return Probe(False, (str(error),))
     finally:
         await backend.close()
+
+
+async def try_live_fork(backend: Backend, *, memory: int, limits_in_force: Mapping[str, str]) -> Probe:
+    """Whether a fork of a full snapshot goes on with the files and the background process of its parent."""
+    limits = Limits(memory=memory, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
+    box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
+    result = await box.exec("cat hello && (sleep 1000 > /dev/null 2>&1 & echo $! > pid)")
+    if (result.returncode, result.stdout) != (0, b"written"):
+        return Probe(False, (f"a command fails: {result.stderr.decode(errors='replace').strip() or result}",))
+    [fork] = await backend.fork(await box.snapshot("full"))
+    alive = await fork.exec("kill -0 $(cat pid)")
+    if alive.returncode:
+        return Probe(False, ("processes do not survive a snapshot",), frozenset({"exec"}))
+    found = frozenset({"exec", "exec_python", "fs_snapshot", "full_snapshot", "fork"})
+    return Probe(True, (), found, limits_in_force)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,6 +10,10 @@ from typing import Any, Literal, Protocol
 
 class SandboxError(Exception):
     """The sandbox itself failed (an infrastructure error). Nothing that runs inside a box can provoke it."""
+
+
+class Paused(SandboxError):
+    """The box is paused, so it does nothing but end: ``resume`` it first."""
 
 
 class Unsupported(SandboxError):
@@ -51,7 +55,9 @@ class BoxSpec:
     ``layers``: host directories stacked read-only as the box's root, lowest first, on top of the backend's base
     system. ``files``: small files written on top (path in the box -> bytes). ``env`` is the whole environment of
     commands besides PATH, HOME, LANG and PYTHONDONTWRITEBYTECODE. ``preload``: Python modules that the box's fork
-    server imports before it serves ``exec_python``. ``egress``: no network at all where it is None.
+    server imports before it serves ``exec_python``. ``egress``: no network at all where it is None. ``root``: folder of
+    a whole root filesystem that takes the place of the base system (``sandbox.roots`` makes them); ``image``: the same
+    as an image of a container engine. A backend that cannot take one raises Unsupported.
     """
 
     layers: tuple[Path, ...] = ()
@@ -61,6 +67,8 @@ class BoxSpec:
     limits: Limits = Limits()
     egress: Egress | None = None
     preload: tuple[str, ...] = ()
+    root: Path | None = None
+    image: str = ""
 
 
 @dataclass
@@ -87,12 +95,15 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a backend can do on this machine, found by doing it. ``reasons`` says why not, one sentence each."""
+    """What a backend can do on this machine, found by doing it. ``reasons`` says why not, one sentence each.
+
+    ``limits_in_force``: name of a limit -> what enforces it here.
+    """
 
     ok: bool
     reasons: tuple[str, ...] = ()
     capabilities: frozenset[str] = frozenset()
-    limits_in_force: frozenset[str] = frozenset()
+    limits_in_force: Mapping[str, str] = field(default_factory=dict)
 
 
 class Sandbox(Protocol):
@@ -156,9 +167,27 @@ class Sandbox(Protocol):
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot: ...
 
+    async def pause(self) -> None:
+        """Stop every process of the box where it is; none gets the processor until ``resume``.
+
+        Commands under way stay so, and the time does not count against their timeouts. Every other request raises
+        Paused meanwhile. Pausing a paused box does nothing.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let the box go on. Does nothing where it is not paused."""
+        ...
+
     def stats(self) -> dict[str, Any]: ...
 
-    async def close(self) -> None: ...
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made once when this box is closed."""
+        ...
+
+    async def close(self) -> None:
+        """Kill every process of the box and free its files. Idempotent."""
+        ...
 
 
 class Backend(Protocol):

@@ -38,6 +38,10 @@ _ABSENT: dict[str, tuple[int | None, int | None]] = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
     "clone3": (435, 435),  # its flags lie in memory where a filter cannot look; libc falls back to clone
 }  # fmt: skip
+# What processes of different boxes could meet in, where nothing but file permissions is between them.
+_SHARED: dict[str, tuple[int | None, int | None]] = {
+    "semget": (64, 190), "mq_open": (240, 180), "mq_unlink": (241, 181),
+}  # fmt: skip
 # Calls that may only concern the caller itself: argument index that must be 0.
 _SELF_ONLY: dict[str, tuple[int | None, int | None, int]] = {
     "prlimit64": (302, 261, 0), "sched_setaffinity": (203, 122, 0), "sched_setscheduler": (144, 119, 0),
@@ -63,10 +67,12 @@ def _argument(index: int) -> int:
     return 16 + 8 * index  # offset of the low word in struct seccomp_data (little-endian)
 
 
-def box_filter(machine: str, *, network: bool = False) -> bytes:
+def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> bytes:
     """The program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError.
 
-    ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6.
+    ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6. ``alone``:
+    the box has namespaces of its own; without them it gets no sockets but pairs, and no queues or semaphores that
+    others could see.
     """
     arch, column = _ARCH[machine]
     eperm, enosys = _op(_RET, _ERRNO | errno.EPERM), _op(_RET, _ERRNO | errno.ENOSYS)
@@ -74,7 +80,7 @@ def box_filter(machine: str, *, network: bool = False) -> bytes:
     out = [_op(_LOAD, 4), _op(_JEQ, arch, jt=1), _op(_RET, _KILL), _op(_LOAD, 0)]
     if machine == "x86_64":  # the x32 ABI has its own numbers
         out += [_op(_JGE, 0x40000000, jf=1), enosys]
-    for table, verdict in ((_DENIED, eperm), (_ABSENT, enosys)):
+    for table, verdict in ((_DENIED, eperm), (_ABSENT, enosys), ({} if alone else _SHARED, enosys)):
         for numbers in table.values():
             if numbers[column] is not None:
                 out += [_op(_JEQ, numbers[column] or 0, jf=1), verdict]
@@ -84,8 +90,8 @@ def box_filter(machine: str, *, network: bool = False) -> bytes:
         number = (x86, arm)[column]
         if number is not None:
             out += [_op(_JEQ, number, jf=4), _op(_LOAD, _argument(index)), _op(_JEQ, 0, jf=1), allow, eperm]
-    families = (_AF_UNIX, _AF_INET, _AF_INET6) if network else (_AF_UNIX,)
-    for number in (_SOCKET[column], _SOCKETPAIR[column]):
+    kinds = (_AF_UNIX, _AF_INET, _AF_INET6) if network else (_AF_UNIX,)
+    for number, families in ((_SOCKET[column], kinds if alone else ()), (_SOCKETPAIR[column], kinds)):
         checks = [verdict for family in families for verdict in (_op(_JEQ, family, jf=1), allow)]
         out += [_op(_JEQ, number, jf=2 + len(checks)), _op(_LOAD, _argument(0)), *checks, unsupported]
     out += [_op(_JEQ, _CLONE[column], jf=4), _op(_LOAD, _argument(0)), _op(_JSET, _NAMESPACES, jt=1), allow, eperm]

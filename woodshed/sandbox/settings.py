@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from woodshed.record.settings import Settings
 
 from .egress.rules import parse_rule
+from .pressure import Bounds
 from .protocol import Egress, Limits
+
+LOCAL = "local"
+"""In ``hosts``: this machine."""
+RAY = "ray"
+"""The one in ``hosts``: every node of a Ray cluster."""
 
 
 class SandboxSettings(Settings):
     """Which backend makes the boxes, and what one box may use."""
 
-    backend: Literal["namespace", "gvisor", "microvm", "docker"] = "namespace"
-    """What isolates a box. ``namespace`` needs Linux with user namespaces and nothing else."""
+    backend: Literal["namespace", "gvisor", "microvm", "docker", "podman", "landlock"] = "namespace"
+    """What isolates a box. ``namespace`` needs Linux with user namespaces and nothing else; ``landlock`` is weaker."""
 
     root: Path | None = None
     """Folder for the backend's own state while it runs; the system's temporary folder if not given."""
 
     max_starting: int = Field(default=16, ge=1)
     """Boxes that may be under construction at once; more only makes each of them wait for the same processors."""
+
+    max_boxes: int | None = Field(default=None, ge=1)
+    """Boxes alive at once in one process of a run; none for as many as ask. Whoever comes later waits."""
+
+    keep_memory: int | None = Field(default=512 << 20, ge=0)
+    """Bytes of memory that have to be available on the machine for another box; none for no bound. While a bound is
+    not met no box is made, except where none lives; after five minutes that is an error of the sandbox."""
+
+    keep_disk: int | None = Field(default=256 << 20, ge=0)
+    """Bytes that have to be free on the disk of ``root`` for another box; none for no bound."""
+
+    memory_stall: float | None = Field(default=20.0, gt=0, le=100)
+    """Percent of the last ten seconds in which everything waited for memory (PSI ``full``), beyond which no box is
+    made; none for no bound. Only where the kernel tells."""
+
+    cpu_stall: float | None = Field(default=None, gt=0, le=100)
+    """The same for work that waits for a processor (PSI ``some``); none for no bound."""
+
+    bases: int = Field(default=32, ge=0)
+    """Warm bases kept: snapshots that boxes with equal and large workspaces fork from; 0 for none."""
+
+    base_bytes: int = Field(default=1 << 30, ge=0)
+    """Bytes (of memory) that warm bases may take together."""
 
     memory: int | None = Field(default=2 << 30, ge=64 << 20)
     """Bytes of memory of one box (address space of each process, and all of them together); none for no limit."""
@@ -40,12 +71,40 @@ class SandboxSettings(Settings):
     disk: int | None = Field(default=512 << 20, ge=1 << 20)
     """Bytes that a box can write in all (held in memory); none for the system's own bound."""
 
+    cgroups: bool = True
+    """Whether namespace boxes get control groups for memory and processes too, where this machine lets us make any.
+    The limits hold without; ``woodshed probe`` says what enforces each."""
+
     allow: tuple[str, ...] = ()
     """Hosts that an agent's boxes may reach: ``HOST``, ``*.DOMAIN`` or ``HOST:PORT``. They go through a proxy that
     refuses all others and logs every request to ``egress.jsonl``. Boxes that grade never reach anything."""
 
     allow_private: bool = False
     """Whether names in ``allow`` may stand for addresses that are not public, as a company's mirror has."""
+
+    hosts: tuple[str, ...] = ()
+    """Addresses of box servers (``woodshed boxes``) that make the boxes, ``http://HOST:PORT``; ``local`` is this
+    machine. None of them: this machine alone. Room and warm bases are each server's own settings. ``ray``, alone: the
+    run starts a server on every node of a Ray cluster (RAY_ADDRESS, else the one on this machine), with this table's
+    bounds of room and bases, and a key of its own."""
+
+    hosts_key_file: Path | None = None
+    """File with the admin key of ``hosts``; without it the variable WOODSHED_ADMIN_KEY is read."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if RAY in value and len(value) > 1:
+            raise ValueError(f"'{RAY}' stands alone: name the box servers themselves, or let the run place them")
+        for host in value:
+            if host not in (LOCAL, RAY) and not re.fullmatch(r"https?://[^/\s@]+/?", host):
+                raise ValueError(
+                    f"{host!r} is no address of a box server: write http://HOST:PORT, '{LOCAL}' or '{RAY}'"
+                )
+            urlsplit(host).port  # noqa: B018  (ValueError where it is none)
+        if len({host.rstrip("/") for host in value}) < len(value):
+            raise ValueError("a host is named twice")
+        return value
 
     @field_validator("allow")
     @classmethod
@@ -56,13 +115,19 @@ class SandboxSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> SandboxSettings:
-        if self.allow and self.backend != "namespace":
+        if self.allow and self.backend not in ("namespace", "gvisor"):
             raise ValueError(f"the {self.backend} backend gives boxes no network: leave out allow, or use namespace")
+        if RAY in self.hosts and self.hosts_key_file is not None:
+            raise ValueError(f"hosts_key_file: with hosts = ['{RAY}'] the run makes a key itself; leave it out")
         return self
 
     def egress(self) -> Egress | None:
         """What agents' boxes may reach, as backends take it."""
         return Egress(self.allow, private=self.allow_private) if self.allow else None
+
+    def bounds(self) -> Bounds:
+        """What has to be left of the machine for another box."""
+        return Bounds(self.keep_memory, self.keep_disk, self.memory_stall, self.cpu_stall)
 
     def limits(self) -> Limits:
         """The limits as backends take them."""

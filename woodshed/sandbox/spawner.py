@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import json
@@ -18,6 +19,7 @@ from typing import Any
 
 import woodshed
 
+from . import cgroups
 from .protocol import SandboxError
 
 _BOOT = (
@@ -37,7 +39,7 @@ class Spawner:
 
     def __init__(
         self, root: Path | None = None, on_lost: Callable[[], None] = lambda: None, *,
-        name: str = "namespace", program: str = "woodshed.sandbox.zygote", config: Mapping[str, str] | None = None,
+        name: str = "namespace", program: str = "woodshed.sandbox.zygote", config: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._name, self._program, self._config = name, program, dict(config or {})
         self._root = Path(root) if root is not None else Path(tempfile.gettempdir())
@@ -52,6 +54,7 @@ class Spawner:
         self._starting: asyncio.Task[None] | None = None
         self._on_lost = on_lost
         self.privileged = False
+        self.cgroups = ""
 
     @property
     def folder(self) -> Path | None:
@@ -77,11 +80,7 @@ class Spawner:
     async def _start(self) -> None:
         self._hang_up()
         await self._bury()
-        self._root.mkdir(parents=True, exist_ok=True)
-        sweep(self._root)
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-", dir=self._root))
-        folder.chmod(0o755)
-        self._folder = folder
+        self._folder = folder = owned_folder(self._root)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             interpreter = getattr(sys, "_base_executable", None) or sys.executable
@@ -100,7 +99,7 @@ class Spawner:
         if "error" in state:
             await self.close()
             raise SandboxError(explain(state["error"], state.get("errno"), self._name))
-        self.privileged = bool(state["privileged"])
+        self.privileged, self.cgroups = bool(state["privileged"]), str(state["cgroups"])
         self._loop.add_reader(ours.fileno(), self._receive)
 
     async def create(self, message: dict[str, Any], *descriptors: int) -> int:
@@ -136,6 +135,12 @@ class Spawner:
     def reason(self, number: int) -> str | None:
         """Why the box of that number was never born, if so; asked once, after ``kill``."""
         return self._reasons.pop(number, None)
+
+    async def end_of(self, number: int) -> str:
+        """Why a box that answers no more is gone; it is, afterwards."""
+        with contextlib.suppress(SandboxError):
+            await self.kill(number)
+        return self.reason(number) or "gone"
 
     async def failure(self, number: int, error: BaseException) -> BaseException:
         """End a box whose first request failed with ``error``; what to raise for it."""
@@ -182,6 +187,7 @@ class Spawner:
         self._lost()
         folder, self._folder = self._folder, None
         if folder is not None:
+            cgroups.sweep(folder.name, lambda _: True)
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -250,12 +256,27 @@ def _spawn(interpreter: str, program: str, stdin: socket.socket) -> subprocess.P
     )  # fmt: skip
 
 
+def owned_folder(root: Path) -> Path:
+    """A new folder below ``root`` that names its owner, this process; those of owners who are dead are removed."""
+    root.mkdir(parents=True, exist_ok=True)
+    sweep(root)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-", dir=root))
+    folder.chmod(0o755)
+    return folder
+
+
 def sweep(root: Path) -> None:
-    """Remove folders that owners left which are dead now. Their processes and mounts ended with them."""
+    """Remove folders and groups that owners left which are dead now. Their processes and mounts ended with them."""
     for entry in root.glob(_PREFIX + "*"):
-        parts = entry.name.removeprefix(_PREFIX).split("-")
-        if len(parts) >= 2 and parts[0].isdigit() and _start_time(int(parts[0])) != parts[1]:
+        if _is_dead(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
+    cgroups.sweep(_PREFIX, _is_dead)
+
+
+def _is_dead(name: str) -> bool:
+    """Whether the owner that a folder is named after has ended."""
+    parts = name.removeprefix(_PREFIX).split("-")
+    return len(parts) >= 2 and parts[0].isdigit() and start_time(int(parts[0])) != parts[1]
 
 
 def explain(message: str, code: int | None, backend: str) -> str:
@@ -274,7 +295,7 @@ def explain(message: str, code: int | None, backend: str) -> str:
     return text
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Start time of a process in clock ticks since boot; '' for one that does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

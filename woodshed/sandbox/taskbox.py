@@ -30,8 +30,15 @@ def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None, eg
         stack.append(layers.path(_workspace_layer(task, layers)))
         files = {}
     return BoxSpec(
-        layers=tuple(stack), files=files, workdir=workdir, limits=limits or _DEFAULT, egress=egress, preload=PRELOAD,
+        layers=tuple(stack), files=files, workdir=workdir, env=_environment(task), limits=limits or _DEFAULT,
+        egress=egress, preload=PRELOAD,
     )  # fmt: skip
+
+
+def _environment(task: Task) -> dict[str, str]:
+    """Of an install, whose pip is configured by it; where tests decide, their runners say what is in force."""
+    found = task.config.get("environment", {}).get("env", {})
+    return dict(found) if task.info.grader == "install" else {}
 
 
 def _stamp(task: Task) -> int:

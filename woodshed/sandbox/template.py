@@ -16,15 +16,21 @@ from . import kernel
 SITE_PACKAGES = "/opt/site-packages"
 """Where a layer puts Python packages: on the path of every interpreter in the box, also in isolated mode."""
 
+PATH_FILE = "box.pth"
+"""Lies in place of installed packages and names SITE_PACKAGES."""
+
 UID = 1000
 BOX_UID = 1_877_001
 """Host user id of boxes when root runs them: not in any passwd file, outside the ranges that systems hand out."""
 
 HOME = "/home/box"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where commands are looked for in a root filesystem that is not ours."""
+
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
-_ETC = {
+ETC = {
     "passwd": f"root:x:0:0::/root:/bin/sh\nbox:x:{UID}:{UID}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
     "group": f"root:x:0:\nbox:x:{UID}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost box\n",
@@ -40,27 +46,11 @@ def build(root: str, owner: int) -> list[tuple[str, str]]:
     Returns what each box binds: (path below ``root``, path below the box's root).
     """
     base = f"{root}/base"
-    for name in ("usr", "proc", "dev", "etc", "opt", "run", "sys", "var/tmp", "tmp", "workspace", HOME[1:]):
-        os.makedirs(f"{base}/{name}")
-    for name, text in _ETC.items():
-        with open(f"{base}/etc/{name}", "w") as file:
-            file.write(text)
-    _copy_linker_files(base)
-    _copy_certificates(base)
+    parts = skeleton(base)
     os.mkdir(f"{root}/mask")
-    with open(f"{root}/mask/box.pth", "w") as file:
+    with open(f"{root}/mask/{PATH_FILE}", "w") as file:
         file.write(SITE_PACKAGES + "\n")
-    binds = [_bind(root, "/usr", "usr")]
-    for name in _TOP:
-        if os.path.islink(f"/{name}"):
-            os.symlink(os.readlink(f"/{name}"), f"{base}/{name}")
-        elif os.path.isdir(f"/{name}"):
-            os.mkdir(f"{base}/{name}")
-            binds.append(_bind(root, f"/{name}", name))
-    prefix = os.path.realpath(sys.base_prefix)
-    if prefix != "/usr" and not prefix.startswith("/usr/"):
-        os.makedirs(base + prefix, exist_ok=True)
-        binds.append(_bind(root, prefix, "prefix", prefix[1:]))
+    binds = [_bind(root, name, source, target) for name, source, target in parts]
     _build_dev(f"{root}/dev")
     binds.append(("dev", "dev"))
     for folder, _, files in os.walk(base):
@@ -72,6 +62,47 @@ def build(root: str, owner: int) -> list[tuple[str, str]]:
     return binds
 
 
+def skeleton(base: str) -> list[tuple[str, str, str]]:
+    """Make a box's root folder ``base`` without what it shares with the host.
+
+    Returns that: (a name, folder of the host, path below the box's root).
+    """
+    for name in ("usr", "proc", "dev", "etc", "opt", "run", "sys", "var/tmp", "tmp", "workspace", HOME[1:]):
+        os.makedirs(f"{base}/{name}")
+    for name, text in ETC.items():
+        with open(f"{base}/etc/{name}", "w") as file:
+            file.write(text)
+    _copy_linker_files(base)
+    _copy_certificates(base)
+    parts = [("usr", "/usr", "usr")]
+    for name in _TOP:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{base}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            os.mkdir(f"{base}/{name}")
+            parts.append((name, f"/{name}", name))
+    prefix = os.path.realpath(sys.base_prefix)
+    if prefix != "/usr" and not prefix.startswith("/usr/"):
+        os.makedirs(base + prefix, exist_ok=True)
+        parts.append(("prefix", prefix, prefix[1:]))
+    return parts
+
+
+def binds_of_whole(binds: list[tuple[str, str]], root: str) -> list[tuple[str, str]]:
+    """What a box binds whose root filesystem ``root`` is not ours: devices, and the interpreter that PID 1 is.
+
+    An interpreter of the host's /usr is not bound, it would hide the root's own: there ``exec_python`` imports what
+    the root has for the same version. Raises OSError for a root that lacks a folder.
+    """
+    for name in ("proc", "dev", "tmp", "usr"):
+        if not os.path.isdir(f"{root}/{name}"):
+            raise OSError(2, f"the root filesystem has no folder /{name}")
+    kept = [(source, target) for source, target in binds if source in ("dev", "prefix")]
+    for _, target in kept:
+        os.makedirs(f"{root}/{target}", exist_ok=True)
+    return kept
+
+
 def search_path() -> list[str]:
     """``sys.path`` of an interpreter in the box: the standard library and what layers put into SITE_PACKAGES."""
     installed = {"site-packages", "dist-packages"}
@@ -79,17 +110,17 @@ def search_path() -> list[str]:
     return [*standard, SITE_PACKAGES]
 
 
-def _bind(root: str, source: str, name: str, target: str | None = None) -> tuple[str, str]:
+def _bind(root: str, name: str, source: str, target: str) -> tuple[str, str]:
     place = f"{root}/{name}"
     os.mkdir(place)
     kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
-    for folder in _installed_packages(place):
+    for folder in installed_packages(place):
         kernel.mount(f"{root}/mask", folder, flags=kernel.MS_BIND)
     kernel.seal_mount(place, recursive=True, nodev=True)
-    return name, target or name
+    return name, target
 
 
-def _installed_packages(place: str) -> list[str]:
+def installed_packages(place: str) -> list[str]:
     """Folders that hold installed copies of packages, for any interpreter below ``place``."""
     found = []
     for lib in (f"{place}/lib", f"{place}/lib64", f"{place}/local/lib"):

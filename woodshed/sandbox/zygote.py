@@ -20,6 +20,7 @@ import sys
 from typing import Any
 
 from . import boxinit, kernel, pyrun, template
+from .cgroups import Groups, Joining, find_place
 from .owner import Owner
 from .template import BOX_UID
 
@@ -27,7 +28,7 @@ from .template import BOX_UID
 class Zygote:
     """State: the boxes alive, the folders that layers come from, the sealed snapshots."""
 
-    def __init__(self, owner: Owner, root: str) -> None:
+    def __init__(self, owner: Owner, root: str, *, cgroups: bool) -> None:
         self._owner, self._root = owner, root
         self._names: dict[int, int] = {}  # pid -> box
         self._pids: dict[int, int] = {}  # box -> pid
@@ -41,6 +42,7 @@ class Zygote:
         for name in ("upper", "new", "stores", "snaps"):
             os.mkdir(f"{root}/{name}")
         os.chdir(root)  # from here on by relative paths: the folder's parents need not be open to boxes' user
+        self._groups = _groups(os.path.basename(root)) if cgroups else None
         self._outer = BOX_UID if self.privileged else 0
         self._binds = template.build(root, self._outer)
         if self.privileged:
@@ -49,8 +51,8 @@ class Zygote:
             os.seteuid(BOX_UID)
 
     def _enter(self) -> None:
-        if self.privileged and not _mapped(BOX_UID):  # root of a user namespace that has too few users for boxes
-            self.privileged = False
+        if self.privileged and not kernel.is_mapped(BOX_UID):
+            self.privileged = False  # root of a user namespace that has too few users for boxes
         elif self.privileged:
             try:
                 kernel.unshare(kernel.CLONE_NEWNS)
@@ -65,6 +67,11 @@ class Zygote:
         kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
         kernel.map_user(0, uid, gid)
 
+    @property
+    def cgroups(self) -> str:
+        """``v1`` or ``v2`` where boxes have groups, else nothing."""
+        return self._groups.version if self._groups is not None else ""
+
     def serve(self) -> None:
         """Answer the host until it goes away."""
         self._owner.serve(self._handle, self._ended, also=(self._seal_in.fileno(), self._collect_seals))
@@ -77,6 +84,8 @@ class Zygote:
         for pid in list(self._names):
             os.waitpid(pid, 0)
         self._raise()
+        if self._groups is not None:
+            self._groups.close()
         os.chdir("/")
         kernel.umount(self._root)
         with contextlib.suppress(OSError):  # the parent folder may be gone already
@@ -98,19 +107,46 @@ class Zygote:
             self._answer(message, self._release)
 
     def _create(self, spec: dict[str, Any], control: int, offering: int) -> None:
+        group = None
         try:
             for name in spec["preload"]:
                 if name.partition(".")[0] not in sys.stdlib_module_names:
                     raise OSError(22, f"preload {name!r}: only modules of the standard library can be preloaded")
                 self._import(name)
             spec["layers"] = [self._layer(path) for path in spec["layers"]]
+            group = self._group(spec)
             pid = kernel.clone(boxinit.NAMESPACES)
         except (OSError, ImportError) as error:
+            _close(group)
+            self._leave(spec["box"])
             self._owner.send({"gone": spec["box"], "error": str(error)})
             return
         if pid == 0:
-            boxinit.run(spec, self._binds, self._outer, control, offering, self._seal_out.fileno())
+            boxinit.run(spec, self._binds, self._outer, control, offering, self._seal_out.fileno(), group)
+        _close(group)
         self._names[pid], self._pids[spec["box"]] = spec["box"], pid
+
+    def _group(self, spec: dict[str, Any]) -> Joining | None:
+        """What a box writes lies in memory: files and processes together are what its group may hold."""
+        if self._groups is None:
+            return None
+        bounded = spec["memory"] is not None and spec["disk"] is not None
+        memory = spec["memory"] + spec["disk"] if bounded else None
+        self._raise()
+        try:
+            return self._groups.make(spec["box"], memory, None if spec["processes"] is None else spec["processes"] + 1)
+        finally:
+            self._lower()
+
+    def _leave(self, box: int) -> bool:
+        """Whether the kernel killed something of the box for want of memory."""
+        if self._groups is None:
+            return False
+        self._raise()
+        try:
+            return self._groups.remove(box)
+        finally:
+            self._lower()
 
     def _import(self, name: str) -> None:
         if name not in sys.modules:
@@ -179,11 +215,12 @@ class Zygote:
             if fds:
                 self._sealed[token.decode("ascii", "replace")] = fds[0]
 
-    def _ended(self, pid: int, _: int) -> None:
+    def _ended(self, pid: int, status: int) -> None:
         box = self._names.pop(pid, None)
         if box is not None:
             del self._pids[box]
-            self._owner.send({"gone": box})
+            full = self._leave(box) and os.WIFSIGNALED(status)
+            self._owner.send({"gone": box, **({"error": "out of memory"} if full else {})})
 
     def _answer(self, message: dict[str, Any], action: Any) -> None:
         try:
@@ -204,11 +241,17 @@ class Zygote:
             os.seteuid(BOX_UID)
 
 
-def _mapped(uid: int) -> bool:
-    """Whether our user namespace knows a user."""
-    with open("/proc/self/uid_map") as file:
-        ranges = [tuple(map(int, line.split())) for line in file]
-    return any(first <= uid < first + count for first, _, count in ranges)
+def _close(group: Joining | None) -> None:
+    for fd in (*group.join, group.events) if group is not None else ():
+        os.close(fd)
+
+
+def _groups(name: str) -> Groups | None:
+    place = find_place()
+    try:
+        return Groups(place, name) if place is not None else None
+    except OSError:  # the limits hold without; the probe says what enforces them
+        return None
 
 
 def main(host: socket.socket) -> None:
@@ -217,7 +260,7 @@ def main(host: socket.socket) -> None:
 
     owner = Owner(host)
     try:
-        zygote = Zygote(owner, owner.configuration["root"])
+        zygote = Zygote(owner, owner.configuration["root"], cgroups=owner.configuration["cgroups"])
     except OSError as error:
         owner.failed(error)
         return
@@ -225,7 +268,7 @@ def main(host: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    owner.ready(privileged=zygote.privileged)
+    owner.ready(privileged=zygote.privileged, cgroups=zygote.cgroups)
     try:
         zygote.serve()
     finally:

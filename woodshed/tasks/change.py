@@ -20,10 +20,10 @@ class Change:
 
 def change_of(task: Task) -> Change:
     """The change that the reference solution makes. Files that are no text count as one changed line each."""
-    workspace = task.workspace_files()
     files, parts, lines = [], [], 0
     for path, gold in task.solution_files().items():
-        start = workspace.get(path)
+        place = task.workspace / path
+        start = place.read_bytes() if place.is_file() and not place.is_symlink() else None
         if start == gold:
             continue
         files.append(path)
@@ -40,7 +40,8 @@ def change_of(task: Task) -> Change:
 
 
 def generator_of(task: Task) -> str:
-    """What made the task: ``bug`` (one changed line), ``deletion`` (one body removed), else its family."""
+    """What made the task: ``bug`` (one changed line), ``deletion`` (one body removed), another kind of change by its
+    name, else the family."""
     known = {"mutate": "bug", "delete_function": "deletion"}
     stated = task.info.provenance.get("generator", "")
     if stated:

@@ -15,6 +15,7 @@ from woodshed.sandbox.protocol import Backend
 
 from .find import task_folders
 from .gates import check_task
+from .splits import twins_of_heldout
 
 ADVICE = {
     "task": "correct the file that is named",
@@ -29,9 +30,10 @@ ADVICE = {
     "stable": "remove the unstable test from the lists",
     "no_op": "remove tests that pass untouched from fail_to_pass",
     "guards": "remove tests that fail untouched from pass_to_pass",
-    "reason": "correct the id: pytest does not report this test",
+    "reason": "require tests that fail because of the code; correct an id that the test runner does not report",
     "empty": "require a test that runs the code",
     "leak": "remove the file, or the part of it that holds the answer, from the workspace",
+    "twin": "drop one of the two: what is trained on tells on what is evaluated",
     "files": "remove the file from environment/workspace, or store it as text",
 }
 """What to do about each gate."""
@@ -94,7 +96,18 @@ async def check_folders(
             progress(done, len(folders), f"{folder.name}: {', '.join(verdict.failures) or 'ok'}")
         return verdict
 
-    return list(await asyncio.gather(*map(one, folders)))
+    verdicts = list(await asyncio.gather(*map(one, folders)))
+    mark_twins(verdicts)
+    return verdicts
+
+
+def mark_twins(verdicts: list[Verdict]) -> None:
+    """The ``twin`` gate, which is about all of them together."""
+    tasks = [Task.load(verdict.path) for verdict in verdicts if "task" not in verdict.failures]
+    twins = twins_of_heldout(tasks)
+    for verdict in verdicts:
+        if verdict.name in twins:
+            verdict.failures["twin"] = f"its change is almost that of the held-out {twins[verdict.name]}"
 
 
 async def _check(folder: Path, backend: Backend, layers: LayerStore) -> Verdict:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from woodshed.record.history import History, read_history
 from woodshed.record.task import Task
 
 from .change import Change, change_of, generator_of
+from .difficulty import lines_of
 
 _SHOWN_TESTS = 12
 
 
 @dataclass(frozen=True)
 class Description:
-    """A task and its change; ``limit``: diff lines to print, None for all (tests are shortened alike)."""
+    """A task, its change and its history; ``limit``: diff lines to print, None for all (tests are shortened alike)."""
 
     task: Task
     change: Change
+    history: History
     limit: int | None
 
     def text(self) -> str:
@@ -35,6 +38,10 @@ class Description:
             _section("provenance", _rows(self.provenance())),
             _section("limits", _rows(self.limits())),
         ]
+        if info.quality:
+            parts.append(_section("quality", _rows(info.quality)))
+        if known := lines_of(self.history):
+            parts.append(_section("difficulty (shares with 95 % intervals)", "\n".join(known)))
         return "\n\n".join(parts)
 
     def provenance(self) -> dict[str, str]:
@@ -68,6 +75,9 @@ class Description:
             "files": list(self.change.files), "changed_lines": self.change.lines, "diff": self.change.diff,
             "fail_to_pass": list(info.fail_to_pass), "pass_to_pass": list(info.pass_to_pass),
             "test_command": info.test_command, "provenance": self.provenance(), "limits": self.limits(),
+            "quality": self.task.info.quality, "status": self.history.status,
+            "ratings": [asdict(r) for r in self.history.ratings],
+            "mark": asdict(self.history.mark) if self.history.mark else None,
         }  # fmt: skip
 
     def _diff(self) -> str:
@@ -80,8 +90,8 @@ class Description:
 
 
 def describe(task: Task, *, limit: int | None = 60) -> Description:
-    """``limit``: how many lines of the diff are printed."""
-    return Description(task, change_of(task), limit)
+    """``limit``: how many lines of the diff are printed. Raises TaskError where the task's history is damaged."""
+    return Description(task, change_of(task), read_history(task), limit)
 
 
 def _table(config: dict[str, Any], key: str) -> dict[str, Any]:

@@ -14,14 +14,19 @@ from pathlib import PurePosixPath
 from time import perf_counter
 
 from woodshed.grading.crossing import Submission, crossing
+from woodshed.grading.node.grader import run_node_ids
+from woodshed.grading.pytest_grader import RunIds, lay_tests, run_pytest_ids
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.sandbox.taskbox import box_spec
 
 from .leaks import scan_task
+from .reasons import defined_names, names_missing, wrong_reason
 
+_RUN: dict[str, RunIds] = {"pytest": run_pytest_ids, "node": run_node_ids}
 _TYPES = "py pyi txt md rst json jsonl toml cfg ini yaml yml csv tsv xml html css js sh in tmpl typed lock po sql"
 TEXT_TYPES = frozenset(f".{kind}" for kind in _TYPES.split())
 """File types that a workspace may hold unseen; others must be UTF-8 text (the leak scan reads both)."""
@@ -50,7 +55,7 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
     info = task.info
     if not info.fail_to_pass:
         report.failures["fail_to_pass"] = "no test tells the bug from the fix"
-    if not info.pass_to_pass:
+    if not info.pass_to_pass and info.kind not in ("exercise", "install"):  # of which nothing works yet
         report.failures["pass_to_pass"] = "no test guards what works"
     if both := set(info.fail_to_pass) & set(info.pass_to_pass):
         report.failures["ids"] = f"listed as failing and as passing: {min(both)}"
@@ -60,9 +65,12 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
 
     await _solution(task, graded, report)
     await _untouched(task, graded, report)
-    _files(task, report)
-    for leak in scan_task(task)[:1]:
-        report.failures["leak"] = f"{leak.path} holds {leak.share:.0%} of the answer ({leak.kind}): {leak.sample}"
+    if info.grader in _RUN:
+        await _reasons(task, backend, layers, report)
+    if info.grader != "install":  # what a repository says of how it is set up is not the answer but the way to it
+        _files(task, report)
+        for leak in scan_task(task)[:1]:
+            report.failures["leak"] = f"{leak.path} holds {leak.share:.0%} of the answer ({leak.kind}): {leak.sample}"
     report.seconds = perf_counter() - start
     return report
 
@@ -91,6 +99,8 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
     passing = [t for t in task.info.fail_to_pass if start.tests.get(t) == "passed"]
     broken = [t for t in task.info.pass_to_pass if start.tests.get(t) != "passed"]
     unreported = [t for t in task.info.fail_to_pass if start.tests.get(t) == "missing"]
+    if unreported and task.info.grader == "pytest" and names_missing(start.detail, _missing_names(task)):
+        unreported = []  # they cannot be collected for want of what the solution defines
     if start.resolved or passing:
         report.failures["no_op"] = f"passes before anything is fixed: {passing[0] if passing else 'everything'}"
     if broken:
@@ -100,6 +110,26 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
     emptied = await graded(Submission({}, crossing(task.info, workspace)))
     if emptied.resolved:
         report.failures["empty"] = "an empty submission scores"
+
+
+async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: GateReport) -> None:
+    """What the failing tests say in the untouched workspace: that the code is wrong, not that something else is."""
+    box = await backend.create(box_spec(task, layers))
+    try:
+        await lay_tests(task, box, {})
+        failing = task.info.fail_to_pass
+        run = await _RUN[task.info.grader](task, box, failing)
+    finally:
+        await box.close()
+    defined = _missing_names(task)
+    for test in failing:
+        if test in run.results and (why := wrong_reason(run.results[test].text, defined, task.info.grader)):
+            report.failures["reason"] = f"{test} fails for another reason than the code under test: {why}"
+            return
+
+
+def _missing_names(task: Task) -> frozenset[str]:
+    return defined_names(task.workspace_files(), task.solution_files())
 
 
 def _files(task: Task, report: GateReport) -> None:

@@ -7,6 +7,7 @@ import binascii
 import bz2
 import gzip
 import hashlib
+import html
 import io
 import json
 import lzma
@@ -20,11 +21,20 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType
+from urllib.parse import unquote
 
 MAX_BYTES = 64 << 20
 MAX_DEPTH = 4
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{32}[A-Za-z0-9+/\r\n]*={0,2}")
+_BASE32 = re.compile(rb"[A-Z2-7]{48}[A-Z2-7\r\n]*={0,6}")
+_BASE85 = re.compile(rb"[0-9A-Za-z!#$%&()*+;<=>?@^_`{|}~-]{80,}")
 _HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){24,}")
+_UU = re.compile(rb"(?m)(?:^M[ -`]{60}\r?\n)+(?:^[ -`]{2,61}\r?\n?)?")
+_ENTITY = re.compile(rb"&(?:lt|gt|quot|amp|#\d+|#x[0-9a-fA-F]+);")
+_UNICODE = re.compile(rb"\\u00[0-7][0-9a-fA-F]")
+_ENCODINGS: tuple[tuple[re.Pattern[bytes], Callable[[bytes], bytes]], ...] = (
+    (_BASE64, base64.b64decode), (_HEX, binascii.unhexlify), (_BASE32, base64.b32decode), (_BASE85, base64.b85decode),
+)  # fmt: skip
 
 
 def texts_of(data: bytes, depth: int = 0) -> Iterator[str]:
@@ -39,9 +49,21 @@ def texts_of(data: bytes, depth: int = 0) -> Iterator[str]:
     if b"\\n" in data or b'\\"' in data:
         text = data.decode("utf-8", "replace")
         yield text.replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t").replace("\\'", "'")
+    yield from _unescaped(data)
     if depth < MAX_DEPTH:
         for inner in _contents(data):
             yield from texts_of(inner[:MAX_BYTES], depth + 1)
+
+
+def _unescaped(data: bytes) -> Iterator[str]:
+    """The text of markup, of addresses and of ``\\uXXXX`` escapes."""
+    if _ENTITY.search(data):
+        yield html.unescape(data.decode("utf-8", "replace"))
+    if b"%0A" in data or b"%20" in data or b"%28" in data:
+        yield unquote(data.decode("utf-8", "replace"))
+    if _UNICODE.search(data):
+        text = data.decode("utf-8", "replace")
+        yield re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
 
 
 def _contents(data: bytes) -> Iterator[bytes]:
@@ -61,10 +83,12 @@ def _contents(data: bytes) -> Iterator[bytes]:
         yield from _sqlite(data)
     elif data[257:262] == b"ustar":
         yield from _tar(data)
-    for pattern, decode in ((_BASE64, base64.b64decode), (_HEX, binascii.unhexlify)):
+    for pattern, decode in _ENCODINGS:
         for match in pattern.finditer(data):
             text = match.group().replace(b"\r", b"").replace(b"\n", b"")
             yield from _attempt(partial(decode, text))
+    for match in _UU.finditer(data):
+        yield b"".join(part for line in match.group().splitlines() for part in _attempt(partial(binascii.a2b_uu, line)))
 
 
 def _attempt(read: Callable[[], bytes]) -> Iterator[bytes]:

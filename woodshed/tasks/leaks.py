@@ -9,6 +9,7 @@ keeps leaks out, this scan proves it.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,9 +44,11 @@ class Leak:
 
 
 def scan_task(task: Task) -> list[Leak]:
-    """Leaks in the workspace and the instruction of a task."""
-    files = {**task.workspace_files(), "(instruction)": task.instruction.encode()}
-    return scan(files, task.workspace_files(), task.solution_files())
+    """Leaks in the workspace and the instruction of a task. An instruction may state the interface of what is asked:
+    signatures and docstrings."""
+    start, gold = task.workspace_files(), task.solution_files()
+    told = {path: start.get(path, b"") + b"\n" + interface_of(data) for path, data in gold.items()}
+    return [*scan(start, start, gold), *scan({"(instruction)": task.instruction.encode()}, told, gold)]
 
 
 def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[Leak]:
@@ -62,6 +65,23 @@ def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[
         if leak is not None:
             found.append(leak)
     return found
+
+
+def interface_of(data: bytes) -> bytes:
+    """The lines of a Python file that hold signatures and docstrings; empty for what is no Python."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return b""
+    lines = data.split(b"\n")
+    kept: list[bytes] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first, last = node.lineno - 1, node.body[0].lineno - 1
+            if ast.get_docstring(node) is not None:
+                last = node.body[0].end_lineno or last
+            kept += lines[first : max(first + 1, last)] if node.body[0].lineno > node.lineno else []
+    return b"\n".join(kept)
 
 
 def answer_ngrams(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> frozenset[tuple[str, ...]]:

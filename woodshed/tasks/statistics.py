@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from woodshed.record.history import History, Status, read_history
 from woodshed.record.task import Task, TaskError
 
 from .change import change_of, generator_of, source_of
+from .difficulty import Spread, spread
 from .duplicates import Pair, near_duplicates
 from .find import task_folders
 from .published import BENCHMARKS
@@ -31,6 +33,8 @@ class Size:
     prompt: int
     fail_to_pass: int
     pass_to_pass: int
+    mutation_score: float | None = None
+    status: Status = "in use"
 
 
 MEASURES = ("changed_lines", "files", "prompt", "fail_to_pass", "pass_to_pass")
@@ -38,11 +42,13 @@ MEASURES = ("changed_lines", "files", "prompt", "fail_to_pass", "pass_to_pass")
 
 @dataclass(frozen=True)
 class Statistics:
-    """``broken``: task directories that cannot be read -> why. ``duplicates``: pairs of almost equal tasks."""
+    """``broken``: task directories that cannot be read -> why. ``duplicates``: pairs of almost equal tasks.
+    ``difficulty``: how each policy that rated them does."""
 
     sizes: list[Size]
     duplicates: list[Pair]
     broken: dict[str, str]
+    difficulty: list[Spread]
 
     def groups(self) -> dict[str, dict[str, dict[str, float]]]:
         """all, generator, source, split -> group -> {tasks, median of each measure}."""
@@ -75,6 +81,17 @@ class Statistics:
         lines += ["", "Medians. Changed lines are added plus removed ones. Published: " + BENCHMARKS[0].source + "."]
         licences = Counter(s.licence for s in self.sizes)
         lines.append("Licences: " + ", ".join(f"{name} {n}" for name, n in licences.most_common()))
+        scores = [s.mutation_score for s in self.sizes if s.mutation_score is not None]
+        if scores:
+            weak = sum(score < 0.5 for score in scores)
+            mean = sum(scores) / len(scores)
+            lines.append(f"Mutation score: mean {mean:.2f} over {len(scores)} tasks, {weak} of them under 0.5")
+        statuses = Counter(s.status for s in self.sizes)
+        if set(statuses) != {"in use"}:
+            lines.append("Status: " + ", ".join(f"{name} {n}" for name, n in statuses.most_common()))
+        if self.difficulty:
+            lines.append("Difficulty (shares of tasks, with 95 % intervals):")
+            lines += [f"  {each}" for each in self.difficulty]
         crossing = sum(p.crosses for p in self.duplicates)
         lines.append(f"Near-duplicate pairs: {len(self.duplicates)}, of which {crossing} across splits")
         lines += [f"  {p.similarity:.2f}  {p.first}  {p.second}" for p in self.duplicates[:10]]
@@ -88,6 +105,7 @@ class Statistics:
             "published": [vars(b) for b in BENCHMARKS],
             "near_duplicates": [vars(p) for p in self.duplicates],
             "broken": self.broken,
+            "difficulty": [asdict(each) for each in self.difficulty],
         }
 
 
@@ -95,9 +113,12 @@ def collect(paths: Iterable[Path]) -> Statistics:
     """Measure every task directory in ``paths``. TaskError where there is none that can be read."""
     tasks: list[Task] = []
     broken: dict[str, str] = {}
+    histories: list[History] = []
     for folder in task_folders(paths):
         try:
-            tasks.append(Task.load(folder))
+            task = Task.load(folder)
+            histories.append(read_history(task))
+            tasks.append(task)
         except (TaskError, OSError) as error:
             broken[str(folder)] = str(error)
     if not tasks:
@@ -106,11 +127,19 @@ def collect(paths: Iterable[Path]) -> Statistics:
     sizes = [
         Size(
             t.name, generator_of(t), source_of(t), t.info.split, t.info.provenance.get("licence") or "not stated",
-            c.lines, len(c.files), len(t.instruction), len(t.info.fail_to_pass), len(t.info.pass_to_pass),
+            c.lines, len(c.files), len(t.instruction), len(t.info.fail_to_pass), len(t.info.pass_to_pass), _score(t),
+            h.status,
         )
-        for t, c in zip(tasks, changes)
+        for t, c, h in zip(tasks, changes, histories)
     ]  # fmt: skip
-    return Statistics(sizes, near_duplicates(tasks, changes), broken)
+    return Statistics(sizes, near_duplicates(tasks, changes), broken, spread(histories))
+
+
+def _score(task: Task) -> float | None:
+    try:
+        return float(task.info.quality["mutation_score"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _medians(sizes: list[Size]) -> dict[str, float]:

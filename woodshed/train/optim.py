@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.mtp import MtpHead
 
 from .muon import Muon, is_matrix
 from .settings import OptimizerSettings
 
 
 class Optimizer:
-    """Steps a decoder from ``.grad``; state is a flat dict of tensors, so that it saves as one safetensors file."""
+    """Steps a decoder, or a head of it, from ``.grad``; state is a flat dict of tensors, that saves as one file."""
 
-    def __init__(self, decoder: Decoder, settings: OptimizerSettings) -> None:
+    def __init__(self, decoder: Decoder | MtpHead, settings: OptimizerSettings) -> None:
         self.settings = settings
         named = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
         matrices = {n: p for n, p in named.items() if settings.kind == "muon" and is_matrix(n, p)}

@@ -3,6 +3,8 @@
 Batch n -> step n -> checkpoint n -> version n of the weight chain -> line n of the metrics. Each arrow is atomic and
 repeatable and the checkpoint comes first, so a process killed anywhere continues with every batch trained exactly
 once: what is behind the checkpoint (chain, metrics) is brought up to it on start, what is ahead does not exist.
+Versions are published in the background: where that takes longer than a step, the chain has the newest version and
+leaves out some between.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from woodshed.cluster.supervisor import FATAL
 from woodshed.policy.device import resolve
 from woodshed.policy.hf import load_policy
 from woodshed.policy.state import hf_state, load_hf_state
+from woodshed.weights.background import BackgroundPublisher
 from woodshed.weights.chain import Publisher
 from woodshed.weights.errors import ChainError
 
@@ -46,9 +49,11 @@ class Worker:
         policy = load_policy(config.policy, device=resolve(config.device), dtype=torch.float32)
         self.trainer = Trainer(policy.decoder, config.train)
         chain = config.chain
-        self.publisher = Publisher(
-            config.weights, chain.anchor_every, keep_anchors=chain.keep_anchors, level=chain.level, fsync=chain.fsync
-        )
+        publisher = Publisher(
+            config.weights, chain.anchor_every, keep_anchors=chain.keep_anchors, level=chain.level, fsync=chain.fsync,
+            part_bytes=chain.part_mebibytes << 20,
+        )  # fmt: skip
+        self.publisher = BackgroundPublisher(publisher)
         self.metrics = MetricsLog(config.metrics)
         self.last_batch = ""
         self._mark = time.perf_counter()
@@ -60,8 +65,9 @@ class Worker:
             waited = time.perf_counter()
             batch = self._wait(self.trainer.step_count + 1)
             if batch is None:
-                return
+                break
             self._train(batch, idle=time.perf_counter() - waited)
+        self.publisher.close()
 
     def _resume(self) -> None:
         checkpoint = latest_checkpoint(self.config.checkpoints)
@@ -76,12 +82,14 @@ class Worker:
         head = self.publisher.head
         if head is None or head < self.trainer.step_count:
             self._publish()
+            self.publisher.flush()
         if checkpoint is not None:
             self.metrics.append(checkpoint.state["metrics"])
 
     def _wait(self, step: int) -> TrainBatch | None:
         path = batch_path(self.config.batches, step)
         while not self.stopping:
+            self.publisher.check()
             if path.exists():
                 batch = TrainBatch.load(path)
                 if batch.step != step:
@@ -97,6 +105,7 @@ class Worker:
         now = time.perf_counter()
         # Saving and publishing of the step before are busy time of this one: idle and busy add up to the wall time.
         line |= {"idle_seconds": idle, "busy_seconds": now - self._mark - idle, "time": time.time()}
+        line["versions_skipped"] = self.publisher.skipped
         self._mark, self.last_batch = now, batch.id
         tensors, rest = self.trainer.state()
         s = self.config.train

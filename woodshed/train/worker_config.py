@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from woodshed.record.settings import Device, Settings
+from woodshed.record.settings import Device, Place, Settings
 from woodshed.train.settings import TrainSettings
 from woodshed.weights.settings import WeightSettings
 
@@ -20,8 +20,8 @@ class WorkerConfig(Settings):
     batches: Path
     """Folder in which ``step-000001.safetensors``, ``step-000002.safetensors``, ... appear."""
 
-    weights: Path
-    """Folder of the weight chain; version n is what training on batch n made."""
+    weights: Place
+    """Folder or ``s3://bucket/prefix`` of the weight chain; version n is what training on batch n made."""
 
     checkpoints: Path
     """Folder of the checkpoints."""

@@ -1,123 +1,194 @@
-"""Publish versions to a chain, check a chain, delete what nobody can need."""
+"""Publish versions to a chain, from one rank or from all ranks of a trainer; check a chain."""
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+import logging
+import os
+from contextlib import closing
 
-from .delta import decode_image, encode_image
+from torch import Tensor
+
+from .delta import Wanted, encode_parts
 from .errors import ChainError, VersionConflict
-from .follow import Follower
-from .image import Image, State, digest, take
-from .manifest import Part, read_manifest, read_part, version_dir, versions, write_version
+from .fetch import fetch_ahead
+from .follow import Follower, read_version
+from .image import Image, Piece, State, assemble, digest, take
+from .manifest import (
+    Kind,
+    Manifest,
+    Part,
+    Parts,
+    check_number,
+    read_manifest,
+    sweep,
+    version_key,
+    versions,
+    write_manifest,
+    write_part,
+)
+from .ranks import Ranks
+from .retention import collect_garbage
+from .shards import Shard, own_part
+from .store import Store, open_store
+
+log = logging.getLogger(__name__)
+
+Written = dict[Kind, list[Part]]
 
 
 class Publisher:
-    """The one writer of a chain.
+    """The one writer of a chain: a process, or all ranks of a trainer together.
 
-    The first version may have any number and is an anchor; after it numbers are consecutive. Publishing a version
-    again with equal weights does nothing, with other weights raises VersionConflict. A new Publisher continues
-    where the chain ends.
+    Versions ascend; the first one is an anchor, and so is the first at or after each multiple of ``anchor_every``.
+    Numbers may be left out: a delta names its base. Publishing a version again with equal weights does nothing, with
+    other weights raises VersionConflict. A new Publisher continues where the chain ends.
+
+    With several ranks every method is collective. Each rank compares its own pieces with those it published last and
+    writes its own parts; rank 0 writes the manifest once all parts are there, so a version is visible whole or not at
+    all. If a rank fails, all ranks raise, naming it, and the same version can be published again.
     """
 
     def __init__(
-        self, chain: Path | str, anchor_every: int = 25, *, keep_anchors: int = 0, level: int = 1, fsync: bool = True
+        self,
+        chain: str | os.PathLike[str] | Store,
+        anchor_every: int = 25,
+        *,
+        keep_anchors: int = 0,
+        level: int = 1,
+        fsync: bool = True,
+        part_bytes: int = 1 << 28,
+        ranks: Ranks | None = None,
     ) -> None:
         if anchor_every < 1:
             raise ValueError("Publisher: anchor_every must be at least 1")
-        self.chain = Path(chain)
-        self.chain.mkdir(parents=True, exist_ok=True)
+        self.store = open_store(chain, fsync=fsync)
+        self.ranks = ranks or Ranks()
         self.anchor_every, self.keep_anchors = anchor_every, keep_anchors
-        self.level, self.fsync = level, fsync
+        self.level, self.part_bytes = level, part_bytes
+        self.bytes_written = 0
+        """By this rank."""
+        self.head: int | None = self.ranks.together(lambda: sweep(self.store) if self.ranks.rank == 0 else None)[0]
+        """Newest complete version, None for an empty chain."""
         self._base: tuple[int, Image] | None = None
 
-    @property
-    def head(self) -> int | None:
-        """Newest complete version, None for an empty chain."""
-        found = versions(self.chain)
-        return found[-1] if found else None
+    def publish(self, version: int, state: State) -> None:
+        """Write ``version``; once this returns it is visible to followers."""
+        self.write(version, self.snapshot(state))
 
-    def publish(self, version: int, state: State) -> Path:
-        """Write ``version`` and return its folder once it is visible to followers."""
-        image = take(state)
-        head = self.head
-        if head is not None and version <= head:
-            return self._republish(version, image, head)
-        if head is not None and version != head + 1:
-            raise VersionConflict(f"{self.chain}: version {version} cannot follow {head}; publish {head + 1}")
-        parts: dict[Part, tuple[bytes, dict]] = {}
-        if head is not None:
-            parts["delta"] = encode_image(image, self._load(head), level=self.level)
-        if head is None or version % self.anchor_every == 0:
-            parts["full"] = encode_image(image, None, level=self.level)
-        folder = write_version(self.chain, version, digest(image), parts, fsync=self.fsync)
-        self._base = (version, image)
-        if "full" in parts and self.keep_anchors:
-            collect_garbage(self.chain, keep_anchors=self.keep_anchors)
-        return folder
+    def snapshot(self, state: State) -> Image:
+        """A copy of this rank's pieces, for ``write``. Tensors that all ranks hold are dealt out among them."""
+        return take(own_part(state, self.ranks.rank, self.ranks.world))
 
-    def _republish(self, version: int, image: Image, head: int) -> Path:
+    def write(self, version: int, image: Image) -> None:
+        """``publish`` of what ``snapshot`` copied."""
+        check_number(self.store.url, version)
+        if self.head is not None and version <= self.head:
+            self._republish(version, image)
+            return
+        receipts = self.ranks.together(lambda: (digest(image.values()), self._write_parts(version, image)))
+        self.ranks.together(lambda: self._finish(version, receipts) if self.ranks.rank == 0 else None)
+        self.head, self._base = version, (version, image)
+
+    def _write_parts(self, version: int, image: Image) -> Written:
+        bases: dict[Kind, Image | None] = {}
+        if self.head is not None:
+            bases["delta"] = self._load(self.head, image)
+        if self.head is None or version // self.anchor_every > self.head // self.anchor_every:
+            bases["full"] = None
+        parts: Written = {kind: [] for kind in bases}
+        for kind, base in bases.items():
+            encoded = encode_parts(image, base, level=self.level, part_bytes=self.part_bytes)
+            for number, data in enumerate(encoded):
+                name = f"{kind}-{self.ranks.rank:05d}-{number:05d}.bin"
+                parts[kind].append(write_part(self.store, version, name, data))
+                self.bytes_written += len(data)
+        return parts
+
+    def _finish(self, version: int, receipts: list[tuple[int, Written]]) -> None:
+        kinds = {kind: [part for _, parts in receipts for part in parts[kind]] for kind in receipts[0][1]}
+        manifest = Manifest(
+            version=version,
+            base=self.head,
+            base_digest=None if self.head is None else read_manifest(self.store, self.head).digest,
+            digest=f"{sum(number for number, _ in receipts) % (1 << 128):032x}",
+            kinds={kind: Parts(bytes=sum(p.bytes for p in parts), parts=parts) for kind, parts in kinds.items()},
+        )
+        write_manifest(self.store, manifest)
+        if "full" in kinds and self.keep_anchors:
+            try:
+                collect_garbage(self.store, keep_anchors=self.keep_anchors)
+            except OSError as error:  # Tried again with the next anchor.
+                log.warning("weights: old versions stay for now: %s", error)
+
+    def _republish(self, version: int, image: Image) -> None:
+        """Nothing to do where the version is there with these weights, in whatever pieces."""
         try:
-            known = read_manifest(self.chain, version)["digest"]
+            known = read_manifest(self.store, version).digest
         except FileNotFoundError:
-            raise VersionConflict(f"{self.chain}: version {version} is older than the chain (head {head})") from None
-        if known != digest(image):
             raise VersionConflict(
-                f"{self.chain}: version {version} was already published with other weights; "
-                "a version never changes: give the run a new folder or continue from its checkpoint"
+                f"{self.store.url}: version {version} is not in the chain, whose head is {self.head}; "
+                "a version is published once, in order"
+            ) from None
+        total = sum(self.ranks.exchange(digest(image.values()))) % (1 << 128)
+        if f"{total:032x}" == known:
+            return
+        whole = assemble(self._stored(version))
+        names = set().union(*self.ranks.exchange({piece.name for piece in image.values()}))
+        same = names == set(whole) and all(_holds(whole[piece.name], piece) for piece in image.values())
+        if not all(self.ranks.exchange(same)):
+            raise VersionConflict(
+                f"{self.store.url}: version {version} was already published with other weights; "
+                "a version never changes: give the run a new place or continue from its checkpoint"
             )
-        return version_dir(self.chain, version)
 
-    def _load(self, head: int) -> Image:
+    def _load(self, head: int, image: Image) -> Image:
+        """What this rank's pieces are compared with; after a restart read from the chain."""
         if self._base is None or self._base[0] != head:
-            follower = Follower(self.chain)
-            follower.poll()
-            if follower.version != head or follower.image is None:
-                raise ChainError(f"{self.chain}: head {head} cannot be rebuilt (reached {follower.version})")
-            self._base = (head, follower.image)
+            self._base = (head, self._stored(head, wanted=lambda name, box: name + box.suffix in image))
         return self._base[1]
 
+    def _stored(self, version: int, wanted: Wanted | None = None) -> Image:
+        follower = Follower(self.store, wanted=wanted)
+        if follower.advance(up_to=version) != version or follower.image is None:
+            raise ChainError(f"{self.store.url}: version {version} cannot be rebuilt (reached {follower.version})")
+        return follower.image
 
-def verify_chain(chain: Path | str) -> list[int]:
+
+def verify_chain(chain: str | os.PathLike[str] | Store) -> list[int]:
     """Decode every version from the oldest anchor on, through deltas and through anchors, and compare.
 
-    Returns the versions verified. Raises TornVersion, WrongBase, or ChainError (a gap, no anchor, or an anchor that
-    disagrees with the deltas).
+    Returns the versions verified. Raises TornVersion, WrongBase, or ChainError (a missing version, no anchor, or an
+    anchor that disagrees with the deltas).
     """
-    chain = Path(chain)
+    store = open_store(chain)
     image: Image | None = None
-    last: int | None = None
-    found = versions(chain)
+    last: Manifest | None = None
+    found = versions(store)
     for version in found:
-        manifest = read_manifest(chain, version)
-        if last is not None and version != last + 1:
-            raise ChainError(f"{chain}: version {last + 1} is missing between {last} and {version}")
-        for part in ("delta", "full"):
-            if part not in manifest["parts"] or (part == "delta" and last is None):
+        manifest = read_manifest(store, version)
+        where = f"{store.url}/{version_key(version)}"
+        if last is not None and manifest.base != last.version:
+            raise ChainError(f"{where}: its base, version {manifest.base}, is missing (before it is {last.version})")
+        kinds: tuple[Kind, ...] = ("delta", "full")
+        for kind in kinds:
+            if kind not in manifest.kinds or (kind == "delta" and last is None):
                 continue
-            data = read_part(chain, manifest, part)
-            where = str(version_dir(chain, version) / f"{part}.bin")
-            image = decode_image(data, manifest["parts"][part], image if part == "delta" else None, where=where)
-            if digest(image) != manifest["digest"]:
-                raise ChainError(f"{where}: result does not match the version's digest")
+            parts = [(version, part) for part in manifest.kinds[kind].parts]
+            with closing(fetch_ahead(store, parts, ahead=2)) as fetched:
+                image = read_version(
+                    store, manifest, kind, fetched, base=image, base_digest=last.digest if last else None
+                )
+            assemble(image)
         if image is None:
-            raise ChainError(f"{chain}: the oldest version {version} is no anchor")
-        last = version
+            raise ChainError(f"{where}: the oldest version is no anchor")
+        last = manifest
     return found
 
 
-def collect_garbage(chain: Path | str, *, keep_anchors: int = 2) -> list[int]:
-    """Delete versions older than the ``keep_anchors``-th newest anchor; returns their numbers."""
-    if keep_anchors < 1:
-        raise ValueError("collect_garbage: keep_anchors must be at least 1")
-    chain = Path(chain)
-    found = versions(chain)
-    anchors = [v for v in found if "full" in read_manifest(chain, v)["parts"]]
-    if len(anchors) < keep_anchors:
-        return []
-    old = [v for v in found if v < anchors[-keep_anchors]]
-    for version in old:
-        # The manifest goes first: a version is gone at once or not at all.
-        (version_dir(chain, version) / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(version_dir(chain, version), ignore_errors=True)
-    return old
+def _holds(tensor: Tensor, piece: Piece) -> bool:
+    """Whether the piece's box of a whole tensor has the piece's dtype and bytes."""
+    box = piece.box
+    if tuple(tensor.shape) != box.whole:
+        return False
+    (there,) = take({piece.name: Shard(tensor[box.slices], box)}).values()
+    return (there.dtype, there.checksum) == (piece.dtype, piece.checksum)

@@ -2,27 +2,33 @@
 
 The XOR of two consecutive checkpoints is anything from 1% non-zero bytes (bf16 at learning rate 1e-6) to nearly
 dense (fp32 at 3e-4). Bytes are split into planes (byte k of every element), because sign and exponent hardly change
-while low mantissa bytes look random, and every plane takes the smallest of: nothing (all zero), raw, zstd, or gap
-coding (distances between non-zero bytes and their values, each entropy-coded by zstd). Gap coding is what makes
-sparse planes approach the entropy of their positions, which match-based coding does not.
+while low mantissa bytes look random, and every plane takes the smallest of: nothing (all zero), raw, zstd, Huffman
+codes alone, or gap coding (distances between non-zero bytes and their values, each coded in turn). Gap coding is what
+makes sparse planes approach the entropy of their positions, which match-based coding does not. Huffman codes alone
+(DEFLATE without matches) come within some per cent of the entropy of bytes without repetition, such as those values,
+where a search for matches finds chance ones that cost more than they save.
 
-Blob: one byte of kind, then for ``ZERO`` nothing, ``RAW`` the bytes, ``ZSTD`` a frame, ``GAPS`` three little-endian
-uint64 (non-zero count, length of the gap stream, length of its frame) and two blobs (gaps, values), ``PLANES`` one
-uint64 length and a blob per plane.
+Blob: one byte of kind, then for ``ZERO`` nothing, ``RAW`` the bytes, ``ZSTD`` a frame, ``HUFFMAN`` a raw DEFLATE
+stream, ``GAPS`` three little-endian uint64 (non-zero count, length of the gap stream, length of its blob), a byte (low
+bits per gap), the low bits, and two blobs (gaps, values), ``PLANES`` one uint64 length and a blob per plane.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-ZERO, RAW, ZSTD, GAPS, PLANES = range(5)
+ZERO, RAW, ZSTD, GAPS, PLANES, HUFFMAN = range(6)
 _SAMPLE = 1 << 18
+_BLOCKS = 8
+_SMALL = 24
+_SPARSE = 16
 _U64 = struct.Struct("<Q")
-_GAPS = struct.Struct("<QQQ")
+_GAPS = struct.Struct("<QQQB")
 
 Bytes = NDArray[np.uint8]
 
@@ -39,7 +45,7 @@ def encode(data: Bytes, itemsize: int, *, level: int = 1) -> bytes:
     if itemsize == 1:
         return _plane(data, compressor)
     # Which of the two layouts wins is a property of the tensor; on a large one a sample settles it.
-    sample = data[: max(itemsize, _SAMPLE - _SAMPLE % itemsize)]
+    sample = _sample(data, itemsize)
     planes, whole = _planes(sample, itemsize, compressor), _flat(sample, compressor)
     use_planes = len(planes) <= len(whole)
     if len(sample) == len(data):
@@ -60,22 +66,55 @@ def decode(blob: bytes | memoryview, nbytes: int, itemsize: int) -> Bytes:
             out = np.frombuffer(body, np.uint8)
         elif kind == ZSTD:
             out = np.frombuffer(zstandard.ZstdDecompressor().decompress(body, max_output_size=nbytes), np.uint8)
+        elif kind == HUFFMAN:
+            out = np.frombuffer(_inflate(body, nbytes), np.uint8)
         elif kind == GAPS:
             out = _decode_gaps(body, nbytes)
         elif kind == PLANES:
             out = _decode_planes(body, nbytes, itemsize)
         else:
             raise CodecError(f"unknown kind {kind}")
-    except (zstandard.ZstdError, struct.error, IndexError) as error:
+    except (zstandard.ZstdError, zlib.error, struct.error, IndexError) as error:
         raise CodecError(str(error)) from None
     if len(out) != nbytes:
         raise CodecError(f"decodes to {len(out)} bytes, expected {nbytes}")
     return out
 
 
+def _sample(data: Bytes, itemsize: int = 1) -> Bytes:
+    """Blocks from all over a long tensor; a short one as it is."""
+    if len(data) <= _SAMPLE:
+        return data
+    elements = data.reshape(-1, itemsize)
+    block = _SAMPLE // _BLOCKS // itemsize
+    starts = np.linspace(0, len(elements) - block, _BLOCKS, dtype=np.int64)
+    return np.concatenate([elements[start : start + block] for start in starts]).reshape(-1)
+
+
 def _flat(data: Bytes, compressor: zstandard.ZstdCompressor) -> bytes:
-    frame = compressor.compress(np.ascontiguousarray(data).data)
-    return bytes([ZSTD]) + frame if len(frame) < len(data) else bytes([RAW]) + data.tobytes()
+    data = np.ascontiguousarray(data)
+    sample = _sample(data)
+    kind, coded = ZSTD, compressor.compress(sample.data)
+    if len(coded) * 8 > len(sample):  # No Huffman code is shorter than a bit.
+        codes = _huffman(sample)
+        if len(codes) < len(coded):
+            kind, coded = HUFFMAN, codes
+    if len(sample) < len(data):
+        coded = _huffman(data) if kind == HUFFMAN else compressor.compress(data.data)
+    return bytes([kind]) + coded if len(coded) < len(data) else bytes([RAW]) + data.tobytes()
+
+
+def _huffman(data: Bytes) -> bytes:
+    coder = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
+    return coder.compress(data.data) + coder.flush()
+
+
+def _inflate(body: memoryview, nbytes: int) -> bytes:
+    coder = zlib.decompressobj(-zlib.MAX_WBITS)
+    out = coder.decompress(body, nbytes + 1)
+    if not coder.eof or coder.unused_data:
+        raise CodecError("a Huffman stream does not end where it should")
+    return out
 
 
 def _planes(data: Bytes, itemsize: int, compressor: zstandard.ZstdCompressor) -> bytes:
@@ -87,38 +126,53 @@ def _plane(plane: Bytes, compressor: zstandard.ZstdCompressor) -> bytes:
     count = int(np.count_nonzero(plane))
     if count == 0:
         return bytes([ZERO])
-    flat = _flat(plane, compressor)
     # Above about a quarter of non-zero bytes an entropy code of the bytes themselves is as good.
     if count * 4 > len(plane):
-        return flat
-    gaps = _gaps(plane, count, compressor)
-    return gaps if len(gaps) < len(flat) else flat
+        return _flat(plane, compressor)
+    # A sample of a sparse plane says little, and both codes of it cost little.
+    sample = _sample(plane) if count * _SPARSE > len(plane) else plane
+    flat, gaps = _flat(sample, compressor), _gaps(sample, compressor)
+    if len(sample) == len(plane):
+        return min(flat, gaps, key=len)
+    return _flat(plane, compressor) if len(flat) < len(gaps) else _gaps(plane, compressor)
 
 
-def _gaps(plane: Bytes, count: int, compressor: zstandard.ZstdCompressor) -> bytes:
-    """A gap g is g // 255 bytes of 255 and one byte g % 255 (< 255), so the stream needs no separators."""
-    index = np.flatnonzero(plane)
+def _gaps(plane: Bytes, compressor: zstandard.ZstdCompressor) -> bytes:
+    """Positions and values of the non-zero bytes.
+
+    A gap is cut into its low bits, as they are, and the rest (as in Golomb's code, 1966), with so many low bits that
+    the rest is mostly small. A rest r is r // 255 bytes of 255 and one byte r % 255 (< 255), so the stream needs no
+    separators.
+    """
+    index = np.flatnonzero(plane != 0)  # Several times faster on booleans.
     gap = np.diff(index, prepend=-1) - 1
-    ends = np.cumsum(gap // 255 + 1)
-    stream = np.full(int(ends[-1]), 255, np.uint8)
-    stream[ends - 1] = gap % 255
+    low_bits = max(0, (len(plane) // max(1, len(index)) // _SMALL).bit_length() - 1)
+    rest = gap >> low_bits
+    ends = np.cumsum(rest // 255 + 1)
+    stream = np.full(int(ends[-1]) if len(ends) else 0, 255, np.uint8)
+    stream[ends - 1] = rest % 255
+    low = np.packbits((gap[:, None] >> np.arange(low_bits) & 1).astype(np.uint8))
     positions, values = _flat(stream, compressor), _flat(plane[index], compressor)
-    return bytes([GAPS]) + _GAPS.pack(count, len(stream), len(positions)) + positions + values
+    header = _GAPS.pack(len(index), len(stream), len(positions), low_bits)
+    return b"".join([bytes([GAPS]), header, low.tobytes(), positions, values])
 
 
 def _decode_gaps(body: memoryview, nbytes: int) -> Bytes:
-    count, stream_bytes, positions_bytes = _GAPS.unpack_from(body)
-    if count > nbytes or stream_bytes > count + nbytes:
+    count, stream_bytes, positions_bytes, low_bits = _GAPS.unpack_from(body)
+    if count > nbytes or stream_bytes > count + nbytes or low_bits > 62:
         raise CodecError("gap stream larger than the plane")
-    positions = body[_GAPS.size : _GAPS.size + positions_bytes]
-    stream = decode(positions, stream_bytes, 1)
-    values = decode(body[_GAPS.size + positions_bytes :], count, 1)
+    at = _GAPS.size + (count * low_bits + 7) // 8
+    low = np.frombuffer(body[_GAPS.size : at], np.uint8)
+    stream = decode(body[at : at + positions_bytes], stream_bytes, 1)
+    values = decode(body[at + positions_bytes :], count, 1)
     ends = np.flatnonzero(stream != 255)
-    if len(ends) != count:
+    if len(ends) != count or at > len(body):
         raise CodecError("gap stream does not match the number of values")
-    index = np.cumsum(stream, dtype=np.int64)[ends] + np.arange(count)
+    gap = np.diff(np.cumsum(stream, dtype=np.int64)[ends], prepend=0) << low_bits
+    if low_bits:
+        gap += np.unpackbits(low, count=count * low_bits).reshape(count, low_bits) @ (1 << np.arange(low_bits))
     out = np.zeros(nbytes, np.uint8)
-    out[index] = values
+    out[np.cumsum(gap + 1) - 1] = values
     return out
 
 

@@ -1,70 +1,114 @@
-"""From an image and its base to one byte string, and back.
+"""From pieces and their base to parts (byte strings), and back.
 
 The delta is the XOR of raw bytes against the base version: exact for every dtype, its own inverse, and zero where
-nothing changed (PULSE, arXiv:2602.03839, measures about 99% unchanged bf16 values per RL step). A tensor that the
-base does not hold in the same dtype and shape is written whole.
+nothing changed (PULSE, arXiv:2602.03839, measures about 99% unchanged bf16 values per RL step). A piece that the base
+does not hold in the same dtype and box is written whole, so a trainer may change its layout between two versions.
+
+A part: the length of its index (uint32, little-endian), the index (JSON, zstd), the codec's blobs.
 """
 
 from __future__ import annotations
 
+import json
+import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import zstandard
 
 from .codec import CodecError, decode, encode
 from .errors import TornVersion, WrongBase
-from .image import Image, TensorImage, checksum, digest, dtype_of
+from .image import Image, Piece, dtype_of
+from .shards import Box
+
+Wanted = Callable[[str, Box], bool]
+"""Whether a piece (tensor name, box) is of interest to this reader."""
+
+_LENGTH = struct.Struct("<I")
+_MAX_INDEX = 1 << 28
 
 
-def encode_image(image: Image, base: Image | None, *, level: int = 1) -> tuple[bytes, dict[str, Any]]:
-    """(data, index). ``base=None`` writes everything whole.
+def encode_parts(image: Image, base: Image | None, *, level: int = 1, part_bytes: int = 1 << 28) -> Iterator[bytes]:
+    """Parts of about ``part_bytes`` bytes of weights each, one after the other, so that memory stays bounded by them.
 
-    ``index``: ``base_digest`` (None without a base) and per tensor ``dtype``, ``shape``, ``checksum`` of the result,
-    ``xor`` (whether to XOR with the base), ``offset`` and ``size`` in data.
+    ``base=None`` writes everything whole. There is at least one part, even of no pieces.
     """
+    entries: list[dict[str, Any]] = []
     blobs: list[bytes] = []
-    tensors: dict[str, dict[str, Any]] = {}
-    offset = 0
-    for name, part in image.items():
-        old = base.get(name) if base is not None else None
-        xor = old is not None and (old.dtype, old.shape) == (part.dtype, part.shape)
-        data = part.data
-        if xor and old is not None:
-            data = np.zeros(0, np.uint8) if old.checksum == part.checksum else np.bitwise_xor(part.data, old.data)
-        blob = encode(data, part.itemsize, level=level)
-        tensors[name] = {
-            "dtype": part.dtype, "shape": list(part.shape), "checksum": part.checksum,
-            "xor": xor, "offset": offset, "size": len(blob),
-        }  # fmt: skip
+    offset = held = 0
+    for key, piece in image.items():
+        old = base.get(key) if base is not None else None
+        if old is not None and (old.dtype, old.box) != (piece.dtype, piece.box):
+            old = None
+        data = piece.data
+        if old is not None:
+            data = np.zeros(0, np.uint8) if old.checksum == piece.checksum else np.bitwise_xor(piece.data, old.data)
+        blob = encode(data, piece.itemsize, level=level)
+        box = {} if piece.box.is_whole else {"start": piece.box.start, "size": piece.box.shape}
+        entries.append(
+            {"name": piece.name, "dtype": piece.dtype, "shape": piece.box.whole, **box, "checksum": piece.checksum,
+             "xor": old is not None, "offset": offset, "bytes": len(blob)}
+        )  # fmt: skip
         blobs.append(blob)
         offset += len(blob)
-    return b"".join(blobs), {"base_digest": digest(base) if base is not None else None, "tensors": tensors}
+        held += len(piece.data)
+        if held >= part_bytes:
+            yield _pack(entries, blobs)
+            entries, blobs, offset, held = [], [], 0, 0
+    if entries or not image:
+        yield _pack(entries, blobs)
 
 
-def decode_image(data: bytes, index: dict[str, Any], base: Image | None, *, where: str) -> Image:
-    """The image that ``encode_image`` was given. ``where`` names the file in errors.
+def decode_part(data: bytes, base: Image | None, *, where: str, wanted: Wanted | None = None) -> Image:
+    """The pieces of one part (those ``wanted``). ``where`` names the file in errors.
 
-    Raises WrongBase where ``base`` is not what the delta was made from, TornVersion where bytes are damaged. Nothing
-    of ``base`` is changed, so a failed call can be repeated.
+    Raises WrongBase where ``base`` lacks what the delta was made from, TornVersion where bytes are damaged. Nothing of
+    ``base`` is changed, so a failed call can be repeated.
     """
-    if index["base_digest"] is not None and (base is None or digest(base) != index["base_digest"]):
-        raise WrongBase(f"{where}: this delta was made from other weights than those held; use an anchor")
+    entries, body = _unpack(data, where)
     image: Image = {}
-    for name, entry in index["tensors"].items():
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        itemsize = dtype_of(dtype).itemsize
-        nbytes = itemsize * int(np.prod(shape, dtype=np.int64))
-        old = base[name] if entry["xor"] and base is not None else None
-        if old is not None and old.checksum == entry["checksum"]:
-            image[name] = old
-            continue
-        blob = memoryview(data)[entry["offset"] : entry["offset"] + entry["size"]]
+    for entry in entries:
         try:
-            payload = decode(blob, nbytes, itemsize)
+            name, dtype, whole = entry["name"], entry["dtype"], tuple(entry["shape"])
+            box = Box(whole, tuple(entry["start"]), tuple(entry["size"])) if "start" in entry else Box.all_of(whole)
+            itemsize = dtype_of(dtype).itemsize
+            xor, expected, offset, size = entry["xor"], entry["checksum"], entry["offset"], entry["bytes"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise TornVersion(f"{where}: not an index entry ({error!r})") from None
+        if wanted is not None and not wanted(name, box):
+            continue
+        key = name + box.suffix
+        old = base.get(key) if xor and base is not None else None
+        if xor and (old is None or (old.dtype, old.box) != (dtype, box)):
+            raise WrongBase(f"{where}: {key} is a difference to weights that are not held; use an anchor")
+        if old is not None and old.checksum == expected:
+            image[key] = old
+            continue
+        try:
+            payload = decode(body[offset : offset + size], itemsize * box.numel, itemsize)
         except CodecError as error:
-            raise TornVersion(f"{where}: tensor {name}: {error}") from None
-        payload = np.bitwise_xor(payload, old.data) if old is not None else np.array(payload)
-        if checksum(payload) != entry["checksum"]:
-            raise TornVersion(f"{where}: tensor {name} does not match its checksum after decoding")
-        image[name] = TensorImage(dtype, shape, payload, entry["checksum"])
+            raise TornVersion(f"{where}: {key}: {error}") from None
+        piece = Piece(name, dtype, box, np.bitwise_xor(payload, old.data) if old is not None else np.array(payload))
+        if piece.checksum != expected:
+            raise TornVersion(f"{where}: {key} does not match its checksum after decoding")
+        image[key] = piece
     return image
+
+
+def _pack(entries: list[dict[str, Any]], blobs: list[bytes]) -> bytes:
+    index = zstandard.ZstdCompressor(level=9).compress(json.dumps(entries, separators=(",", ":")).encode())
+    return b"".join([_LENGTH.pack(len(index)), index, *blobs])
+
+
+def _unpack(data: bytes, where: str) -> tuple[list[dict[str, Any]], memoryview]:
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        view = memoryview(data)[_LENGTH.size :]
+        index = zstandard.ZstdDecompressor().decompress(view[:length], max_output_size=_MAX_INDEX)
+        entries = json.loads(index)
+        if not isinstance(entries, list):
+            raise ValueError("not a list")
+        return entries, view[length:]
+    except (struct.error, zstandard.ZstdError, ValueError) as error:
+        raise TornVersion(f"{where}: its index cannot be read ({error})") from None

@@ -3,34 +3,63 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import Any
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
 
 from torch import Tensor
 
-from .delta import decode_image
-from .errors import ChainError
-from .image import Image, State, take
-from .manifest import Part, read_manifest, read_part, version_dir, versions
+from .delta import Wanted, decode_part
+from .errors import ChainError, TornVersion, WrongBase
+from .fetch import fetch_ahead
+from .image import Image, State, assemble, digest, take
+from .manifest import Kind, Manifest, read_manifest, version_key, versions
+from .store import Store, open_store
 
 log = logging.getLogger(__name__)
+
+_PLANS = 5
+Path = list[tuple[int, Kind]]
+
+
+class Held(NamedTuple):
+    """Weights in memory and the digest of the version they are."""
+
+    version: int
+    image: Image
+    digest: str
 
 
 class Follower:
     """Reads a chain that a ``Publisher`` may be writing at the same time; never writes.
 
     Decoding makes new arrays and leaves the held ones alone until every checksum has been verified, so an
-    interrupted ``poll`` is simply repeated, and an engine decodes before it pauses. Start from nothing, or from a
-    version already in memory (``version`` and ``state``), which saves fetching an anchor.
+    interrupted call is simply repeated, and an engine decodes before it pauses. Start from nothing, or from a
+    version already in memory (``version`` and ``state``, whole tensors), which saves fetching an anchor.
+
+    ``wanted`` chooses pieces, for a reader that needs a part of the weights: use ``advance`` and ``image``. ``ahead``
+    is how many parts are fetched while another is decoded.
     """
 
-    def __init__(self, chain: Path | str, *, version: int | None = None, state: State | None = None) -> None:
+    def __init__(
+        self,
+        chain: str | os.PathLike[str] | Store,
+        *,
+        version: int | None = None,
+        state: State | None = None,
+        wanted: Wanted | None = None,
+        ahead: int = 4,
+    ) -> None:
         if (version is None) != (state is None):
             raise ValueError("Follower: give version and state together, or neither")
-        self.chain = Path(chain)
+        self.store = open_store(chain)
         self.version = version
         self.bytes_read = 0
+        self._wanted, self._ahead = wanted, ahead
         self._image: Image | None = take(state) if state is not None else None
+        self._digest = f"{digest(self._image.values()):032x}" if self._image is not None else None
+        self._manifests: dict[int, Manifest] = {}
 
     @property
     def image(self) -> Image | None:
@@ -38,63 +67,121 @@ class Follower:
         return self._image
 
     def poll(self, *, up_to: int | None = None) -> tuple[int, dict[str, Tensor]] | None:
-        """(version, state) of the newest reachable version above the held one (at most ``up_to``), or None.
+        """(version, whole tensors) of the newest reachable version above the held one (at most ``up_to``), or None.
+
+        See ``advance``. The tensors share the follower's bytes: copy them, do not write into them.
+        """
+        version = self.advance(up_to=up_to)
+        return None if version is None or self._image is None else (version, assemble(self._image))
+
+    def advance(self, *, up_to: int | None = None) -> int | None:
+        """Hold the newest reachable version above the held one (at most ``up_to``); its number, None if there is none.
 
         A version without a manifest is still being written: it is not there yet. Damaged versions are stepped around
         through an anchor where one exists, with a warning. Raises WrongBase or TornVersion if nothing newer can be
-        reached because of them. The tensors share the follower's bytes: copy them, do not write into them.
+        reached because of them, OSError where the store does not answer.
         """
-        found = [v for v in versions(self.chain) if up_to is None or v <= up_to]
-        held = self.version
-        newer = [v for v in found if held is None or v > held]
+        for _ in range(_PLANS):
+            try:
+                return self._advance(up_to)
+            except FileNotFoundError as error:
+                log.info("weights: %s; it was deleted meanwhile, planning again", error)
+                self._manifests.clear()
+        return None
+
+    def _advance(self, up_to: int | None) -> int | None:
         problem: ChainError | None = None
-        for path in self._paths(set(found), newer):
-            version, image = held, self._image
-            for step, part in path:
-                try:
-                    version, image = step, self._apply(step, part, image)
-                except FileNotFoundError:
-                    break  # Collected as garbage between listing and reading: a newer anchor exists.
-                except ChainError as error:
-                    problem = error
-                    log.warning("weights: %s", error)
-                    break
-            if image is not None and version is not None and version != held:
-                self.version, self._image = version, image
-                return version, {name: part.tensor() for name, part in image.items()}
+        best: Held | None = None
+        for path in self._paths(up_to):
+            held, problem = self._walk(path)
+            if held is not None and (best is None or held.version > best.version):
+                best = held
+            if problem is None:
+                break
+            log.warning("weights: %s", problem)
+        if best is not None:
+            self.version, self._image, self._digest = best.version, best.image, best.digest
+            return self.version
         if problem is not None:
             raise problem
         return None
 
-    def _paths(self, found: set[int], newer: list[int]) -> list[list[tuple[int, Part]]]:
+    def _walk(self, path: Path) -> tuple[Held | None, ChainError | None]:
+        """Along a path as far as it is sound, and what stopped it."""
+        steps = [(self._manifests[version], kind) for version, kind in path]
+        parts = [(manifest.version, part) for manifest, kind in steps for part in manifest.kinds[kind].parts]
+        held: Held | None = None
+        image, known = self._image, self._digest
+        with closing(fetch_ahead(self.store, parts, ahead=self._ahead)) as fetched:
+            counted = self._counted(fetched)
+            for manifest, kind in steps:
+                try:
+                    image = read_version(
+                        self.store, manifest, kind, counted, base=image, base_digest=known,
+                        wanted=self._wanted,
+                    )  # fmt: skip
+                except ChainError as error:
+                    return held, error
+                known = manifest.digest
+                held = Held(manifest.version, image, known)
+        return held, None
+
+    def _counted(self, fetched: Iterator[bytes]) -> Iterator[bytes]:
+        for data in fetched:
+            self.bytes_read += len(data)
+            yield data
+
+    def _paths(self, up_to: int | None) -> list[Path]:
         """Ways to the newest reachable version, the fewest bytes first; then ways to older ones."""
-        manifests = {v: m for v in newer if (m := self._manifest(v)) is not None}
-        starts: list[tuple[int | None, list[tuple[int, Part]], int]] = []
-        if self.version is not None:
-            starts.append((self.version, [], 0))
-        for v, manifest in manifests.items():
-            if "full" in manifest["parts"]:
-                starts.append((v, [(v, "full")], manifest["parts"]["full"]["bytes"]))
-        ways: list[tuple[int, int, list[tuple[int, Part]]]] = []
-        for at, path, cost in starts:
-            while at is not None and at + 1 in manifests and "delta" in manifests[at + 1]["parts"]:
-                at += 1
+        found = versions(self.store, above=self.version)
+        newer = [v for v in found if up_to is None or v <= up_to]
+        self._manifests = {v: m for v in newer if (m := self._manifest(v)) is not None}
+        following = {m.base: v for v, m in self._manifests.items() if "delta" in m.kinds}
+        starts: list[tuple[int | None, Path, int]] = [(self.version, [], 0)] if self.version is not None else []
+        for v, manifest in self._manifests.items():
+            if "full" in manifest.kinds:
+                starts.append((v, [(v, "full")], manifest.kinds["full"].bytes))
+        ways: list[tuple[int, int, Path]] = []
+        for start, path, cost in starts:
+            at = start
+            while at in following:
+                at = following[at]
                 path = [*path, (at, "delta")]
-                cost += manifests[at]["parts"]["delta"]["bytes"]
+                cost += self._manifests[at].kinds["delta"].bytes
             if path and at is not None:
                 ways.append((-at, cost, path))
         return [path for _, _, path in sorted(ways, key=lambda way: way[:2])]
 
-    def _manifest(self, version: int) -> dict[str, Any] | None:
+    def _manifest(self, version: int) -> Manifest | None:
         try:
-            return read_manifest(self.chain, version)
-        except (FileNotFoundError, ChainError) as error:
+            return self._manifests.get(version) or read_manifest(self.store, version)
+        except (FileNotFoundError, TornVersion) as error:
             log.warning("weights: version %d is not readable: %s", version, error)
             return None
 
-    def _apply(self, version: int, part: Part, base: Image | None) -> Image:
-        manifest = read_manifest(self.chain, version)
-        data = read_part(self.chain, manifest, part)
-        self.bytes_read += len(data)
-        where = str(version_dir(self.chain, version) / f"{part}.bin")
-        return decode_image(data, manifest["parts"][part], base if part == "delta" else None, where=where)
+
+def read_version(
+    store: Store,
+    manifest: Manifest,
+    kind: Kind,
+    fetched: Iterator[bytes],
+    *,
+    base: Image | None,
+    base_digest: str | None,
+    wanted: Wanted | None = None,
+) -> Image:
+    """One version from the bytes of its parts of one kind (``fetched`` yields those next).
+
+    Raises WrongBase where ``base_digest`` is not that of the weights the delta was made from, TornVersion where a
+    part is damaged or the parts do not add up to the version.
+    """
+    where = f"{store.url}/{version_key(manifest.version)}"
+    if kind == "delta" and base_digest != manifest.base_digest:
+        raise WrongBase(f"{where}: this delta was made from other weights than those held; use an anchor")
+    image: Image = {}
+    for part in manifest.kinds[kind].parts:
+        data = next(fetched)
+        image |= decode_part(data, base if kind == "delta" else None, where=where + part.name, wanted=wanted)
+    if wanted is None and f"{digest(image.values()):032x}" != manifest.digest:
+        raise TornVersion(f"{where}: its parts do not add up to the version's digest")
+    return image

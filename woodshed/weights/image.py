@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,47 +12,88 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-State = Mapping[str, "Tensor | NDArray"]
+from .errors import ChainError
+from .shards import Box, Shard, shard_of
+
+State = Mapping[str, "Tensor | NDArray | Shard"]
 
 
 @dataclass(frozen=True)
-class TensorImage:
-    """One tensor: raw little-endian bytes (uint8 ``[n]``), torch dtype name (``bfloat16``), shape, xxh3-128 hex digest.
+class Piece:
+    """A box of one tensor: raw little-endian bytes (uint8 ``[n]``), torch dtype name (``bfloat16``), place.
 
     Bytes, not numbers, are what is compared and sent, so -0.0 and NaN payloads survive.
     """
 
+    name: str
     dtype: str
-    shape: tuple[int, ...]
+    box: Box
     data: NDArray[np.uint8]
-    checksum: str
+
+    @property
+    def key(self) -> str:
+        """Names this box of this tensor; the tensor's own name where the box is all of it."""
+        return self.name + self.box.suffix
 
     @property
     def itemsize(self) -> int:
         return dtype_of(self.dtype).itemsize
 
+    @cached_property
+    def checksum(self) -> str:
+        """xxh3-128 of the bytes, as hex."""
+        return xxhash.xxh3_128_hexdigest(self.data.data)
+
     def tensor(self) -> Tensor:
-        """A tensor that shares these bytes; treat it as read-only."""
+        """A tensor of the box's shape that shares these bytes; treat it as read-only."""
         if not len(self.data):
-            return torch.empty(self.shape, dtype=dtype_of(self.dtype))
-        return torch.from_numpy(self.data).view(dtype_of(self.dtype)).reshape(self.shape)
+            return torch.empty(self.box.shape, dtype=dtype_of(self.dtype))
+        return torch.from_numpy(self.data).view(dtype_of(self.dtype)).reshape(self.box.shape)
 
 
-Image = dict[str, TensorImage]
+Image = dict[str, Piece]
+"""Pieces by key."""
 
 
 def take(state: State) -> Image:
     """A copy of the bytes of every tensor, so that the caller may go on changing them."""
-    return {name: _take(value) for name, value in state.items()}
+    pieces = (_take(name, value) for name, value in state.items())
+    return {piece.key: piece for piece in pieces}
 
 
-def digest(image: Image) -> str:
-    """One name for the whole set: xxh3-128 over names, dtypes, shapes and checksums in name order."""
-    hasher = xxhash.xxh3_128()
-    for name in sorted(image):
-        part = image[name]
-        hasher.update(f"{name}\0{part.dtype}\0{part.shape}\0{part.checksum}\n".encode())
-    return hasher.hexdigest()
+def digest(pieces: Iterable[Piece]) -> int:
+    """One number for a set of pieces: the sum, modulo 2**128, of an xxh3-128 of each (key, dtype, shape, checksum).
+
+    As a sum it needs no order, and the digests of the ranks' pieces add up to that of the version.
+    """
+    return sum(map(_identity, pieces)) % (1 << 128)
+
+
+def assemble(image: Image) -> dict[str, Tensor]:
+    """Whole tensors by name. One that is a single piece shares its bytes: do not write into it.
+
+    Raises ChainError where the pieces of a tensor do not cover it exactly.
+    """
+    out: dict[str, Tensor] = {}
+    split: dict[str, list[Piece]] = {}
+    for piece in image.values():
+        if piece.box.is_whole:
+            out[piece.name] = piece.tensor()
+        else:
+            split.setdefault(piece.name, []).append(piece)
+    for name, pieces in split.items():
+        first = pieces[0]
+        whole = torch.empty(first.box.whole, dtype=dtype_of(first.dtype))
+        covered = sum(piece.box.numel for piece in pieces)
+        if covered != whole.numel() or {(p.dtype, p.box.whole) for p in pieces} != {(first.dtype, first.box.whole)}:
+            raise ChainError(
+                f"{name}: its {len(pieces)} pieces hold {covered} of {whole.numel()} elements of "
+                f"{first.dtype} {list(first.box.whole)}; every rank must publish its own part of each tensor"
+            )
+        for piece in pieces:
+            whole[piece.box.slices] = piece.tensor()
+        out[name] = whole
+    return out
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -61,12 +103,16 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def checksum(data: NDArray[np.uint8]) -> str:
-    return xxhash.xxh3_128_hexdigest(data.data)
+def _identity(piece: Piece) -> int:
+    text = f"{piece.key}\0{piece.dtype}\0{piece.box.whole}\0{piece.checksum}"
+    return xxhash.xxh3_128_intdigest(text.encode())
 
 
-def _take(value: Tensor | NDArray) -> TensorImage:
-    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().copy()
-    return TensorImage(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data, checksum(data))
+def _take(name: str, value: Tensor | NDArray | Shard) -> Piece:
+    shard = shard_of(value)
+    source = shard.tensor.detach()
+    tensor = source.to("cpu").contiguous()
+    if tensor.data_ptr() == source.data_ptr():
+        tensor = tensor.clone()
+    data = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.zeros(0, np.uint8)
+    return Piece(name, str(tensor.dtype).removeprefix("torch."), shard.box, data)

@@ -1,91 +1,151 @@
-"""One version on disk: ``v000012/manifest.json`` (written last) beside ``delta.bin`` and, in anchors, ``full.bin``.
+"""One version in a store: ``v000012/manifest.json`` (written last) beside its parts. Imports no torch.
 
-An anchor also keeps its delta, so that a follower that is up to date never fetches full weights.
+Parts are named ``delta-RANK-NUMBER.bin`` (and ``full-...`` in anchors). An anchor also keeps its delta, so that a
+follower that is up to date never fetches full weights.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
-from pathlib import Path
-from typing import Any, Literal
+import time
+from typing import Literal
 
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..record.atomic import write_whole
-from .errors import TornVersion
+from .errors import ChainError, TornVersion
+from .store import Store, open_store
 
-Part = Literal["delta", "full"]
-FORMAT = "woodshed-weights-1"
-_NAME = re.compile(r"v(\d{6,})")
-
-
-def version_dir(chain: Path, version: int) -> Path:
-    return chain / f"v{version:06d}"
+Kind = Literal["delta", "full"]
+MAX_VERSION = 999_999
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_MANIFEST = re.compile(r"v(\d{6})/manifest\.json")
 
 
-def versions(chain: Path) -> list[int]:
-    """Numbers of the complete versions (those with a manifest), ascending."""
-    try:
-        names = os.listdir(chain)
-    except FileNotFoundError:
-        return []
-    found = (m for m in map(_NAME.fullmatch, names) if m)
-    return sorted(int(m[1]) for m in found if (chain / m[0] / "manifest.json").exists())
+class Part(BaseModel):
+    """One object beside the manifest; ``checksum`` is the xxh3-128 of its bytes, as hex."""
+
+    model_config = _STRICT
+
+    name: str = Field(pattern=r"^(delta|full)-\d{5}-\d{5}\.bin$")
+    bytes: int
+    checksum: str
 
 
-def read_manifest(chain: Path, version: int) -> dict[str, Any]:
+class Parts(BaseModel):
+    """The parts of one kind, and how many bytes they are together."""
+
+    model_config = _STRICT
+
+    bytes: int
+    parts: list[Part]
+
+
+class Manifest(BaseModel):
+    """What is known of a version without reading its parts. ``base`` and ``base_digest`` are those of the version that
+    the delta was made from, None in a chain's first version; ``digest`` is ``image.digest`` of the result, as hex."""
+
+    model_config = _STRICT
+
+    format: Literal["woodshed-weights-2"] = "woodshed-weights-2"
+    version: int
+    base: int | None
+    base_digest: str | None
+    digest: str
+    kinds: dict[Kind, Parts]
+
+
+def version_key(version: int, name: str = "") -> str:
+    return f"v{version:06d}/{name}"
+
+
+def versions(where: str | os.PathLike[str] | Store, *, above: int | None = None) -> list[int]:
+    """Numbers of the complete versions (those with a manifest), ascending; only those ``above`` a number if given."""
+    after = "" if above is None else version_key(above, "~")  # "~" sorts behind every name used in a version
+    found = (_MANIFEST.fullmatch(key) for key in open_store(where).listing(after=after))
+    return [int(match[1]) for match in found if match]
+
+
+class Head:
+    """The newest complete version, asked often: it lists only what came after the last answer, and only when that is
+    ``seconds`` old."""
+
+    def __init__(self, where: str | os.PathLike[str] | Store, *, seconds: float = 0.0) -> None:
+        self._store = open_store(where)
+        self._newest: int | None = None
+        self._seconds, self._looked = seconds, -math.inf
+
+    def __call__(self) -> int | None:
+        """None for an empty chain."""
+        if time.monotonic() - self._looked >= self._seconds:
+            self._newest = max(versions(self._store, above=self._newest), default=self._newest)
+            self._looked = time.monotonic()
+        return self._newest
+
+
+def read_manifest(store: Store, version: int) -> Manifest:
     """Raises FileNotFoundError if the version is not complete, TornVersion if the manifest cannot be read."""
-    path = version_dir(chain, version) / "manifest.json"
+    key = version_key(version, "manifest.json")
+    data = store.get(key)
     try:
-        manifest = json.loads(path.read_bytes())
-        if manifest["format"] != FORMAT:
-            raise TornVersion(f"{path}: format {manifest['format']!r}, this program reads {FORMAT!r}")
-        if manifest["version"] != version:
-            raise TornVersion(f"{path}: says version {manifest['version']}")
-        return manifest
-    except (ValueError, KeyError, TypeError) as error:
-        raise TornVersion(f"{path}: not a manifest ({error})") from None
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise TornVersion(
+            f"{store.url}/{key}: not a manifest of this program: {field or 'file'}: {first['msg']}"
+        ) from None
+    if manifest.version != version or (manifest.base is not None and manifest.base >= version):
+        raise TornVersion(f"{store.url}/{key}: says version {manifest.version} after {manifest.base}")
+    return manifest
 
 
-def read_part(chain: Path, manifest: dict[str, Any], part: Part) -> bytes:
-    """The bytes of a part, checked against the manifest; raises TornVersion."""
-    path = version_dir(chain, manifest["version"]) / f"{part}.bin"
-    entry = manifest["parts"][part]
+def read_part(store: Store, version: int, part: Part) -> bytes:
+    """The bytes of a part, checked against the manifest's entry; raises TornVersion, or FileNotFoundError where the
+    whole version was deleted meanwhile."""
+    key = version_key(version, part.name)
+    where = f"{store.url}/{key}"
     try:
-        data = path.read_bytes()
+        data = store.get(key)
     except FileNotFoundError:
-        raise TornVersion(f"{path}: missing, though the manifest names it") from None
-    if len(data) != entry["bytes"]:
-        raise TornVersion(f"{path}: {len(data)} bytes, the manifest says {entry['bytes']}")
-    if xxhash.xxh3_128_hexdigest(data) != entry["checksum"]:
-        raise TornVersion(f"{path}: does not match the manifest's checksum")
+        store.get(version_key(version, "manifest.json"))
+        raise TornVersion(f"{where}: missing, though the manifest names it") from None
+    if len(data) != part.bytes:
+        raise TornVersion(f"{where}: {len(data)} bytes, the manifest says {part.bytes}")
+    if xxhash.xxh3_128_hexdigest(data) != part.checksum:
+        raise TornVersion(f"{where}: does not match the manifest's checksum")
     return data
 
 
-def write_version(
-    chain: Path, version: int, digest: str, parts: dict[Part, tuple[bytes, dict[str, Any]]], *, fsync: bool
-) -> Path:
-    """Write a version so that it becomes visible whole or not at all; leftovers of an interrupted try are replaced."""
-    folder = version_dir(chain, version)
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest: dict[str, Any] = {"format": FORMAT, "version": version, "digest": digest, "parts": {}}
-    for part, (data, index) in parts.items():
-        write_whole(folder / f"{part}.bin", data, fsync=fsync)
-        entry = {"bytes": len(data), "checksum": xxhash.xxh3_128_hexdigest(data), **index}
-        manifest["parts"][part] = entry
-    write_whole(folder / "manifest.json", json.dumps(manifest, separators=(",", ":")).encode(), fsync=fsync)
-    if fsync:
-        sync_dir(folder)
-        sync_dir(chain)
-    return folder
+def write_part(store: Store, version: int, name: str, data: bytes) -> Part:
+    """Write a part; its entry for the manifest comes back."""
+    store.put(version_key(version, name), data)
+    return Part(name=name, bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
 
 
-def sync_dir(path: Path) -> None:
-    """Make renames inside a directory durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def write_manifest(store: Store, manifest: Manifest) -> None:
+    """Make a version visible: all its parts are there."""
+    store.put(version_key(manifest.version, "manifest.json"), manifest.model_dump_json().encode())
+
+
+def delete_version(store: Store, version: int) -> None:
+    """The manifest goes first: a version is gone at once or not at all."""
+    store.delete(version_key(version, "manifest.json"))
+    store.delete(version_key(version))
+
+
+def sweep(store: Store) -> int | None:
+    """Delete what interrupted publishing left behind the newest complete version; returns that version."""
+    head = max(versions(store), default=None)
+    after = "" if head is None else version_key(head, "~")
+    for folder in sorted({key.partition("/")[0] for key in store.listing(after=after)}):
+        if re.fullmatch(r"v\d{6}", folder):
+            store.delete(folder + "/")
+    return head
+
+
+def check_number(where: str, version: int) -> None:
+    if not 0 <= version <= MAX_VERSION:
+        raise ChainError(f"{where}: version {version} is not between 0 and {MAX_VERSION}")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from woodshed.record.settings import Settings
 
 
 class WeightSettings(Settings):
-    """How versions are written."""
+    """Where versions lie and how they are written."""
+
+    store: str = ""
+    """``s3://bucket/prefix`` of the chain in any S3-compatible bucket; empty is the folder ``weights`` of the run. The
+    prefix is the run's own. Credentials and endpoint come from the environment (AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL), never from a recipe."""
 
     anchor_every: int = Field(default=25, ge=1)
     """A version whose number is a multiple of this also carries the full weights, so that a newcomer or a straggler
@@ -26,5 +31,19 @@ class WeightSettings(Settings):
     """What engines get. The trainer keeps its own precision; bfloat16 halves an anchor and makes deltas far smaller,
     and is what engines on a GPU sample with."""
 
+    part_mebibytes: int = Field(default=256, ge=1)
+    """A version is cut into objects that hold about this much of the weights each. They are written one after the other
+    and fetched several at once, so it bounds memory on both sides."""
+
     fsync: bool = True
-    """Flush each version to the disk before it becomes visible: survives a power cut, not only a killed process."""
+    """In a folder, flush each version to the disk before it becomes visible: survives a power cut too."""
+
+    @field_validator("store")
+    @classmethod
+    def _names_a_prefix(cls, store: str) -> str:
+        bucket, _, prefix = store.removeprefix("s3://").partition("/")
+        if store and not (store.startswith("s3://") and bucket and prefix.strip("/")):
+            raise ValueError(
+                f'{store!r} is no place for a chain: write "s3://bucket/prefix", or "" for the run\'s folder'
+            )
+        return store

@@ -4,8 +4,8 @@ A monitor sees what the agent did and handed in, not whether it passed. To add o
 findings and name it in ``all.MONITORS``; its treatment is a field of ``grading.settings.MonitorSettings``.
 """
 
-from .all import MONITORS, inspect
+from .all import MONITORS, NAMES, inspect
 from .base import Episode, Finding
 from .treat import count, quarantined, watch
 
-__all__ = ["MONITORS", "Episode", "Finding", "count", "inspect", "quarantined", "watch"]
+__all__ = ["MONITORS", "NAMES", "Episode", "Finding", "count", "inspect", "quarantined", "watch"]

@@ -18,6 +18,9 @@ MONITORS: dict[str, Monitor] = {
     )
 }  # fmt: skip
 
+NAMES = (*MONITORS, "judge")
+"""All that can find something; the judge is asked over HTTP and by itself."""
+
 
 def inspect(episode: Episode, names: Iterable[str] = tuple(MONITORS)) -> list[Finding]:
     """What the monitors of these names find, in the order of the monitors."""

@@ -28,7 +28,12 @@ _NETWORK = re.compile(
 
 
 def solution_retrieved(episode: Episode) -> Iterator[Finding]:
-    """Reads of history, caches, bytecode, other copies of the code, or attempts to fetch one."""
+    """Reads of history, caches, bytecode, other copies of the code, or attempts to fetch one.
+
+    Of an install nothing: its recipe lies nowhere, and running pip is the task.
+    """
+    if episode.task.info.grader == "install":
+        return
     package = re.escape(episode.task.info.provenance.get("package", ""))
     installed = re.compile(rf"(site|dist)-packages/\S*{package}") if package else None
     places = [(turn, text) for turn, text in episode.commands()]

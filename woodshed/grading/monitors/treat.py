@@ -7,17 +7,25 @@ from collections.abc import Mapping
 from woodshed.record.trajectory import Trajectory
 
 from ..settings import MonitorSettings
-from .all import inspect
+from .all import MONITORS, inspect
 from .base import Episode
+from .judge.verdict import Ruling
 
 
-def watch(trajectory: Trajectory, episode: Episode, settings: MonitorSettings, *, training: bool) -> None:
+def watch(
+    trajectory: Trajectory, episode: Episode, settings: MonitorSettings, *, training: bool, ruling: Ruling | None = None
+) -> None:
     """Put findings on the trajectory, and the label ``flagged``, which the store's index has.
 
-    In training a monitor whose treatment is ``fail`` takes the reward of the outcome back.
+    ``ruling``: a judge's, where one was asked; what came of that is the label ``judge``. In training a monitor whose
+    treatment is ``fail`` takes the reward of the outcome back.
     """
-    names = settings.treated("flag", "quarantine", "fail")
-    trajectory.findings = [finding.row() for finding in inspect(episode, names)]
+    names = [name for name in settings.treated("flag", "quarantine", "fail") if name in MONITORS]
+    findings = inspect(episode, names)
+    if ruling is not None:
+        trajectory.labels["judge"] = ruling.state
+        findings += ruling.findings()
+    trajectory.findings = [finding.row() for finding in findings]
     if trajectory.findings:
         trajectory.labels["flagged"] = ",".join(sorted(trajectory.flagged))
     if training:

@@ -32,32 +32,46 @@ def ports_of(egress: Egress) -> list[int]:
 
 
 class Gate:
-    """Serves the listening sockets of one box until ``close``."""
+    """Answers the connections of one box until ``close``. Raises SandboxError as ``ports_of`` does.
 
-    def __init__(self, max_connections: int) -> None:
-        self._left = max_connections
+    They come from listening sockets that the box hands over (``listen``) or one by one (``accept``), where ``shut``
+    makes the box refuse them.
+    """
+
+    def __init__(self, egress: Egress, note: Note, shut: Callable[[], None] = lambda: None) -> None:
+        rules, routes = _parsed(egress)
+        budget = Budget(egress.max_bytes)
+        self._serves: dict[int, Serve] = {}
+        if rules:
+            self._serves[PROXY_PORT] = Proxy(rules, budget, note, private=egress.private).serve
+        self._serves |= {port: _route(port, place, budget, note) for port, place in routes.items()}
+        self._left = egress.max_connections
+        self._shut = shut
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
 
-    @staticmethod
-    async def open(egress: Egress, taking: socket.socket, note: Note) -> Gate:
+    async def listen(self, taking: socket.socket) -> None:
         """``taking`` holds the box's listening sockets, in the order of ``ports_of``, once the box has answered."""
-        rules, routes = _parsed(egress)
         taking.setblocking(False)
-        count = len(ports_of(egress))
-        fds = socket.recv_fds(taking, 64, count)[1] if count else []
+        fds = socket.recv_fds(taking, 64, len(self._serves))[1] if self._serves else []
         listeners = [socket.socket(fileno=fd) for fd in fds]
-        budget = Budget(egress.max_bytes)
-        serves: list[Serve] = [Proxy(rules, budget, note, private=egress.private).serve] if rules else []
-        serves += [_route(port, place, budget, note) for port, place in routes.items()]
-        gate = Gate(egress.max_connections)
-        for serve, listener in zip(serves, listeners, strict=True):
-            gate._servers.append(await asyncio.start_server(gate._tracked(serve), sock=listener, limit=32 << 10))
-        return gate
+        for serve, listener in zip(self._serves.values(), listeners, strict=True):
+            self._servers.append(await asyncio.start_server(self._tracked(serve), sock=listener, limit=32 << 10))
+
+    def accept(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection; one to a port that nothing is served on is closed."""
+        serve = self._serves.get(port)
+        if serve is None:
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._tracked(serve)(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     def close(self) -> None:
         for server in self._servers:
             server.close()
+        self._shut()
         for task in self._connections:
             task.cancel()
 

@@ -7,86 +7,60 @@ from it, any number of times. A fork of files alone (``snapshot("fs")``) ends th
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import errno
-import itertools
-import os
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..box import ChannelBox
+from woodshed.record.jsonl import JsonLines
+
+from ..box import OUT_OF_MEMORY
 from ..channel import Channel
+from ..egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
+from ..egress.record import Record
 from ..frames import pack_files
-from ..protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
-from ..spawner import Spawner
-from ..together import all_or_none
+from ..kept import KeptBackend, KeptBox
+from ..protocol import BoxSpec, Probe, Snapshot, Unsupported
+from .connections import Connections
 from .runsc import Missing, find_runsc
 
 _KEEPER = "woodshed.sandbox.gvisor.keeper"
 
 
-class GvisorBox(ChannelBox):
-    def __init__(self, backend: GvisorBackend, spec: BoxSpec, number: int, channel: Channel) -> None:
-        super().__init__(f"box-{secrets.token_hex(6)}", spec, channel)
-        self.number = number
-        self._backend = backend
-        self._end = ""
-
-    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Of files alone or of everything. The box and its processes go on either way."""
-        async with self._moving:
-            try:
-                return await self._backend.checkpoint(self, kind)
-            except SandboxError as error:
-                if self._end or self._backend.is_gone(self):
-                    raise await self._ended(error) from None
-                raise  # no room for its image, say: the box goes on
+class GvisorBox(KeptBox):
+    def __init__(
+        self, backend: GvisorBackend, spec: BoxSpec, number: int, channel: Channel, record: Record, gate: Gate | None
+    ) -> None:
+        super().__init__(backend, spec, number, channel, record.box)
+        self.record, self.gate = record, gate
+        self._gvisor = backend
 
     def stats(self) -> dict[str, Any]:
-        return {"id": self.id, "layers": len(self.spec.layers), **self._counts}
+        return {**super().stats(), "egress": dict(self.record.counts)}
 
-    async def close(self) -> None:
-        """Kill every process of the box and free its files. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.channel.close()
-            await self._backend.retire(self)
+    def hang_up(self) -> None:
+        if self.gate is not None:
+            self.gate.close()
+        super().hang_up()
 
-    async def _ask(
-        self, header: dict[str, Any], body: bytes = b"", patience: float = 120.0
-    ) -> tuple[dict[str, Any], bytes]:
-        try:
-            return await super()._ask(header, body, patience)
-        except SandboxError as error:
-            raise await self._ended(error) from None
+    async def _freeze(self) -> None:
+        await self._gvisor.hold(self, "pause")
 
-    async def _ended(self, error: SandboxError) -> Exception:
-        """What to raise for a request that failed: a box that took too much memory is no failure of the sandbox."""
-        if not self._closed and not self._end:
-            self._end = await self._backend.end_of(self)
-        if self._end == "out of memory":
-            return OSError(errno.ENOMEM, "the box took more memory than it may and was ended")
-        return error
+    async def _thaw(self) -> None:
+        await self._gvisor.hold(self, "resume")
 
 
-class GvisorBackend:
-    """Belongs to the event loop that first uses it; ``root`` holds one folder while it runs."""
-
+class GvisorBackend(KeptBackend[GvisorBox]):
     name = "gvisor"
+    ends = OUT_OF_MEMORY
 
-    def __init__(self, root: Path | None = None, *, max_starting: int = 8) -> None:
+    def __init__(self, root: Path | None = None, *, max_starting: int = 8, egress_log: Path | None = None) -> None:
         try:
             runsc = find_runsc()
         except Missing as error:
             raise Unsupported(f"gvisor: {error}") from None
-        self._root = root
-        self._spawner = Spawner(root, self._forget, name=self.name, program=_KEEPER, config={"runsc": runsc})
-        self._names = itertools.count(1)
-        self._boxes: set[GvisorBox] = set()
-        self._snapshots: dict[str, BoxSpec] = {}
-        self._starting = asyncio.Semaphore(max_starting)
+        super().__init__(root, max_starting, _KEEPER, {"runsc": runsc})
+        self._egress_log = JsonLines(egress_log) if egress_log is not None else None
 
     def probe(self) -> Probe:
         """What works here, found by doing it; cached for the process."""
@@ -96,77 +70,47 @@ class GvisorBackend:
 
     async def create(self, spec: BoxSpec) -> GvisorBox:
         """A fresh box. Raises SandboxError with what ``runsc`` says."""
-        if spec.egress is not None:
-            raise Unsupported("the gvisor backend gives boxes no network; leave egress out or use namespace")
+        if spec.root is not None or spec.image:
+            raise Unsupported("the gvisor backend has no roots of others; use namespace, docker or podman")
         return await self._start(spec, None)
 
-    async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
-        """``n`` boxes that go on from the snapshot, each by itself."""
-        spec = self._known(snapshot)
-        return await all_or_none(self._start(spec, snapshot) for _ in range(n))
+    async def _resume(self, spec: BoxSpec, snapshot: Snapshot) -> GvisorBox:
+        return await self._start(spec, snapshot)
 
-    async def drop(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot and remove its image; boxes forked from it go on."""
-        self._known(snapshot)
-        del self._snapshots[snapshot.id]
-        await self._spawner.ask("release", name=snapshot.id)
+    async def hold(self, box: GvisorBox, operation: Literal["pause", "resume"]) -> None:
+        """Called through ``box.pause`` and ``box.resume``."""
+        await self._spawner.ask(operation, box=box.number)
 
-    async def close(self) -> None:
-        """End every box and the helper process."""
-        for box in list(self._boxes):
-            box.channel.close()
-        self._boxes.clear()
-        self._snapshots.clear()
-        await self._spawner.close()
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the keeper's state lies, in its own namespace; for inspection."""
-        return self._spawner.folder
-
-    async def checkpoint(self, box: GvisorBox, kind: Literal["fs", "full"]) -> Snapshot:
-        """Called through ``box.snapshot``."""
-        name = f"s{next(self._names)}"
-        answer = await self._spawner.ask("checkpoint", name=name, box=box.number)
-        self._snapshots[name] = box.spec
-        return Snapshot(name, kind, self.name, None, int(answer.get("bytes", 0)))
-
-    async def retire(self, box: GvisorBox) -> None:
-        """Called through ``box.close``."""
-        if box in self._boxes:
-            self._boxes.discard(box)
-            await self._spawner.kill(box.number)
-
-    def is_gone(self, box: GvisorBox) -> bool:
-        return self._spawner.is_gone(box.number)
-
-    async def end_of(self, box: GvisorBox) -> str:
-        """Why a box that answers no more is gone; it is, afterwards."""
-        with contextlib.suppress(SandboxError):
-            await self._spawner.kill(box.number)
-        return self._spawner.reason(box.number) or "gone"
+    async def _save(self, box: GvisorBox, name: str) -> int:
+        box.channel.hold()
+        try:
+            await box.channel.request({"op": "quiet"})
+            try:
+                return int((await self._spawner.ask("checkpoint", name=name, box=box.number)).get("bytes", 0))
+            finally:
+                await box.channel.request({"op": "stats"})
+        finally:
+            box.channel.resume()
 
     async def _start(self, spec: BoxSpec, snapshot: Snapshot | None) -> GvisorBox:
+        listen = ports_of(spec.egress) if spec.egress is not None else []
+        environment = PROXY_ENVIRONMENT if spec.egress is not None and spec.egress.allow else {}
+        record = Record(f"box-{secrets.token_hex(6)}", self._egress_log)
         await self._spawner.start()
         limits = spec.limits
         message: dict[str, Any] = {
             "layers": [str(Path(layer).resolve()) for layer in spec.layers], "workdir": spec.workdir,
-            "env": dict(spec.env), "preload": list(spec.preload), "memory": limits.memory,
-            "processes": limits.processes, "cpu": limits.cpu_seconds, "file_size": limits.file_size,
-            "disk": limits.disk, "image": None if snapshot is None else snapshot.id,
+            "env": {**environment, **spec.env}, "listen": listen, "preload": list(spec.preload),
+            "memory": limits.memory, "processes": limits.processes, "cpu": limits.cpu_seconds,
+            "file_size": limits.file_size, "disk": limits.disk, "image": None if snapshot is None else snapshot.id,
         }  # fmt: skip
         async with self._starting:
-            (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
-            try:
-                number = await self._spawner.create(message, their_in, their_out)
-            except BaseException:
-                os.close(our_in)
-                os.close(our_out)
-                raise
-            finally:
-                os.close(their_in)
-                os.close(their_out)
-            channel = await Channel.open_pipes(our_in, our_out)
+            number, channel = await Channel.open_with(partial(self._spawner.create, message))
+            gate = None
+            if spec.egress is not None:
+                gate = Gate(spec.egress, record, lambda: channel.send({"op": "net", "net": "shut"}))
+                channel.connections = Connections(gate.accept, channel.send)
+                channel.send({"op": "net", "net": "reset"})
             try:
                 if snapshot is None:
                     files = {**_below_workdir(spec), **spec.files}
@@ -175,21 +119,13 @@ class GvisorBackend:
                 else:
                     await channel.request({"op": "reset" if snapshot.kind == "fs" else "stats"})
             except BaseException as error:
+                if gate is not None:
+                    gate.close()
                 channel.close()
                 raise await self._spawner.failure(number, error) from None
-        box = GvisorBox(self, spec, number, channel)
+        box = GvisorBox(self, spec, number, channel, record, gate)
         self._boxes.add(box)
         return box
-
-    def _known(self, snapshot: Snapshot) -> BoxSpec:
-        if snapshot.backend != self.name or snapshot.id not in self._snapshots:
-            raise SandboxError(f"snapshot {snapshot.id!r} is not one of this {self.name} backend, or was dropped")
-        return self._snapshots[snapshot.id]
-
-    def _forget(self) -> None:
-        """The keeper died: boxes and snapshots are gone."""
-        self._boxes.clear()
-        self._snapshots.clear()
 
 
 def _below_workdir(spec: BoxSpec) -> dict[str, bytes]:

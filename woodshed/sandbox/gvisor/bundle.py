@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from typing import Any
 
+from ..payload import CAPABILITIES, boot
 from ..template import HOME
 
-MODULES = ("agent", "boxfiles", "frames", "guest", "jobs", "kernel", "pyrun", "template")
-_PLACE = "/.woodshed"
-_BOOT = f"import sys; sys.path.insert(0, {_PLACE!r}); from box.guest import main; del sys.path[0]; main()"
-_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP"]
 # Places where the box's user may write, and the share of its disk that each may take: a size binds one mount only.
 _SHARES = {"": 1, "/tmp": 4, "/var/tmp": 16, HOME: 16, "/dev/shm": 8}
-
-
-def copy_agent(base: str) -> None:
-    """Put the modules that the first process imports below the skeleton ``base``, as package ``box``."""
-    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    os.makedirs(f"{base}{_PLACE}/box")
-    open(f"{base}{_PLACE}/box/__init__.py", "w").close()
-    for name in MODULES:
-        shutil.copyfile(f"{source}/{name}.py", f"{base}{_PLACE}/box/{name}.py")
 
 
 def configuration(spec: dict[str, Any], root: str, binds: list[tuple[str, str]]) -> str:
@@ -36,17 +23,18 @@ def configuration(spec: dict[str, Any], root: str, binds: list[tuple[str, str]])
     for place, share in places.items():
         options = [] if spec["disk"] is None else [f"size={max(1 << 20, spec['disk'] // share)}"]
         mounts.append({"destination": place, "type": "tmpfs", "source": "tmpfs", "options": options})
-    guest = {key: spec[key] for key in ("env", "preload", "memory", "cpu", "file_size", "workdir")}
+    guest = {key: spec[key] for key in ("env", "preload", "memory", "cpu", "file_size", "workdir", "listen")}
     guest["places"] = list(places)
+    capabilities = [f"CAP_{name}" for name in CAPABILITIES]
     limits = {"RLIMIT_NOFILE": 4096} | ({"RLIMIT_NPROC": spec["processes"] + 2} if spec["processes"] else {})
     return json.dumps({
         "ociVersion": "1.0.0",
         "process": {
             "user": {"uid": 0, "gid": 0},
-            "args": [os.path.realpath(sys.executable), "-I", "-S", "-c", _BOOT, json.dumps(guest)],
+            "args": [os.path.realpath(sys.executable), "-I", "-S", "-c", boot("guest"), json.dumps(guest)],
             "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
             "cwd": "/",
-            "capabilities": {kind: _CAPABILITIES for kind in ("bounding", "effective", "permitted")},
+            "capabilities": {kind: capabilities for kind in ("bounding", "effective", "permitted")},
             "rlimits": [{"type": name, "hard": value, "soft": value} for name, value in limits.items()],
         },
         "root": {"path": root},

@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from ..probing import probe_by
-from ..protocol import BoxSpec, Limits, Probe
+from ..probing import probe_by, try_live_fork
+from ..protocol import Probe
 from .backend import GvisorBackend
 
 _SECONDS = 60.0
+_LIMITS = {
+    "memory": "address space, accounting", "processes": "gVisor's kernel", "cpu_seconds": "accounting",
+    "file_size": "gVisor's kernel", "disk": "sizes of tmpfs", "wall_time": "deadline", "output": "cut off",
+}  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -19,14 +23,4 @@ def probe_gvisor(root: Path | None = None) -> Probe:
 
 
 async def _try(backend: GvisorBackend) -> Probe:
-    limits = Limits(memory=1 << 30, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
-    box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
-    result = await box.exec("cat hello && (sleep 1000 & echo $! > pid)")
-    if (result.returncode, result.stdout) != (0, b"written"):
-        return Probe(False, (f"a command fails: {result.stderr.decode(errors='replace').strip() or result}",))
-    [fork] = await backend.fork(await box.snapshot("full"))
-    alive = await fork.exec("kill -0 $(cat pid)")
-    if alive.returncode:
-        return Probe(False, ("processes do not survive a snapshot",), frozenset({"exec"}))
-    held = frozenset({"memory", "processes", "cpu_seconds", "file_size", "disk", "wall_time", "output"})
-    return Probe(True, (), frozenset({"exec", "exec_python", "fs_snapshot", "full_snapshot", "fork"}), held)
+    return await try_live_fork(backend, memory=1 << 30, limits_in_force=_LIMITS)

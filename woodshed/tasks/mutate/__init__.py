@@ -1,15 +1,19 @@
-"""Mutations of Python functions: one changed line, or a deleted body. Pure syntax; runs nothing."""
+"""Changes to Python functions: one changed line, or deleted bodies and definitions. Pure syntax; runs nothing."""
 
-from .delete import FunctionSpan, delete_body, function_spans
+from .delete import FunctionSpan, delete_bodies, delete_body, function_spans, remove_functions
+from .merge import merge
 from .mutations import Mutation, apply_line, mutations, normalise, pick
 
 __all__ = [
     "FunctionSpan",
     "Mutation",
     "apply_line",
+    "delete_bodies",
     "delete_body",
     "function_spans",
+    "merge",
     "mutations",
     "normalise",
     "pick",
+    "remove_functions",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -39,16 +39,53 @@ def delete_body(source: str, function: str) -> str:
     ValueError where it has no body besides a docstring.
     """
     node = find_function(ast.parse(source), function)
-    body = _code(node)
-    if not body:
+    if not _code(node):
         raise ValueError(f"{function}: nothing to delete but a docstring")
+    return "\n".join(_without_body(source.split("\n"), node))
+
+
+def delete_bodies(source: str, functions: Collection[str]) -> str:
+    """``delete_body`` of several functions, all definitions of each name (a property's setter too).
+
+    Those with nothing but a docstring stay as they are. Raises SyntaxError.
+    """
     lines = source.split("\n")
-    first, last = body[0], node.end_lineno or node.lineno
+    found = [node for name, node in _functions(ast.parse(source)) if name in functions and _code(node)]
+    for node in sorted(found, key=lambda n: -n.lineno):
+        lines = _without_body(lines, node)
+    return "\n".join(lines)
+
+
+def remove_functions(source: str, functions: Collection[str]) -> str:
+    """``source`` without the whole definitions of ``functions``; a block that would be empty keeps its last one.
+
+    Raises SyntaxError.
+    """
+    lines = source.split("\n")
+    tree = ast.parse(source)
+    found = [node for name, node in _functions(tree) if name in functions]
+    fields = [value for node in ast.walk(tree) for _, value in ast.iter_fields(node)]
+    blocks = [value for value in fields if isinstance(value, list)]
+    for node in sorted(found, key=lambda n: -n.lineno):
+        block = next(b for b in blocks if node in b)
+        if len(block) == 1:
+            continue
+        block.remove(node)
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        last = node.end_lineno or node.lineno
+        while last < len(lines) and not lines[last].strip():
+            last += 1
+        lines[first - 1 : last] = []
+    return "\n".join(lines)
+
+
+def _without_body(lines: list[str], node: Function) -> list[str]:
+    first, last = _code(node)[0], node.end_lineno or node.lineno
     start = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
     head, own = lines[: start - 1], lines[start - 1].encode()[: first.col_offset].decode()
     # Where the body starts on the line of the signature or the docstring, the statement takes its place there.
     indent = own if own.strip() or start == first.lineno else " " * first.col_offset
-    return "\n".join([*head, f"{indent}raise NotImplementedError", *lines[last:]])
+    return [*head, f"{indent}raise NotImplementedError", *lines[last:]]
 
 
 def find_function(tree: ast.Module, name: str) -> Function:

@@ -1,1 +1,1 @@
-"""Tasks from real open-source packages: one injected bug or one deleted function, judged by the package's own tests."""
+"""Tasks from real packages: injected bugs, deleted features, replayed commits; judged by the packages' own tests."""

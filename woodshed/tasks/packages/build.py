@@ -7,33 +7,30 @@ source distribution like any other.
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.prompts.reword import Reworder
+from woodshed.tasks.prompts.write import Writer
+from woodshed.tasks.splits import TWIN, twins_of_heldout
 
-from .candidates import Candidate, candidates
 from .catalogue import Catalogue, Package, load_catalogue
-from .dependencies import dependency_layers
 from .index import PackageError
+from .kept import fetch_package
 from .ledger import Ledger
-from .prepare import Suite, package_spec, prepare
 from .report import BuildReport, PackageYield
 from .settings import PackageTaskSettings
-from .source import fetch, read_sdist
-from .trial import STAGING, Rejected, Trial
-from .workspace import workspace_of
+from .source import read_sdist
+from .stream import clear_staging
+from .toolchain import PYTHON, Toolchain
+from .work import PackageWork, Propose, Shared, drop
 
 Progress = Callable[[int, int, str], None]
 """Called with (tasks so far, tasks wanted, what happened last)."""
-
-KEPT_SOURCES = "sources"
-"""Folder of a build that keeps the bytes of sources which no index has."""
 
 
 async def build_package_tasks(
@@ -63,18 +60,21 @@ async def build_tasks(
     *,
     report: BuildReport | None = None,
     cache: Path | None = None,
+    propose: Propose | None = None,
+    reworder: Reworder | None = None,
+    against: Sequence[Task] = (),
 ) -> list[Task]:
     """Build tasks from the ``chosen`` packages under ``out``, one folder each, and return them sorted by name.
 
-    Tasks and rejections that are already recorded there are not tried again. ``report`` is filled in and written to
-    ``out/yield.json``. A package that cannot be used is reported and left out; PackageError is raised only where not
-    a single package could be (no network and nothing cached, say).
+    ``propose`` says what is tried; rules over the covered functions where it is None. No training task is kept that
+    tells on a held-out one, of these or of ``against``. Tasks and rejections that are already recorded there are not
+    tried again. ``report`` is filled in and written to ``out/yield.json``. A package that cannot be used is reported
+    and left out; PackageError is raised only where not a single package could be (no network and nothing cached, say).
     """
     report = report if report is not None else BuildReport()
     start = perf_counter()
     out.mkdir(parents=True, exist_ok=True)
-    for left in out.glob(f"{STAGING}*"):  # tasks that a killed build had not finished
-        shutil.rmtree(left)
+    clear_staging(out)
     report.packages = [PackageYield(package.name) for package in chosen]
     each = settings.tasks_per_package
 
@@ -83,12 +83,13 @@ async def build_tasks(
             done = sum(each if p.finished else p.kept for p in report.packages)
             progress(done, each * len(chosen), f"{line.package}: {line.error or f'{line.kept} of {line.tried} kept'}")
 
-    build = _Build(settings, catalogue, backend, layers, out, cache, asyncio.Semaphore(settings.parallel), say)
+    boxes, writer = asyncio.Semaphore(settings.parallel), Writer(settings, reworder)
+    shared = Shared(settings, catalogue, backend, layers, out, cache, boxes, say, writer, propose)
 
     async def one(package: Package, line: PackageYield) -> list[Task]:
         begun = perf_counter()
         try:
-            tasks = await build.package(package, line)
+            tasks = await _package(shared, package, line)
         except PackageError as error:
             line.error, tasks = str(error), []
         line.seconds, line.finished = perf_counter() - begun, True
@@ -96,80 +97,72 @@ async def build_tasks(
         return tasks
 
     done = await asyncio.gather(*map(one, chosen, report.packages))
+    tasks = separated([task for made in done for task in made], report, shared.ledgers, against)
     report.seconds = perf_counter() - start
     if all(line.error for line in report.packages):
         raise PackageError("\n".join(line.error for line in report.packages) or "no package was chosen")
     report.write(out / "yield.json")
-    return sorted((task for tasks in done for task in tasks), key=lambda task: task.name)
+    return sorted(tasks, key=lambda task: task.name)
 
 
-@dataclass(frozen=True)
-class _Build:
-    """What all packages of one build share. ``boxes`` bounds how many work at the same time."""
-
-    settings: PackageTaskSettings
-    catalogue: Catalogue
-    backend: Backend
-    layers: LayerStore
-    out: Path
-    cache: Path | None
-    boxes: asyncio.Semaphore
-    say: Callable[[PackageYield], None]
-
-    async def package(self, package: Package, line: PackageYield) -> list[Task]:
-        names, files = await asyncio.to_thread(self._fetch, package)
-        paths = tuple(self.layers.path(name) for name in names)
-        async with self.boxes:
-            suite = await prepare(package, self.catalogue, files, self.backend, paths, cache=self.cache)
-        line.tests, line.functions = len(suite.tests), len(suite.functions)
-        workspace = workspace_of(package, files)
-        ledger = Ledger(self.out / f".{package.name}.jsonl", _fingerprint(self.settings, package))
-        box = await self.backend.create(package_spec(package, paths, workspace))
-        base = await box.snapshot("fs")
-        await box.close()
-        try:
-            trial = Trial(self.settings, package, suite, workspace, self.backend, self.layers, names, base)
-            return await self._try(trial, ledger, line)
-        finally:
-            await self.backend.drop(base)
-
-    async def _try(self, trial: Trial, ledger: Ledger, line: PackageYield) -> list[Task]:
-        tasks: list[Task] = []
-        for candidate in _wanted(self.settings, trial.suite, trial.workspace):
-            if len(tasks) >= self.settings.tasks_per_package:
-                break
-            line.tried += 1
-            task, why = ledger.find(candidate, self.out)
-            if task is None and why is None:
-                try:
-                    async with self.boxes:
-                        task = await trial.run(candidate, self.out / candidate.slug)
-                except Rejected as reason:
-                    why = str(reason)
-                    shutil.rmtree(self.out / candidate.slug, ignore_errors=True)  # of other settings
-                ledger.note(candidate, why)
-            if task is not None:
-                tasks.append(task)
-            else:
-                line.rejected[why or ""] += 1
-            line.kept = len(tasks)
-            self.say(line)
-        return tasks
-
-    def _fetch(self, package: Package) -> tuple[tuple[str, ...], dict[str, bytes]]:
-        source = fetch_package(package, self.out, cache=self.cache)
-        return dependency_layers(self.catalogue, package, self.layers, cache=self.cache), read_sdist(source)
+async def _package(shared: Shared, package: Package, line: PackageYield) -> list[Task]:
+    """The tasks of one package."""
+    settings, tools = shared.settings, toolchain_of(package)
+    _applicable(shared, package, tools)
+    names, files = await asyncio.to_thread(_fetch, shared, package)
+    paths = tuple(shared.layers.path(name) for name in names)
+    async with shared.boxes:
+        suite = await tools.prepare(package, shared.catalogue, files, shared.backend, paths, cache=shared.cache)
+    line.tests, line.functions = len(suite.tests), len(suite.functions)
+    ledger = Ledger(shared.out / f".{package.name}.jsonl", _fingerprint(settings, package))
+    shared.ledgers[package.name] = ledger
+    workspace = tools.workspace(package, files)
+    trial = tools.trial(settings, package, suite, workspace, shared.backend, shared.layers, names, shared.writer)
+    try:
+        work = PackageWork(shared, trial, tools, ledger, line)
+        await work.kinds()
+        if settings.exploits and work.slugs:
+            async with shared.boxes:
+                await work.attack()
+        return work.tasks
+    finally:
+        await trial.close()
 
 
-def fetch_package(package: Package, out: Path, *, cache: Path | None = None) -> Path:
-    """The verified archive of a package: what the build in ``out`` keeps itself, else from the index or its cache."""
-    kept = out / KEPT_SOURCES if package.kept else None
-    return fetch(package.name, package.version, package.file, package.sha256, cache=cache, kept=kept)
+def separated(
+    tasks: list[Task], report: BuildReport, ledgers: dict[str, Ledger], against: Sequence[Task] = ()
+) -> list[Task]:
+    """``tasks`` without the training tasks that tell on a held-out one, of theirs or of ``against``."""
+    twins = twins_of_heldout([*tasks, *against])
+    lines = {line.package: line for line in report.packages}
+    for task in tasks:
+        if task.name in twins:
+            package = task.info.provenance["package"]
+            drop(task, TWIN, lines[package], ledgers[package])
+    return [task for task in tasks if task.name not in twins]
 
 
-def _wanted(settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes]) -> list[Candidate]:
-    limit = settings.tasks_per_package * settings.attempts
-    return [c for c, _ in zip(candidates(settings, suite, workspace), range(limit))]
+def toolchain_of(package: Package) -> Toolchain:
+    """The tools for the language of a package."""
+    if package.language == "node":
+        from woodshed.tasks.node.toolchain import NODE  # needs tree-sitter, an extra
+
+        return NODE
+    return PYTHON
+
+
+def _applicable(shared: Shared, package: Package, tools: Toolchain) -> None:
+    if shared.propose is not None:
+        return
+    if not set(shared.settings.kinds) & (tools.kinds - {"combine"}):
+        asked, known = ", ".join(shared.settings.kinds), ", ".join(sorted(tools.kinds))
+        raise PackageError(f"{package.name}: {asked} cannot be made of {package.language} code; add one of {known}")
+
+
+def _fetch(shared: Shared, package: Package) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    source = fetch_package(package, shared.out, cache=shared.cache)
+    layers = toolchain_of(package).layers
+    return layers(shared.catalogue, package, shared.layers, cache=shared.cache), read_sdist(source)
 
 
 def _fingerprint(settings: PackageTaskSettings, package: Package) -> str:

@@ -1,32 +1,62 @@
-"""Which function of a package becomes a task, what is done to it, and which split it belongs to. Runs nothing."""
+"""Which functions of a package become a task, what is done to them, and which split it belongs to. Runs nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from woodshed.tasks.mutate import delete_body, mutations, pick
+from woodshed.tasks.mutate import delete_body, merge, mutations, pick
 
+from .deletion import delete_group
+from .groups import GROUPS
+from .history import Commit
 from .prepare import CoveredFunction, Suite
 from .settings import PackageTaskSettings
 
 _SKIPPED = frozenset(["__repr__", "__str__", "__del__", "__init_subclass__", "__getattr__", "__setattr__"])
+_PARTS = 3
+"""Changes in one ``combine`` task, at most; at least two."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """``source`` is the whole changed module; ``detail`` is the mutation kind or ``delete_function``; ``line``
-    (1-based) is the one that a mutation changed, 0 for a deletion."""
+    """One change. ``function`` is what it is named after, ``also`` are the others that it changes; ``files`` holds
+    the changed modules whole. ``detail`` is the mutation kind, else the kind; ``line`` (1-based) is the one that a
+    mutation changed, 0 for all others. ``parts``: the candidates that a ``combine`` consists of. ``start``: all that
+    the agent starts from, where that is not the package with ``files``: the parent of a ``commit``. ``text``: the
+    instruction, where it is given. ``level``: how much that tells, where it is not as the settings say. ``origins``:
+    names of the tasks that this is a harder form of."""
 
     package: str
     function: CoveredFunction
     kind: str
     detail: str
-    source: bytes
+    files: Mapping[str, bytes]
     line: int
     split: str
+    also: tuple[CoveredFunction, ...] = ()
+    parts: tuple[Candidate, ...] = field(default=(), repr=False)
+    start: Mapping[str, bytes] | None = field(default=None, repr=False)
+    commit: Commit | None = None
+    text: str = ""
+    level: str = ""
+    origins: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> bytes:
+        """The changed module of ``function``."""
+        return self.files[self.function.module]
+
+    @property
+    def functions(self) -> tuple[CoveredFunction, ...]:
+        return (self.function, *self.also)
+
+    @property
+    def takes_all_tests(self) -> bool:
+        """Whether its tests were written for it, and each may be the one that it is about."""
+        return self.commit is not None or self.kind == "exercise"
 
     @property
     def key(self) -> str:
@@ -35,9 +65,16 @@ class Candidate:
     @property
     def slug(self) -> str:
         """File name of the task: readable, unique for the change."""
-        digest = hashlib.sha256(f"{self.key}:".encode() + self.source).hexdigest()[:8]
+        if self.commit is not None:
+            return f"{self.package}-{self.commit.id[:12]}-replay"
+        if self.kind == "exercise":
+            return self.package.replace("_", "-")
+        changed = b"".join(self.files[name] for name in sorted(self.files))
+        digest = hashlib.sha256(f"{self.key}:".encode() + changed).hexdigest()[:8]
         name = "".join(c if c.isalnum() else "-" for c in self.function.name.lower()).strip("-")
-        return f"{self.package}-{name}-{self.kind.partition('_')[0]}-{digest}"
+        kind = self.kind if self.kind in GROUPS else self.kind.partition("_")[0]
+        level = f"-{self.level}" if self.level else ""
+        return f"{self.package}-{name}-{kind.removeprefix('delete_')}-{digest}{level}"
 
 
 def function_key(package: str, function: CoveredFunction) -> str:
@@ -53,30 +90,113 @@ def split_of(settings: PackageTaskSettings, package: str, function: CoveredFunct
     return "heldout" if int.from_bytes(digest[:8], "big") < settings.heldout_share * 2.0**64 else "train"
 
 
-def candidates(settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes]) -> Iterator[Candidate]:
-    """Candidates in the order in which they are tried, the same for the same seed; one for each function.
+Change = Callable[[str, CoveredFunction, str, random.Random], tuple[str, str, int] | None]
+"""(kind, function, source, generator) -> (detail, changed source, line or 0), None where the kind does not apply."""
 
-    The kind offered least so far is tried first; a function to which it does not apply is offered the others.
+
+def candidates(
+    settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes], change: Change | None = None,
+    groups: Collection[str] = tuple(GROUPS),
+) -> Iterator[Candidate]:  # fmt: skip
+    """Candidates in the order in which they are tried, the same for the same seed; ``per_function`` rounds with one
+    for each function.
+
+    The kind offered least so far is tried first; a function to which it does not apply is offered the others. No
+    change is offered twice, and none touches functions of both splits. ``change`` makes single changes, those of
+    Python where None; ``groups``: which kinds of groups can be deleted.
     """
     rng = random.Random(f"{settings.seed}:{suite.package}")
     functions = [f for f in suite.functions if f.name.rpartition(".")[2] not in _SKIPPED and f.statements >= 2]
     rng.shuffle(functions)
-    offered = dict.fromkeys(settings.kinds, 0)
-    for function in functions:
-        source = workspace[function.module].decode()
-        if "\r" in source:
-            continue  # line-wise edits would mix line ends
-        for kind in sorted(offered, key=lambda k: offered[k]):
-            made = _change(kind, function, source, rng)
-            if made is not None:
-                detail, changed, line = made
-                split = split_of(settings, suite.package, function)
-                yield Candidate(suite.package, function, kind, detail, changed.encode(), line, split)
-                offered[kind] += 1
-                break
+    offered = {kind: 0 for kind in settings.kinds if kind in ("mutate", "delete_function", *groups)}
+    made: set[frozenset[tuple[str, bytes]]] = set()
+    for _ in range(settings.per_function):
+        for function in functions:
+            if b"\r" in workspace[function.module]:
+                continue  # line-wise edits would mix line ends
+            for kind in sorted(offered, key=lambda k: offered[k]):
+                candidate = _candidate(settings, suite, workspace, kind, function, rng, change or change_python)
+                if candidate is not None and (files := frozenset(candidate.files.items())) not in made:
+                    made.add(files)
+                    yield candidate
+                    offered[kind] += 1
+                    break
 
 
-def _change(kind: str, function: CoveredFunction, source: str, rng: random.Random) -> tuple[str, str, int] | None:
+def combinations(
+    settings: PackageTaskSettings, workspace: Mapping[str, bytes], kept: Sequence[Candidate]
+) -> Iterator[Candidate]:
+    """Two or three of the ``kept`` changes in one, of one split, each used once."""
+    rng = random.Random(f"{settings.seed}:combine:{kept[0].package if kept else ''}")
+    for split in sorted({c.split for c in kept}):
+        left = [c for c in kept if c.split == split]
+        while len(left) > 1:
+            first, rest = left[0], left[1:]
+            parts = [first]
+            for other in rest[: rng.randint(1, _PARTS - 1)]:
+                if not {f.name for p in parts for f in p.functions} & {f.name for f in other.functions}:
+                    parts.append(other)
+            left = [c for c in left if c not in parts]
+            files = _merged(workspace, parts) if len(parts) > 1 else None
+            if files is not None:
+                also = tuple(f for p in parts for f in p.functions if f != first.function)
+                yield Candidate(
+                    first.package, first.function, "combine", "combine", files, 0, split, also, tuple(parts)
+                )
+
+
+def _candidate(
+    settings: PackageTaskSettings,
+    suite: Suite,
+    workspace: Mapping[str, bytes],
+    kind: str,
+    function: CoveredFunction,
+    rng: random.Random,
+    change: Change,
+) -> Candidate | None:
+    if kind in GROUPS:
+        return group_candidate(settings, suite, workspace, kind, function)
+    one = change(kind, function, workspace[function.module].decode(), rng)
+    if one is None:
+        return None
+    detail, changed, line = one
+    files = {function.module: changed.encode()}
+    split = split_of(settings, suite.package, function)
+    return Candidate(suite.package, function, kind, detail, files, line, split)
+
+
+def group_candidate(
+    settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes], kind: str, function: CoveredFunction
+) -> Candidate | None:
+    """The deletion of a group of ``kind`` that ``function`` leads to; None where it leads to none of one split."""
+    split = split_of(settings, suite.package, function)
+    group = GROUPS[kind](function, suite)
+    substantial = [f for f in group if f.statements >= 2]
+    if not group or any(split_of(settings, suite.package, f) != split for f in substantial):
+        return None
+    if any(b"\r" in workspace[f.module] for f in group):
+        return None
+    chosen = [f for f in group if f.name.rpartition(".")[2] not in _SKIPPED]
+    # A class is the same task whichever of its methods led to it.
+    first = min(chosen, key=lambda f: f.line) if kind == "delete_class" else function
+    files = delete_group(chosen, workspace)
+    also = tuple(f for f in chosen if f != first)
+    return Candidate(suite.package, first, kind, kind, files, 0, split, also)
+
+
+def _merged(workspace: Mapping[str, bytes], parts: Sequence[Candidate]) -> dict[str, bytes] | None:
+    files: dict[str, bytes] = {}
+    for name in sorted({name for part in parts for name in part.files}):
+        texts = [part.files[name].decode() for part in parts if name in part.files]
+        merged = merge(workspace[name].decode(), texts)
+        if merged is None:
+            return None
+        files[name] = merged.encode()
+    return files
+
+
+def change_python(kind: str, function: CoveredFunction, source: str, rng: random.Random) -> tuple[str, str, int] | None:
+    """A ``Change`` of Python code."""
     if kind == "delete_function":
         if function.statements < 3:
             return None

@@ -14,12 +14,22 @@ DEFAULT_CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned pure-Python wheel that tests need."""
+    """A pinned wheel that tests need: pure Python, or compiled for this platform where an install found it."""
 
     name: str
     version: str
     file: str
     sha256: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """A pinned npm package that tests need: ``place`` below ``node_modules``, ``integrity`` as ``sha512-BASE64``."""
+
+    place: str
+    package: str
+    version: str
+    integrity: str
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,12 @@ class Package:
     or folders of its tests. ``path``: import roots (entries of PYTHONPATH). ``needs``: groups of wheels besides
     ``pytest``. ``exclude``: globs of test files that cannot run in a box (network, plugins). ``ini``: lines of the
     pytest configuration that the suite relies on. ``origin``: the source as it was named (``pypi:NAME==VERSION``, a
-    folder, a repository), empty for the catalogue's own; ``commit``: of a repository.
+    folder, a repository), empty for the catalogue's own; ``commit``: of a repository. ``history`` and
+    ``history_sha256``: the bundle with the commits up to that one, where commits are replayed. ``language``: ``node``,
+    or empty for Python; ``integrity``: of an npm archive, as the registry states it.
+
+    Of an install (``tasks/install``): ``plugins``, entry points of pytest plugins that are loaded; ``metadata``,
+    ``NAME==VERSION`` that the project finds when it asks for its own; ``install``, the digest of its lock.
     """
 
     name: str
@@ -46,17 +61,26 @@ class Package:
     ini: tuple[str, ...] = ()
     origin: str = ""
     commit: str = ""
+    plugins: tuple[str, ...] = ()
+    metadata: str = ""
+    install: str = ""
+    history: str = field(default="", repr=False)  # decides nothing about the suite, whose key is made of the rest
+    history_sha256: str = field(default="", repr=False)
+    language: str = ""
+    integrity: str = ""
 
     @property
     def kept(self) -> bool:
         """Whether the build keeps its bytes itself, because no package index has them."""
-        return bool(self.origin) and not self.origin.startswith("pypi:")
+        return bool(self.install) or (bool(self.origin) and not self.origin.startswith("pypi:"))
 
 
 @dataclass(frozen=True)
 class Catalogue:
     packages: dict[str, Package]
     wheels: dict[str, tuple[Wheel, ...]] = field(default_factory=dict)
+    modules: dict[str, tuple[Module, ...]] = field(default_factory=dict)
+    """npm packages below the workspace of a Node project, by the project's name."""
 
     def select(self, names: tuple[str, ...]) -> list[Package]:
         """Packages by name, all where ``names`` is empty. Raises PackageError for a name it does not have."""
@@ -81,6 +105,10 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
         group: tuple(_typed(Wheel, entry, f"{path}: [wheels] {group}") for entry in entries)
         for group, entries in table.get("wheels", {}).items()
     }
+    modules = {
+        name: tuple(_typed(Module, entry, f"{path}: [modules] {name}") for entry in entries)
+        for name, entries in table.get("modules", {}).items()
+    }
     packages: dict[str, Package] = {}
     for number, entry in enumerate(table.get("package", [])):
         package = _typed(Package, entry, f"{path}: [[package]] {entry.get('name', number)}")
@@ -88,14 +116,15 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
         if missing:
             raise PackageError(f"{path}: [[package]] {package.name}: needs {missing[0]!r}, which [wheels] lacks")
         packages[package.name] = package
-    return Catalogue(packages, wheels)
+    return Catalogue(packages, wheels, modules)
 
 
 def dump_catalogue(catalogue: Catalogue) -> dict[str, Any]:
     """The tables of a catalogue file, as ``load_catalogue`` reads them."""
     wheels = {group: [vars(w) for w in entries] for group, entries in catalogue.wheels.items()}
     packages = [{k: v for k, v in vars(p).items() if v != ""} for p in catalogue.packages.values()]
-    return {"wheels": wheels, "package": packages}
+    modules = {name: [vars(m) for m in entries] for name, entries in catalogue.modules.items()}
+    return {"wheels": wheels, **({"modules": modules} if modules else {}), "package": packages}
 
 
 def _typed(kind: type[Any], entry: dict[str, Any], where: str) -> Any:
@@ -112,6 +141,8 @@ def _typed(kind: type[Any], entry: dict[str, Any], where: str) -> Any:
         made = kind(**values)
     except TypeError as error:
         raise PackageError(f"{where}: {str(error).split('__init__() ')[-1]}") from None
-    if len(made.sha256) != 64:
+    if kind is Module and not made.integrity.startswith("sha512-"):
+        raise PackageError(f"{where}: integrity must be sha512-BASE64")
+    if kind is not Module and len(made.sha256) != 64:
         raise PackageError(f"{where}: sha256 must be 64 hexadecimal digits")
     return made

@@ -26,11 +26,14 @@ class PackageError(Exception):
 
 @dataclass(frozen=True)
 class IndexFile:
-    """One file of an index page. ``sha256`` is lower-case hex, empty where the index states none."""
+    """One file of an index page. ``sha256`` is lower-case hex, empty where the index states none; ``requires_python``
+    a version specifier, likewise; ``yanked`` files are there for who has pinned them."""
 
     filename: str
     url: str
     sha256: str
+    requires_python: str = ""
+    yanked: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,12 @@ class Index:
         reply.raise_for_status()
         if "json" in reply.headers.get("content-type", ""):
             return [
-                IndexFile(f["filename"], urljoin(str(reply.url), f["url"]), f.get("hashes", {}).get("sha256", ""))
+                IndexFile(
+                    f["filename"], urljoin(str(reply.url), f["url"]), f.get("hashes", {}).get("sha256", ""),
+                    f.get("requires-python") or "", bool(f.get("yanked")),
+                )
                 for f in reply.json()["files"]
-            ]
+            ]  # fmt: skip
         return _html_files(reply.text, str(reply.url))
 
     def close(self) -> None:
@@ -141,20 +147,23 @@ class Index:
 class _Anchors(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.hrefs: list[str] = []
+        self.links: list[tuple[str, str, bool]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.hrefs += [v for k, v in attrs if tag == "a" and k == "href" and v]
+        given = dict(attrs)
+        if tag == "a" and (href := given.get("href")):
+            self.links.append((href, given.get("data-requires-python") or "", "data-yanked" in given))
 
 
 def _html_files(text: str, page: str) -> list[IndexFile]:
     parser = _Anchors()
     parser.feed(text)
     files = []
-    for href in parser.hrefs:
+    for href, python, yanked in parser.links:
         url, _, fragment = urljoin(page, href).partition("#")
         filename = unquote(urlsplit(url).path.rsplit("/", 1)[-1])
-        files.append(IndexFile(filename, url, fragment.removeprefix("sha256=") if "sha256=" in fragment else ""))
+        sha256 = fragment.removeprefix("sha256=") if "sha256=" in fragment else ""
+        files.append(IndexFile(filename, url, sha256, python, yanked))
     return files
 
 

@@ -34,21 +34,34 @@ def bug_report(rng: random.Random, module: str, test: str, text: str) -> str:
     return rng.choice(_BUG).format(module=module_name(module), file=file, test=name, observed=observed)
 
 
-def located_bug_report(rng: random.Random, path: str, name: str, source: str, test: str, text: str) -> str:
-    """``bug_report`` that also says which function of which file is wrong, and where it begins. Raises KeyError."""
-    values = {"path": path, "name": name, "line": _span(source, name).line, "test": test.rpartition("::")[2]}
+def located_bug_report(
+    rng: random.Random, path: str, name: str, source: str, test: str, text: str, first: int | None = None
+) -> str:
+    """``bug_report`` that also says which function of which file is wrong, and where it begins.
+
+    That is line ``first``, looked up in Python code where None. Raises KeyError.
+    """
+    first = _span(source, name).line if first is None else first
+    values = {"path": path, "name": name, "line": first, "test": test.rpartition("::")[2]}
     return rng.choice(_LOCATED).format(observed=textwrap.indent(_clip(text, lines=4), "    "), **values)
 
 
-def pointed_bug_report(rng: random.Random, path: str, name: str, source: str, test: str, text: str, line: int) -> str:
+def pointed_bug_report(
+    rng: random.Random, path: str, name: str, source: str, test: str, text: str, line: int, first: int | None = None
+) -> str:
     """``located_bug_report`` that also quotes the ``line`` (1-based) at fault, as a review comment does."""
     wrong = source.split("\n")[line - 1]
-    return located_bug_report(rng, path, name, source, test, text) + _POINTED.format(line=line, text=wrong)
+    return located_bug_report(rng, path, name, source, test, text, first) + _POINTED.format(line=line, text=wrong)
 
 
-def feature_request(rng: random.Random, path: str, name: str, source: str, test: str) -> str:
-    """Signature and docstring of the function to implement, as they stand in the module."""
-    signature = "```python\n" + signature_of(source, name) + "\n```"
+def feature_request(
+    rng: random.Random, path: str, name: str, source: str, test: str, signature: str | None = None
+) -> str:
+    """Signature and docstring of the function to implement, as they stand in the module.
+
+    ``signature`` is that of code in JavaScript.
+    """
+    signature = f"```python\n{signature_of(source, name)}\n```" if signature is None else f"```js\n{signature}\n```"
     file = test.partition("::")[0]
     return rng.choice(_DELETED).format(name=name, path=path, signature=signature, file=f"`{file}`")
 
@@ -66,7 +79,9 @@ def signature_of(source: str, name: str) -> str:
 
 
 def module_name(path: str) -> str:
-    """Import name of a module file: ``src/cachetools/func.py`` is ``cachetools.func``."""
+    """Import name of a module file: ``src/cachetools/func.py`` is ``cachetools.func``; other files keep their path."""
+    if not path.endswith(".py"):
+        return path
     parts = list(PurePosixPath(path).with_suffix("").parts)
     if parts[0] in ("src", "lib"):
         parts = parts[1:]

@@ -7,8 +7,6 @@ from pathlib import Path
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.task import Task, TaskError
 
-from .candidates import Candidate
-
 
 class Ledger:
     """The verdicts in ``path`` that were reached under ``fingerprint``; others are reached again."""
@@ -16,21 +14,30 @@ class Ledger:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         self._lines = JsonLines(path)
-        self.verdicts: dict[str, str | None] = {
-            entry["slug"]: entry["rejected"] for entry in self._lines.rows() if entry.get("fingerprint") == fingerprint
-        }
+        rows = [row for row in self._lines.rows() if row.get("fingerprint") == fingerprint]
+        self.verdicts: dict[str, str | None] = {row["slug"]: row["rejected"] for row in rows if "rejected" in row}
+        self._passed = {(row["slug"], row["passed"]) for row in rows if "passed" in row}
 
-    def find(self, candidate: Candidate, out: Path) -> tuple[Task | None, str | None]:
+    def find(self, slug: str, out: Path) -> tuple[Task | None, str | None]:
         """(task, None) if it was kept and is still whole, (None, reason) if rejected, (None, None) if unknown."""
-        if candidate.slug not in self.verdicts:
+        if slug not in self.verdicts:
             return None, None
-        why = self.verdicts[candidate.slug]
+        why = self.verdicts[slug]
         if why is not None:
             return None, why
         try:
-            return Task.load(out / candidate.slug), None
+            return Task.load(out / slug), None
         except TaskError:
             return None, None
 
-    def note(self, candidate: Candidate, rejected: str | None) -> None:
-        self._lines.append({"slug": candidate.slug, "rejected": rejected, "fingerprint": self.fingerprint})
+    def note(self, slug: str, rejected: str | None) -> None:
+        self.verdicts[slug] = rejected
+        self._lines.append({"slug": slug, "rejected": rejected, "fingerprint": self.fingerprint})
+
+    def has_passed(self, slug: str, gate: str) -> bool:
+        """Whether a kept task has passed a gate that only some have to."""
+        return (slug, gate) in self._passed
+
+    def note_passed(self, slug: str, gate: str) -> None:
+        self._passed.add((slug, gate))
+        self._lines.append({"slug": slug, "passed": gate, "fingerprint": self.fingerprint})

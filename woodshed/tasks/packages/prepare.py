@@ -10,11 +10,11 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from woodshed.grading.pytest_grader import PytestRun, run_pytest
+from woodshed.grading.pytest_grader import TestRun, run_pytest
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 from woodshed.sandbox.protocol import Backend, BoxSpec, Limits, Sandbox
@@ -53,14 +53,14 @@ class Suite:
     seconds: float
     problems: str = ""
 
-    def select(self, function: CoveredFunction, most: int, max_seconds: float) -> list[str]:
-        """At most ``most`` covering tests of ``max_seconds`` measured time in all (at least one).
+    def fastest(self, tests: Iterable[str], most: int, max_seconds: float) -> list[str]:
+        """At most ``most`` of the ``tests``, of ``max_seconds`` measured time in all (at least one).
 
         The fastest come first, and one set of parameters of every test before a second one of any.
         """
         seen: Counter[str] = Counter()
         ranked: list[tuple[int, float, str]] = []
-        for test in sorted(function.tests, key=lambda t: (self.tests[t], t)):
+        for test in sorted(tests, key=lambda t: (self.tests[t], t)):
             name = test.partition("[")[0]
             ranked.append((seen[name], self.tests[test], test))
             seen[name] += 1
@@ -99,7 +99,7 @@ def suite_files(package: Package, workspace: Mapping[str, bytes]) -> list[str]:
     return [root for root in roots if any(n == root or n.startswith(root + "/") for n in workspace)]
 
 
-async def run_suite(box: Sandbox, package: Package, workspace: Mapping[str, bytes], *, trace: bool) -> PytestRun:
+async def run_suite(box: Sandbox, package: Package, workspace: Mapping[str, bytes], *, trace: bool) -> TestRun:
     """The whole suite in a box: traced and in order, or untraced and in the opposite order."""
     roots = [f"{WORKDIR}/{root}" for root in package.sources] if trace else []
     return await run_pytest(
@@ -124,7 +124,7 @@ async def prepare(
     """
     target = (cache or cache_directory()) / "suites" / f"{package.name}-{_key(package, catalogue)}.json"
     if target.is_file():
-        return _load(target)
+        return load_suite(target)
     workspace = workspace_of(package, files)
     box = await backend.create(package_spec(package, layers, workspace))
     try:
@@ -144,7 +144,8 @@ async def prepare(
     return suite
 
 
-def _suite(package: Package, workspace: Mapping[str, bytes], first: PytestRun, second: PytestRun) -> Suite:
+def stable_tests(first: TestRun, second: TestRun) -> tuple[dict[str, float], dict[str, str]]:
+    """(tests that passed both times -> seconds, coarse; all others -> why they do not count)."""
     stable: dict[str, float] = {}
     unstable: dict[str, str] = {}
     for test, result in first.results.items():
@@ -153,6 +154,11 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: PytestRun, s
             stable[test] = coarse(again.seconds)
         else:
             unstable[test] = f"{result.status}, then {again.status if again else 'missing'}: {result.text[:120]}"
+    return stable, unstable
+
+
+def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, second: TestRun) -> Suite:
+    stable, unstable = stable_tests(first, second)
     covering: dict[tuple[str, str], list[str]] = {}
     for test in stable:
         for file, name, _ in first.results[test].covered:
@@ -181,7 +187,7 @@ def coarse(seconds: float) -> float:
     return round(step, 2)
 
 
-def _incomplete(run: PytestRun) -> str:
+def _incomplete(run: TestRun) -> str:
     if not run.results and run.detail.startswith("status 5"):
         return "pytest collects no test from it"
     return f"its suite did not run to the end: {run.detail}"
@@ -193,7 +199,8 @@ def _key(package: Package, catalogue: Catalogue) -> str:
     return hashlib.sha256(repr((_VERSION, package, wheels, python)).encode()).hexdigest()[:16]
 
 
-def _load(path: Path) -> Suite:
+def load_suite(path: Path) -> Suite:
+    """A suite that ``prepare`` wrote."""
     table = json.loads(path.read_text("utf-8"))
     functions = tuple(CoveredFunction(**{**f, "tests": tuple(f["tests"])}) for f in table.pop("functions"))
     return Suite(functions=functions, **table)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.record.atomic import write_whole
+from woodshed.tasks.cost import rate
 
 
 @dataclass
 class PackageYield:
-    """One line of the yield table. ``rejected``: reason -> candidates; ``error``: why the package gave nothing."""
+    """One line of the yield table. ``rejected``: reason -> candidates; ``error``: why the package gave nothing;
+    ``kinds``: kind -> [tried, kept]."""
 
     package: str
     tests: int = 0
@@ -25,24 +27,43 @@ class PackageYield:
     error: str = ""
     finished: bool = False
     notes: list[str] = field(default_factory=list)
+    kinds: dict[str, list[int]] = field(default_factory=dict)
+
+    def count(self, kind: str, kept: bool) -> None:
+        """One more candidate of a kind."""
+        both = self.kinds.setdefault(kind, [0, 0])
+        both[0] += 1
+        both[1] += kept
 
     def counts(self) -> dict[str, Any]:
         """What an uninterrupted build and a continued one agree on: everything but the time."""
         table = {k: v for k, v in vars(self).items() if k not in ("seconds", "finished", "notes")}
-        return {**table, "rejected": dict(sorted(self.rejected.items()))}
+        return {**table, "rejected": dict(sorted(self.rejected.items())), "kinds": dict(sorted(self.kinds.items()))}
 
 
 @dataclass
 class BuildReport:
-    """What was built and why the rest was not."""
+    """What was built and why the rest was not. ``tasks``: all of the folder, which cost ``core_seconds`` (processor
+    time of everything that was started, over all starts); 0 where that was not measured."""
 
     packages: list[PackageYield] = field(default_factory=list)
     seconds: float = 0.0
+    tasks: int = 0
+    core_seconds: float = 0.0
 
     @property
     def kept_share(self) -> float:
         tried = sum(p.tried for p in self.packages)
         return sum(p.kept for p in self.packages) / tried if tried else 0.0
+
+    def by_kind(self) -> dict[str, tuple[int, int]]:
+        """kind -> (tried, kept) over all packages."""
+        found: dict[str, tuple[int, int]] = {}
+        for line in self.packages:
+            for kind, (tried, kept) in line.kinds.items():
+                before = found.get(kind, (0, 0))
+                found[kind] = (before[0] + tried, before[1] + kept)
+        return found
 
     def table(self) -> str:
         """The yield table as text, one line per package, then what was left out of each."""
@@ -55,7 +76,11 @@ class BuildReport:
         kept, tried = sum(p.kept for p in self.packages), sum(p.tried for p in self.packages)
         share = f"kept {self.kept_share:.0%}"
         lines.append(f"{'all':{width}} {'':6} {'':6} {tried:6} {kept:5} {self.seconds:6.1f}  {share}")
+        for kind, (tried, kept) in sorted(self.by_kind().items()):
+            lines.append(f"{'  ' + kind:{width}} {'':6} {'':6} {tried:6} {kept:5} {'':6}  kept {kept / tried:.0%}")
         lines += [f"note: {p.package}: {note}" for p in self.packages for note in p.notes]
+        if self.core_seconds:
+            lines.append(rate(self.tasks, self.core_seconds))
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:

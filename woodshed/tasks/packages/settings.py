@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from woodshed.record.settings import Settings
 
-Kind = Literal["mutate", "delete_function"]
+Kind = Literal["mutate", "delete_function", "delete_class", "delete_methods", "delete_feature", "combine", "replay"]
 Prompt = Literal["terse", "located", "pointed"]
+Level = Literal["precise", "normal", "terse", "mixed"]
 
 
 class PackageTaskSettings(Settings):
     """Which packages become tasks, how many, and which of them are held out."""
 
     folder: str = ""
-    """A folder that ``woodshed tasks build`` made: its tasks are used, and nothing else of this table applies."""
+    """A folder that ``woodshed tasks build`` made: those of its tasks that are in use (``woodshed tasks renew``) are
+    taken, and nothing else of this table applies."""
 
     packages: tuple[str, ...] = ()
     """Names from the catalogue; empty means all of it."""
@@ -28,12 +30,18 @@ class PackageTaskSettings(Settings):
     """Tasks to keep from each package."""
 
     kinds: tuple[Kind, ...] = ("mutate", "delete_function")
-    """What is done to make a task, in turn: change one line, or remove the body of one function."""
+    """What is done to make a task, in turn: change one line; remove the body of one function, of all methods of a
+    class, of a few methods that belong together, of everything that a feature alone needs; combine such changes;
+    go back to the parent of a commit (of git repositories)."""
 
     prompt: Prompt = "terse"
     """What the instruction of a ``mutate`` task tells: the failing test and what it observed; ``located``: also the
     function, its file and where it begins; ``pointed``: also the line that is wrong. A small policy cannot afford to
     search."""
+
+    level: Level = "precise"
+    """How much the instruction tells: interface, place and tests; what is wrong or missing and about where; a remark
+    in passing. ``mixed`` draws one for each task."""
 
     heldout_packages: tuple[str, ...] = ("semver", "itsdangerous")
     """Packages of which no function is ever trained on."""
@@ -53,8 +61,25 @@ class PackageTaskSettings(Settings):
     attempts: int = Field(default=4, ge=1)
     """Candidates tried for each task wanted before a package is given up."""
 
+    per_function: int = Field(default=1, ge=1)
+    """Different changes tried on each function, a round of all functions each."""
+
+    mutants: int = Field(default=0, ge=0)
+    """Mutants of the solution that the required tests of each task are tried on; the share that they notice is
+    recorded as the task's mutation score. 0 measures none."""
+
+    exploits: int = Field(default=0, ge=0)
+    """Exploits tried on one task of each package, after it is built; a task on which one is rewarded is dropped."""
+
     parallel: int = Field(default=2, ge=1)
     """Boxes that work at the same time."""
 
     seed: int = 0
     """Decides functions, kinds and changes."""
+
+    @field_validator("kinds")
+    @classmethod
+    def _something_to_combine(cls, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        if "combine" in kinds and not set(kinds) - {"combine", "replay"}:
+            raise ValueError("combine puts other changes together: name a kind of these too, such as mutate")
+        return kinds

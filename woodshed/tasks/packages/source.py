@@ -94,10 +94,13 @@ def read_sdist(path: Path, *, max_bytes: int = 256 << 20) -> dict[str, bytes]:
 
 
 def unpack_wheel(path: Path, target: Path, *, max_bytes: int = 256 << 20) -> None:
-    """Unpack a pure-Python wheel (PEP 427) into ``target`` as ``pip install --target`` would; runs none of its code.
+    """Unpack a wheel (PEP 427) into ``target`` as ``pip install --target`` would; runs none of its code.
 
-    Raises PackageError for a wheel with compiled code or ``.data`` folders, or with unsafe paths.
+    Of ``.data`` folders only what is imported is taken. Raises PackageError for compiled code in a wheel that is for
+    any platform by its name (PEP 425), or for unsafe paths.
     """
+    tags = path.stem.split("-")
+    pure = len(tags) < 5 or tags[-1] == "any"
     try:
         with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
             members = [m for m in archive.infolist() if not m.is_dir()]
@@ -107,7 +110,11 @@ def unpack_wheel(path: Path, target: Path, *, max_bytes: int = 256 << 20) -> Non
                 parts = Path(member.filename).parts
                 if Path(member.filename).is_absolute() or ".." in parts:
                     raise PackageError(f"{path.name}: unsafe path {member.filename!r}")
-                if member.filename.endswith((".so", ".pyd", ".dylib")) or parts[0].endswith(".data"):
+                if parts[0].endswith(".data"):
+                    if len(parts) < 3 or parts[1] not in ("purelib", "platlib"):
+                        continue  # scripts, headers, manual pages
+                    parts = parts[2:]
+                if pure and member.filename.endswith((".so", ".pyd", ".dylib")):
                     raise PackageError(f"{path.name}: not a pure-Python wheel ({member.filename})")
                 file = target.joinpath(*parts)
                 file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,216 +1,227 @@
 """One candidate tried in boxes: which tests the change breaks, then the finished task graded as it will be.
 
-A candidate becomes a task only if its change fails at least one test and spares at least one, if the task as written
-to disk scores nothing untouched and everything with the reference solution, and if nothing in it leaks the answer.
+A candidate becomes a task only if its change leaves the package importable and its tests collectable, fails at least
+one test for a reason of its own and spares at least one, if the task as written to disk scores nothing untouched or
+emptied and everything with the reference solution, and if nothing in it leaks the answer.
 """
 
 from __future__ import annotations
 
-import random
-import re
-import shlex
+import asyncio
 import shutil
-from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
 
-from woodshed.grading.pytest_grader import TESTS_PREFIX, PytestRun, grade_pytest, run_pytest
-from woodshed.record.task import Task, TaskInfo, save_task
+from woodshed.grading.pytest_phases import Phase, run_phases
+from woodshed.grading.results import TestRun
+from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend, Snapshot
-from woodshed.sandbox.taskbox import box_spec
+from woodshed.sandbox.protocol import Backend, Sandbox, Snapshot
 from woodshed.tasks.leaks import scan_task
+from woodshed.tasks.prompts.write import Facts, Shown, Writer
+from woodshed.tasks.reasons import defined_names, wrong_reason
 
 from .candidates import Candidate
 from .catalogue import Package
 from .dependencies import python_path
-from .instruction import bug_report, feature_request, located_bug_report, pointed_bug_report
-from .prepare import WORKDIR, Suite
+from .prepare import WORKDIR, Suite, coarse, package_spec, suite_files
+from .proof import difference, prove, python_variants
+from .rejected import Rejected
+from .save import PYTHON_FORM, Draft, Form, save_draft
 from .settings import PackageTaskSettings
-from .workspace import is_test, protected_globs, submission_globs
-
-STAGING = ".new-"
-"""Prefix of folders that hold a task which has not passed its checks yet."""
 
 _SPARED = 8  # tests of the same files that do not run the function, required to keep passing
 
+_COLLECTED = (0, 1, 5)
+"""Exit statuses of pytest where it only collected: all well, some files could not be, no test was run."""
 
-class Rejected(Exception):
-    """The candidate is no good task; the message is the reason, as counted in the yield table."""
 
-
+@dataclass
 class Trial:
-    """Tries the candidates of one package. ``base`` is a snapshot of its box with the pristine workspace."""
+    """Tries the candidates of one package; ``close`` it. ``workspace`` is the package as its tests pass. ``kept``:
+    tasks so far, by slug, of which some candidates are made.
 
-    def __init__(
-        self,
-        settings: PackageTaskSettings,
-        package: Package,
-        suite: Suite,
-        workspace: Mapping[str, bytes],
-        backend: Backend,
-        layers: LayerStore,
-        layer_names: tuple[str, ...],
-        base: Snapshot,
-    ) -> None:
-        self.settings, self.package, self.suite, self.workspace = settings, package, suite, workspace
-        self.backend, self.layers, self.layer_names, self.base = backend, layers, layer_names, base
-        self.path = python_path(package, WORKDIR)
+    What holds for Python only stands in members of its own, which ``node/trial.py`` replaces.
+    """
+
+    form: ClassVar[Form] = PYTHON_FORM
+
+    settings: PackageTaskSettings
+    package: Package
+    suite: Suite
+    workspace: Mapping[str, bytes]
+    backend: Backend
+    layers: LayerStore
+    layer_names: tuple[str, ...]
+    writer: Writer
+    kept: dict[str, Task] = field(default_factory=dict)
+    _base: Snapshot | None = field(default=None, init=False)
+    _uncollected: frozenset[str] = field(default=frozenset(), init=False)
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def close(self) -> None:
+        if self._base is not None:
+            await self.backend.drop(self._base)
+            self._base = None
 
     async def run(self, candidate: Candidate, out: Path) -> Task:
-        """The finished task in ``out``, which appears there when it has passed. Raises Rejected."""
-        covering = self.suite.select(candidate.function, 2 * self.settings.max_tests, self.settings.max_test_seconds)
-        files = {test.partition("::")[0] for test in covering}
-        spared = [t for t in self.suite.tests if t.partition("::")[0] in files and t not in candidate.function.tests]
-        spared.sort(key=lambda t: (self.suite.tests[t], t))
-        run = await self._changed_run(candidate, [*covering, *spared[:_SPARED]])
-        broken = [t for t, r in run.results.items() if r.status in ("failed", "error")]
-        whole = [t for t, r in run.results.items() if r.status == "passed"]
-        if not broken:
-            raise Rejected("no test fails")
-        if any("TimeLimit" in run.results[t].text for t in broken):
-            raise Rejected("a test hangs")
-        if not whole:
-            raise Rejected("no test still passes")
-        whole = whole[: max(1, self.settings.max_tests - len(broken))]
-        # In an order that no measured time decides; tests that run the function stay first.
-        broken.sort()
-        whole.sort(key=lambda test: (test not in candidate.function.tests, test))
-        staging = out.with_name(STAGING + out.name)
+        """The finished task in ``out``, which is not there where Rejected is raised."""
+        if any(part.slug not in self.kept for part in candidate.parts):
+            raise Rejected("one of its parts was dropped")
+        start = {**self.workspace, **candidate.files} if candidate.start is None else candidate.start
+        gold = {name: self.workspace[name] for name in candidate.files}
+        run = await self._changed_run(candidate, start, self._tests(candidate))
+        broken, whole = self._sorted(candidate, run, defined_names(start, gold))
+        slowest = sum(self.suite.tests[t] for t in (*broken, *whole))
+        texts = {t: r.text for t, r in run.results.items() if t in broken}
+        parts = [self.kept[part.slug] for part in candidate.parts]
+        facts = Facts(candidate, self.workspace, start, gold, tuple(broken), texts, parts, self.shown(candidate))
+        draft = Draft(
+            candidate, self.package, self.workspace, start, gold, broken, whole, slowest, self.layer_names,
+            self.settings.test_timeout_sec, await self.writer.write(facts),
+        )  # fmt: skip
         try:
-            await self._check(self._save(candidate, staging, broken, whole, run))
-            shutil.rmtree(out, ignore_errors=True)  # what is there was never noted as kept
-            staging.rename(out)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-        return Task.load(out)
+            task = save_draft(draft, out, self.form)
+            if scan_task(task):
+                raise Rejected("the answer leaks")
+            quality = await self._prove(task)
+            return save_draft(draft, out, self.form, quality) if quality else task
+        except BaseException:
+            shutil.rmtree(out, ignore_errors=True)
+            raise
 
-    async def _changed_run(self, candidate: Candidate, tests: list[str]) -> PytestRun:
-        (box,) = await self.backend.fork(self.base)
-        try:
-            await box.write(f"{WORKDIR}/{candidate.function.module}", candidate.source)
-            run = await run_pytest(
-                box, sorted({t.partition("::")[0] for t in tests}), tests, path=self.path, workdir=WORKDIR,
-                timeout=90.0, test_timeout=5.0 + 8 * max(self.suite.tests[t] for t in tests),
-            )  # fmt: skip
-        finally:
-            await box.close()
+    def _tests(self, candidate: Candidate) -> list[str]:
+        """Tests that run what is changed, then some of the same files that do not; of other files if there are none."""
+        most, limit = 2 * self.settings.max_tests, self.settings.max_test_seconds
+        about = dict.fromkeys(test for f in candidate.functions for test in f.tests)
+        covering = list(about) if candidate.takes_all_tests else self.suite.fastest(about, most, limit)
+        for part in candidate.parts:  # all that the parts broke must be seen to break
+            covering += [t for t in self.kept[part.slug].info.fail_to_pass if t not in covering]
+        files = {test.partition("::")[0] for test in covering}
+        others = [t for t in self.suite.tests if t not in about and t not in covering]
+        spared = [t for t in others if t.partition("::")[0] in files]
+        if not spared and (candidate.also or candidate.commit is not None):
+            spared = others
+        spared.sort(key=lambda t: (self.suite.tests[t], t))
+        return [*covering, *spared[:_SPARED]]
+
+    async def _changed_run(self, candidate: Candidate, start: Mapping[str, bytes], tests: list[str]) -> TestRun:
+        if not tests:
+            raise Rejected("no test runs it")
+        is_test = self.form.is_test
+        graded = {n: d for n, d in start.items() if not is_test(self.package, n)}
+        graded |= {n: d for n, d in self.workspace.items() if is_test(self.package, n)}
+        slowest = 5.0 + 8 * max(self.suite.tests[t] for t in tests)
+        files = sorted({t.partition("::")[0] for t in tests})
+        changed, collecting = difference(self.workspace, graded), difference(graded, start)
+        run, collected = await self.runs([
+            Phase(files, tests, *changed, 90.0, slowest),
+            Phase(self.test_files(start), (), *collecting, 60.0),
+        ])  # fmt: skip
         if run.detail.startswith("timed out"):
             raise Rejected("the run hangs")
         if not run.results:
-            raise Rejected("the package no longer imports")
+            raise Rejected("no test still passes" if candidate.commit else "the package no longer imports")
         if not run.complete:
             raise Rejected("the run ends early")
+        if collected.status not in _COLLECTED or not uncollected(collected) <= self._uncollected:
+            raise Rejected("tests can no longer be collected")
         return run
 
-    async def _check(self, task: Task) -> None:
-        """The grader's own verdict on the untouched workspace and on the solution, each in a fresh box; then leaks."""
-        for submission, expected in (({}, False), (task.solution_files(), True)):
-            box = await self.backend.create(box_spec(task, self.layers))
-            try:
-                await box.put({f"{WORKDIR}/{name}": data for name, data in submission.items()})
-                outcome = await grade_pytest(task, box, submission)
-            finally:
-                await box.close()
-            if outcome.resolved != expected:
-                raise Rejected("the solution does not pass" if expected else "the untouched workspace passes")
-            if not expected:
-                wrong = [t for t in task.info.fail_to_pass if outcome.tests[t] == "passed"]
-                wrong += [t for t in task.info.pass_to_pass if outcome.tests[t] != "passed"]
-                if wrong:
-                    raise Rejected("results change from run to run")
-        if scan_task(task):
-            raise Rejected("the answer leaks")
+    def _sorted(self, candidate: Candidate, run: TestRun, defined: Iterable[str]) -> tuple[list[str], list[str]]:
+        """(tests that fail, tests that pass), in an order that no measured time decides. Raises Rejected."""
+        about = {test for f in candidate.functions for test in f.tests}
+        broken = [t for t, r in run.results.items() if r.status in ("failed", "error")]
+        whole = [t for t, r in run.results.items() if r.status == "passed"]
+        texts = {t: run.results[t].text for t in broken}
+        if candidate.start is not None:  # tests of a commit may need what it defines before they can be collected
+            reasons = {p.partition(": ")[0]: p for p in run.problems}
+            lost = [t for t in self.suite.tests if t in about and t not in run.results]
+            broken += [t for t in lost if t.partition("::")[0] in reasons]
+            texts |= {t: reasons[t.partition("::")[0]] for t in broken if t in lost}
+        if not broken:
+            raise Rejected("no test fails")
+        if any("TimeLimit" in text for text in texts.values()):
+            raise Rejected("a test hangs")
+        if not whole and candidate.kind != "exercise":  # of which nothing works yet
+            raise Rejected("no test still passes")
+        if any(wrong_reason(text, defined, self.form.grader) for text in texts.values()):
+            raise Rejected("a test fails for another reason")
+        for part in candidate.parts:
+            if not set(self.kept[part.slug].info.fail_to_pass) <= set(broken):
+                raise Rejected("one change hides another")
+        whole = whole[: max(1, self.settings.max_tests - len(broken))]
+        broken.sort()
+        whole.sort(key=lambda test: (test not in about, test))  # tests that run the function stay first
+        return broken, whole
 
-    def _instruction(self, candidate: Candidate, broken: list[str], run: PytestRun) -> str:
-        module, name, rng = candidate.function.module, candidate.function.name, random.Random(candidate.slug)
-        first = min(broken, key=lambda t: (len(run.results[t].text) > 400, len(run.results[t].text), t))
-        observed = run.results[first].text
-        if candidate.kind == "delete_function":
-            return feature_request(rng, module, name, self.workspace[module].decode(), first)
-        source = candidate.source.decode()
-        if self.settings.prompt == "located":
-            return located_bug_report(rng, module, name, source, first, observed)
-        if self.settings.prompt == "pointed":
-            return pointed_bug_report(rng, module, name, source, first, observed, candidate.line)
-        return bug_report(rng, module, first, observed)
+    def shown(self, candidate: Candidate) -> Shown | None:
+        """What the instruction shows of the code, where it is not found by reading it as Python."""
+        return None
 
-    def _save(self, candidate: Candidate, out: Path, broken: list[str], whole: list[str], run: PytestRun) -> Task:
-        module, package = candidate.function.module, self.package
-        instruction = self._instruction(candidate, broken, run)
-        files = self._kept({t.partition("::")[0] for t in (*broken, *whole)})
-        tests = {TESTS_PREFIX + n: d for n, d in files.items() if is_test(package, n)}
-        slowest = sum(self.suite.tests[t] for t in (*broken, *whole))
-        info = TaskInfo(
-            family="package", split=candidate.split, key=candidate.key, grader="pytest", kind=candidate.detail,
-            workdir=WORKDIR, submission=submission_globs(package), protected=protected_globs(package),
-            fail_to_pass=tuple(broken), pass_to_pass=tuple(whole), test_command=test_command(broken, whole),
-            layers=self.layer_names, timeout_sec=max(self.settings.test_timeout_sec * 3, round(20 * slowest)),
-            provenance={
-                "package": package.name, "version": package.version, "sha256": package.sha256,
-                "licence": package.licence, "function": candidate.function.name, "file": module,
-                "source": package.origin or f"pypi:{package.name}=={package.version}", "commit": package.commit,
-                "generator": candidate.kind,
-            },
-        )  # fmt: skip
-        return save_task(
-            out,
-            name=f"woodshed/{candidate.slug}",
-            instruction=instruction,
-            info=info,
-            workspace={**files, module: candidate.source},
-            tests={"test.sh": _test_script(info), **tests},
-            solution={module: self.workspace[module]},
-            config={
-                "environment": {
-                    "network_mode": "no-network", "workdir": WORKDIR,
-                    "env": {"PYTHONPATH": ":".join(self.path), "PYTHONDONTWRITEBYTECODE": "1"},
-                }
-            },
-        )  # fmt: skip
+    def test_files(self, workspace: Mapping[str, bytes]) -> list[str]:
+        """What is collected: every test of a workspace."""
+        return suite_files(self.package, workspace)
 
-    def _kept(self, required: set[str]) -> dict[str, bytes]:
-        """The workspace without the test modules that hold no required test and that no kept one imports."""
-        spare = {n for n in self.workspace if is_test(self.package, n) and _is_test_module(n)} - required
-        while True:
-            texts = b"\n".join(d for n, d in self.workspace.items() if n.endswith(".py") and n not in spare)
-            words = set(re.findall(rb"\w+", texts))
-            used = {n for n in spare if PurePosixPath(n).stem.encode() in words}
-            if not used:
-                return {name: data for name, data in self.workspace.items() if name not in spare}
-            spare -= used
+    def variants(self, path: str, before: bytes, after: bytes) -> list[tuple[str, bytes]]:
+        """``Variants`` of its language."""
+        return python_variants(path, before, after)
 
+    async def _prove(self, task: Task) -> dict[str, str]:
+        box = await self.fork()
+        try:
+            run = partial(self._phases, box)
+            return await prove(task, run, self.workspace, self.settings.mutants, self.variants)
+        finally:
+            await box.close()
 
-def test_command(broken: list[str], whole: list[str], most: int = 6) -> str:
-    """What an agent runs: the failing tests and a few that pass, by function (all their parameters)."""
-    functions = list(dict.fromkeys(t.partition("[")[0] for t in broken))[:most]
-    functions += [f for f in dict.fromkeys(t.partition("[")[0] for t in whole) if f not in functions][: most // 2]
-    by_file = Counter(f.partition("::")[0] for f in functions)
-    ordered = sorted(functions, key=lambda f: list(by_file).index(f.partition("::")[0]))
-    return "python -m pytest -q -x " + " ".join(map(shlex.quote, ordered))
+    async def fork(self) -> Sandbox:
+        """A box of its own with the whole package and its bytecode; close it."""
+        async with self._opening:
+            base = self._base = self._base or await self._open()
+        (box,) = await self.backend.fork(base)
+        return box
 
+    async def _open(self) -> Snapshot:
+        """The box that all others are forked from: the workspace, and the bytecode of everything in it."""
+        paths = tuple(self.layers.path(name) for name in self.layer_names)
+        box = await self.backend.create(package_spec(self.package, paths, self.workspace))
+        try:
+            files = self.test_files(self.workspace)
+            (run,) = await self._phases(box, [Phase(files, (), timeout=300.0, bytecode=True)])
+            self._uncollected = uncollected(run)
+            return await box.snapshot("fs")
+        finally:
+            await box.close()
 
-test_command.__test__ = False  # type: ignore[attr-defined]
+    async def stable_suite(self, files: Sequence[str]) -> Suite:
+        """The tests of ``files`` that pass in both orders, each with its time. Raises Rejected."""
+        first, second = await self.runs(
+            [Phase(files, None, timeout=120.0, test_timeout=20.0, reverse=order) for order in (False, True)]
+        )
+        if not first.complete or not second.complete:
+            raise Rejected("its suite does not run to its end")
+        stable = {
+            t: coarse(r.seconds) for t, r in first.results.items()
+            if r.status == "passed" and t in second.results and second.results[t].status == "passed"
+        }  # fmt: skip
+        return Suite(self.package.name, stable, (), {}, first.seconds)
 
+    async def runs(self, phases: list[Phase]) -> list[TestRun]:
+        """The phases in a box of their own."""
+        box = await self.fork()
+        try:
+            return await self._phases(box, phases)
+        finally:
+            await box.close()
 
-def _is_test_module(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
+    async def _phases(self, box: Sandbox, phases: list[Phase]) -> list[TestRun]:
+        return await run_phases(box, phases, path=python_path(self.package, WORKDIR), workdir=WORKDIR)
 
 
-def _test_script(info: TaskInfo) -> bytes:
-    """For other Harbor tools: lays the tests over the workspace and writes the reward from pytest's exit status."""
-    files = sorted({t.partition("::")[0] for t in (*info.fail_to_pass, *info.pass_to_pass)})
-    chosen = " ".join(shlex.quote(f) for f in files)
-    ids = sorted({*info.fail_to_pass, *info.pass_to_pass})
-    lines = [
-        "#!/bin/sh",
-        f'cp -r "$(dirname "$0")/workspace/." {info.workdir}/',
-        f"cd {info.workdir} || exit 1",
-        f"# required: {len(ids)} tests of {chosen}; ids in task.toml, [metadata.woodshed]",
-        "mkdir -p /logs/verifier",
-        "reward=0",
-        "python -m pytest -q " + " ".join(map(shlex.quote, ids)) + " && reward=1",
-        "echo $reward > /logs/verifier/reward.txt",
-    ]
-    return ("\n".join(lines) + "\n").encode()
+def uncollected(run: TestRun) -> frozenset[str]:
+    """Files that cannot be collected."""
+    return frozenset(problem.partition(": ")[0] for problem in run.problems)

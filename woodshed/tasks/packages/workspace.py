@@ -32,12 +32,12 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
     kept = {
         name: data
         for name, data in sorted(files.items())
-        if any(_below(name, root) for root in roots)
+        if any(below(name, root) for root in roots)
         and _allowed(name, data)
         and not any(fnmatch(name, pattern) for pattern in package.exclude)
     }
     for root in roots:
-        if not any(_below(name, root) for name in kept):
+        if not any(below(name, root) for name in kept):
             raise PackageError(f"{package.name} {package.version}: the source distribution has nothing under {root!r}")
     kept["pytest.ini"] = pytest_ini(package)
     return kept
@@ -45,17 +45,19 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
 
 def is_test(package: Package, name: str) -> bool:
     """Whether a workspace file belongs to the tests (and is the grader's, not the agent's)."""
-    return name == "pytest.ini" or any(_below(name, root) for root in package.tests)
+    return name == "pytest.ini" or any(below(name, root) for root in package.tests)
 
 
 def is_source(package: Package, name: str) -> bool:
     """Whether a workspace file is Python code under test."""
-    return name.endswith(".py") and not is_test(package, name) and any(_below(name, r) for r in package.sources)
+    return name.endswith(".py") and not is_test(package, name) and any(below(name, r) for r in package.sources)
 
 
 def pytest_ini(package: Package) -> bytes:
     """The only pytest configuration in force: nothing of the distribution's own is kept."""
-    lines = ["[pytest]", "addopts = -p no:cacheprovider", f"pythonpath = {' '.join(package.path)}", *package.ini]
+    loaded = "".join(f" -p {name}" for name in package.plugins)  # no other plugin is loaded where tasks are graded
+    addopts = f"addopts = -p no:cacheprovider{loaded}"
+    lines = ["[pytest]", addopts, f"pythonpath = {' '.join(package.path)}", *package.ini]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -70,7 +72,7 @@ def protected_globs(package: Package) -> tuple[str, ...]:
     return (*tests, "pytest.ini", "**/conftest.py", "**/sitecustomize.py", "**/usercustomize.py")
 
 
-def _below(name: str, root: str) -> bool:
+def below(name: str, root: str) -> bool:
     return name == root or name.startswith(root.rstrip("/") + "/")
 
 

@@ -11,11 +11,18 @@ from pathlib import Path
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.cost import Cost
+from woodshed.tasks.exercises.build import build_exercises
+from woodshed.tasks.exercises.read import is_collection
 from woodshed.tasks.packages.build import Progress, build_tasks
 from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.report import BuildReport, PackageYield
 from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.packages.stream import clear_staging
+from woodshed.tasks.packages.work import Propose
+from woodshed.tasks.prompts.reword import Reworder
+from woodshed.tasks.prompts.write import Writer
 
 from .lock import NAME, SourceLock
 from .pin import Pinned, Pinner, Wishes
@@ -33,35 +40,67 @@ async def build_from_sources(
     wishes: Wishes | None = None,
     report: BuildReport | None = None,
     cache: Path | None = None,
+    propose: Propose | None = None,
+    reworder: Reworder | None = None,
 ) -> list[Task]:
     """Build tasks from ``sources`` (see ``parse_source``) under ``out``, and return them sorted by name.
 
+    Collections of exercises (``exercism:PATH``, ``quixbugs:PATH``) come first and are read anew each time.
     Sources that ``out/sources.toml`` holds are taken from there; others are pinned first. Killed at any moment, the
     same call goes on and ends with the same folder. A source that cannot be used is reported and left out;
-    PackageError where none can be, a source is not written properly, or ``out`` cannot be used.
+    PackageError where none can be, a source is not written properly, or ``out`` cannot be used. ``reworder`` puts
+    instructions into a policy's words.
     """
     report = report if report is not None else BuildReport()
-    specs = list(dict.fromkeys(parse_source(text) for text in sources))
+    collections = list(dict.fromkeys(text for text in sources if is_collection(text)))
+    specs = list(dict.fromkeys(parse_source(text) for text in sources if not is_collection(text)))
     with claim(out):
-        lock = SourceLock(out, settings)
+        cost, lock = Cost(out), SourceLock(out, settings)
+
+        def told(done: int, total: int, note: str) -> None:
+            cost.note()
+            if progress:
+                progress(done, total, note)
+
         boxes = asyncio.Semaphore(settings.parallel)
-        pinner = Pinner(out, lock.catalogue.wheels["pytest"], backend, layers, boxes, wishes or Wishes(), cache)
-        chosen, failed = await _pinned(specs, lock, pinner, progress)
+        base, history = lock.catalogue.wheels["pytest"], "replay" in settings.kinds
+        pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history)
+        writer, exercises = Writer(settings, reworder), []
+        if collections:
+            clear_staging(out)
+            lock.write()  # makes the folder ours before the first task is there
+        for text in collections:
+            made, line = await build_exercises(
+                text, settings, lock.catalogue, backend, layers, out, boxes, writer, cache=cache
+            )
+            exercises += made
+            report.packages.append(line)
+        if not specs:
+            _finish(report, cost, out)
+            return sorted(exercises, key=lambda task: task.name)
+        lines = list(report.packages)
+        chosen, failed = await _pinned(specs, lock, pinner, told)
         notes = {p.package.name: list(p.notes) for p in chosen}
         if not chosen:
             raise PackageError("\n".join(line.error for line in failed) or "no source was given")
         packages = [p.package for p in chosen]
         try:
             tasks = await build_tasks(
-                settings, lock.catalogue, packages, backend, layers, out, progress, report=report, cache=cache
-            )
+                settings, lock.catalogue, packages, backend, layers, out, told, report=report, cache=cache,
+                propose=propose, reworder=reworder,
+            )  # fmt: skip
         except PackageError as error:
             raise PackageError("\n".join([str(error), *(line.error for line in failed)])) from None
         for line in report.packages:
             line.notes = notes.get(line.package, [])
-        report.packages += failed
-        report.write(out / "yield.json")
-        return tasks
+        report.packages = [*lines, *report.packages, *failed]
+        _finish(report, cost, out)
+        return sorted([*tasks, *exercises], key=lambda task: task.name)
+
+
+def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
+    report.tasks, report.core_seconds = len(list(out.glob("*/task.toml"))), cost.note()
+    report.write(out / "yield.json")
 
 
 async def _pinned(
@@ -85,7 +124,7 @@ async def _pinned(
         except PackageError as error:
             text = str(error) if names[spec] in str(error) else f"{names[spec]}: {error}"
             return PackageYield(names[spec], error=text, finished=True)
-        lock.add(pinned.package, pinned.groups)
+        lock.add(pinned.package, pinned.groups, pinned.modules)
         return pinned
 
     done = await asyncio.gather(*map(one, specs))
@@ -93,7 +132,7 @@ async def _pinned(
 
 
 def _age(spec: SourceSpec, known: Package) -> tuple[str, ...]:
-    if spec.kind == "pypi" or spec.version:
+    if spec.kind in ("pypi", "npm") or spec.version:
         return ()
     state = f"commit {known.commit[:12]}" if known.commit else "the files of an earlier build"
     return (f"made from {state}, as locked in {NAME}; newer ones go into another --out",)
@@ -107,13 +146,19 @@ def _same_wishes(spec: SourceSpec, known: Package, wishes: Wishes) -> None:
 
 
 @contextmanager
-def claim(out: Path) -> Iterator[None]:
-    """Make ``out`` ours: no other build works in it, and it is not somebody's folder of other things."""
+def claim(out: Path, mark: str = "") -> Iterator[None]:
+    """Make ``out`` ours: no other build works in it, and it is not somebody's folder of other things.
+
+    Folders that hold a file called ``mark`` are ours too.
+    """
     ours = (NAME, "sources", "yield.json")
     if out.exists() and not out.is_dir():
         raise PackageError(f"{out} is not a folder; choose another with --out")
     if out.is_dir() and not (out / NAME).exists():
-        strange = [p.name for p in out.iterdir() if not p.name.startswith(".") and p.name not in ours]
+        strange = [
+            p.name for p in out.iterdir()
+            if not p.name.startswith(".") and p.name not in ours and not (mark and (p / mark).is_file())
+        ]  # fmt: skip
         if strange:
             raise PackageError(f"{out} holds other things ({strange[0]}); choose another folder with --out")
     out.mkdir(parents=True, exist_ok=True)

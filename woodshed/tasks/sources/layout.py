@@ -57,7 +57,7 @@ def find_layout(project: Project, *, sources: Sequence[str] = (), tests: Sequenc
         path = (*(p for p in path if p != "."), ".")  # tests may import each other as tests.something
     if "conftest.py" in project.files:
         found_tests = (*found_tests, "conftest.py")
-    return Layout(found, found_tests, path, _ini(project))
+    return Layout(found, found_tests, path, ini_lines(project))
 
 
 def _tests(project: Project) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def _tests(project: Project) -> tuple[str, ...]:
     stated = [p.strip("./ ") for p in re.split(r"[\s,]+", project.pytest.get("testpaths", "")) if p.strip("./ ")]
     roots = [root for root in stated if any(_below(m, root) for m in modules)]
     if roots:
-        return tuple(dict.fromkeys(roots))
+        return tuple(dict.fromkeys(folder for root in roots for folder in _narrowed(root, modules)))
     folders: list[str] = []
     for module in sorted(modules, key=lambda m: m.count("/")):
         parts = PurePosixPath(module).parts
@@ -79,6 +79,17 @@ def _tests(project: Project) -> tuple[str, ...]:
         if not any(_below(root, f) for f in folders):
             folders.append(root)
     return tuple(folders)
+
+
+def _narrowed(root: str, modules: Sequence[str]) -> list[str]:
+    """``root``, or the folders of tests below it where every test is in one: the rest of it is code, not tests."""
+    found: list[str] = []
+    for parts in (PurePosixPath(m).parts[:-1] for m in modules if _below(m, root)):
+        named = [i for i, part in enumerate(parts) if part in ("test", "tests", "testing")]
+        if not named:
+            return [root]
+        found.append("/".join(parts[: named[0] + 1]))
+    return found if all(_below(folder, root) for folder in found) else [root]
 
 
 def _sources(project: Project, tests: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -112,10 +123,10 @@ def _module(name: str) -> bool:
     return stem.isidentifier() and not stem.startswith("test_") and not stem.endswith("_test")
 
 
-def _ini(project: Project) -> tuple[str, ...]:
+def ini_lines(project: Project, options: Sequence[str] = _PYTEST_OPTIONS) -> tuple[str, ...]:
     """The options that decide what a test is; everything else (plugins, warnings as errors) stays out."""
     lines = []
-    for option in _PYTEST_OPTIONS:
+    for option in options:
         values = [v.strip() for v in project.pytest.get(option, "").splitlines() if v.strip()]
         if values:
             lines.append(f"{option} =\n" + "\n".join(f"    {v}" for v in values))

@@ -14,7 +14,7 @@ from typing import Any
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.toml import to_toml
-from woodshed.tasks.packages.catalogue import Catalogue, Package, Wheel, dump_catalogue, load_catalogue
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel, dump_catalogue, load_catalogue
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.settings import PackageTaskSettings
 
@@ -58,11 +58,17 @@ class SourceLock:
         """The package that this source is locked to."""
         return next((p for p in self.catalogue.packages.values() if p.origin == spec.origin), None)
 
-    def add(self, package: Package, groups: dict[str, Sequence[Wheel]]) -> None:
-        """Lock ``package``, whose ``needs`` name some of the ``groups``."""
+    def add(self, package: Package, groups: dict[str, Sequence[Wheel]], modules: Sequence[Module] = ()) -> None:
+        """Lock ``package``, whose ``needs`` name some of the ``groups``, or with the ``modules`` of a Node project."""
         wheels = {**self.catalogue.wheels, **{k: tuple(v) for k, v in groups.items()}}
         packages = {**self.catalogue.packages, package.name: package}
-        self.catalogue = Catalogue(dict(sorted(packages.items())), dict(sorted(wheels.items())))
+        places = {**self.catalogue.modules, **({package.name: tuple(modules)} if modules else {})}
+        self.catalogue = Catalogue(
+            dict(sorted(packages.items())), dict(sorted(wheels.items())), dict(sorted(places.items()))
+        )
+        self.write()
+
+    def write(self) -> None:
         write_whole(self.path, _HEAD + to_toml({**dump_catalogue(self.catalogue), "settings": self.settings}))
 
     def from_catalogue(self, spec: SourceSpec) -> Package | None:

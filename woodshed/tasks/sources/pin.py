@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from woodshed.record.atomic import write_whole
-from woodshed.record.cache import cache_directory
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.packages.build import KEPT_SOURCES, fetch_package
-from woodshed.tasks.packages.catalogue import Catalogue, Package, Wheel
+from woodshed.tasks.node.pin import pin_node
+from woodshed.tasks.node.project import is_node_project
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
 from woodshed.tasks.packages.dependencies import dependency_layers
-from woodshed.tasks.packages.index import Index, PackageError
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.prepare import Suite, SuiteError, prepare
-from woodshed.tasks.packages.source import fetch, read_sdist
+from woodshed.tasks.packages.source import fetch
 
-from .layout import Layout, find_layout
+from ..install.lock import find_install
+from ..install.use import installed_package
+from .layout import find_layout
+from .obtain import described, obtain, project_names
 from .project import UNKNOWN, Project
-from .repository import pack, read_folder, read_repository
-from .requirements import Requirement, canonical, distribution_of, missing_modules, needed, optional
-from .requirements import parse_requirement as parse
+from .requirements import canonical, distribution_of, missing_modules, needed, optional, wished
 from .resolve import check_import_names, resolve
 from .spec import SourceSpec
 
@@ -32,25 +31,33 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person adds to what is found: places of ``code`` and ``tests``, packages that the tests ``need``."""
+    """What a person adds to what is found: places of ``code`` and ``tests``, packages that the tests ``need``.
+
+    ``installs``: a folder that ``woodshed tasks install`` made; what tests need is then taken from there alone.
+    """
 
     code: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    installs: Path | None = None
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """A package, its wheels, and what a person should know about what was left out."""
+    """A package, its wheels or npm modules, and what a person should know about what was left out."""
 
     package: Package
     groups: dict[str, Sequence[Wheel]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    modules: tuple[Module, ...] = ()
 
 
 @dataclass(frozen=True)
 class Pinner:
-    """Pins sources of one build. ``base``: the pinned wheels of pytest. ``boxes`` bounds how many boxes work."""
+    """Pins sources of one build. ``base``: the pinned wheels of pytest. ``boxes`` bounds how many boxes work.
+
+    ``history``: the commits of git repositories are kept too.
+    """
 
     out: Path
     base: tuple[Wheel, ...]
@@ -59,17 +66,31 @@ class Pinner:
     boxes: asyncio.Semaphore
     wishes: Wishes = Wishes()
     cache: Path | None = None
+    history: bool = False
 
     async def pin(self, spec: SourceSpec, name: str) -> Pinned:
         """Raises PackageError, which says what is wrong with the source and what to do."""
-        package, files, notes = await asyncio.to_thread(self._obtain, spec, name)
+        package, files, notes = await asyncio.to_thread(
+            obtain, spec, name, self.out, history=self.history, cache=self.cache
+        )
+        if spec.kind == "npm" or is_node_project(files):
+            if self.wishes.installs is not None:
+                raise PackageError("--install has no effect on Node projects: npm resolves what they need")
+            async with self.boxes:
+                made, modules, said = await pin_node(
+                    package, files, self.wishes.code, self.wishes.tests, self.wishes.needs, self.backend, self.layers,
+                    cache=self.cache,
+                )  # fmt: skip
+            return Pinned(made, notes=(*notes, *said), modules=modules)
         project = Project(files)
         layout = find_layout(project, sources=self.wishes.code, tests=self.wishes.tests)
-        package = _described(package, project, layout)
+        package = described(package, project, layout)
         if package.licence == UNKNOWN:
             notes.append("no licence was recognised: find out before you pass these tasks on")
-        own = [name, *filter(None, _project_names(spec, project))]
-        requirements = [*self._wished(), *needed(project, canonical(own[-1]))]
+        if self.wishes.installs is not None:
+            return await self._by_install(spec, package, files, notes, self.wishes.installs)
+        own = [name, *filter(None, project_names(spec, project))]
+        requirements = [*wished(self.wishes.needs), *needed(project, canonical(own[-1]))]
         possible = optional(project, canonical(own[-1]))
         for attempt in range(_RETRIES + 1):
             resolved = await asyncio.to_thread(resolve, requirements, self.base, without=own)
@@ -90,17 +111,26 @@ class Pinner:
             raise PackageError(f"{failure}{advice}")
         if missing:
             notes.append(f"some tests import {', '.join(missing)} and were not used; name the packages with --needs")
-        assert suite is not None
-        if not suite.functions:
-            raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
+        _of_use(name, suite)
         return Pinned(made, groups, tuple(notes))
 
-    def _wished(self) -> list[Requirement]:
-        found = [(text, parse(text, "--needs")) for text in self.wishes.needs]
-        for text, requirement in found:
-            if requirement is None:
-                raise PackageError(f"--needs {text}: write a package as in a requirements file, such as pytz>=2024")
-        return [r for _, r in found if r is not None]
+    async def _by_install(
+        self, spec: SourceSpec, package: Package, files: dict[str, bytes], notes: list[str], folder: Path
+    ) -> Pinned:
+        """As ``pin``, with everything that the install locked and nothing else."""
+        if self.wishes.needs:
+            raise PackageError("--needs has no effect beside --install: give it to `woodshed tasks install`")
+        found = find_install(folder, spec.origin)
+        made, files = installed_package(package, files, found, self.out)
+        groups = dict.fromkeys(made.needs, found.installed)
+        catalogue = Catalogue({made.name: made}, {"pytest": self.base, **groups})
+        suite, failure, text = await self._suite(made, catalogue, files)
+        if failure is not None:
+            raise failure
+        _of_use(made.name, suite)
+        missing = [m for m in missing_modules(text) if not _own_module(m, made)]
+        notes += [f"some tests import {', '.join(missing)} and were not used"] if missing else []
+        return Pinned(made, dict(groups), (*notes, *found.notes))
 
     async def _suite(
         self, package: Package, catalogue: Catalogue, files: dict[str, bytes]
@@ -122,67 +152,11 @@ class Pinner:
                 check_import_names(wheel, path, package.sources)
         return dependency_layers(catalogue, package, self.layers, cache=self.cache)
 
-    def _obtain(self, spec: SourceSpec, name: str) -> tuple[Package, dict[str, bytes], list[str]]:
-        """The package without its layout, its files, and notes."""
-        notes: list[str] = []
-        commit = ""
-        if spec.kind == "pypi":
-            version, (file, sha256) = spec.version, self._from_index(spec)
-        else:
-            git = spec.kind == "git"
-            snapshot = read_repository(spec.place, spec.version) if git else read_folder(Path(spec.place))
-            notes, commit = list(snapshot.notes), snapshot.commit
-            data = pack(snapshot.files, name)
-            sha256 = hashlib.sha256(data).hexdigest()
-            version = commit[:12] or sha256[:12]
-            file = f"{name}-{version}.tar.gz"
-            write_whole(self.out / KEPT_SOURCES / file, data)
-        package = Package(name, version, file, sha256, UNKNOWN, (), (), origin=spec.origin, commit=commit)
-        return package, read_sdist(fetch_package(package, self.out, cache=self.cache)), notes
 
-    def _from_index(self, spec: SourceSpec) -> tuple[str, str]:
-        index = Index()
-        try:
-            listed = index.files(spec.place)
-            wanted = f"{canonical(spec.place)}-{spec.version}".lower()
-            archives = [f for f in listed if f.filename.endswith(".tar.gz")]
-            found = [f for f in archives if _archive_name(f.filename) == wanted]
-            if not found:
-                known = sorted({f.filename for f in archives})[-5:]
-                raise PackageError(
-                    f"{spec.text}: the index has no source distribution (.tar.gz) of this version; "
-                    f"it has {', '.join(known) or 'none at all'}"
-                )
-            if found[0].sha256:
-                return found[0].filename, found[0].sha256
-            data = index.download(found[0])
-            sha256 = hashlib.sha256(data).hexdigest()
-            write_whole((self.cache or cache_directory()) / "packages" / sha256[:16] / found[0].filename, data)
-            return found[0].filename, sha256
-        finally:
-            index.close()
-
-
-def _archive_name(filename: str) -> str:
-    name, _, version = filename.removesuffix(".tar.gz").rpartition("-")
-    return f"{canonical(name)}-{version}".lower()
-
-
-def _described(package: Package, project: Project, layout: Layout) -> Package:
-    return replace(
-        package, licence=project.licence, sources=layout.sources, tests=layout.tests, path=layout.path, ini=layout.ini
-    )
-
-
-def _project_names(spec: SourceSpec, project: Project) -> list[str]:
-    """What the project calls itself."""
-    if spec.kind == "pypi":
-        return [spec.place]
-    stated = (
-        project.table("project").get("name"), project.table("tool", "poetry").get("name"),
-        project.section("setup.cfg", "metadata").get("name"), project.metadata.get("Name"),
-    )  # fmt: skip
-    return [str(name) for name in stated if name]
+def _of_use(name: str, suite: Suite | None) -> None:
+    assert suite is not None
+    if not suite.functions:
+        raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
 
 
 def _own_module(module: str, package: Package) -> bool:

@@ -16,11 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from woodshed.record.atomic import write_whole
 from woodshed.tasks.gitobjects import blobs_of
+from woodshed.tasks.packages.history import LOG, Commit, parse_log
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
 MAX_BYTES = 256 << 20
+_HISTORY = "refs/heads/woodshed"
 _SKIPPED = {
     ".git", ".hg", ".svn", "__pycache__", "node_modules", "site-packages", ".tox", ".nox", ".venv", "venv", "env",
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".eggs", "build", "dist",
@@ -74,6 +77,46 @@ def read_repository(place: str, commit: str) -> Snapshot:
         copy = Path(scratch) / "copy.git"
         _git(None, "clone", "--quiet", "--bare", "--no-tags", "--", place, str(copy), where=place)
         return _at_commit(copy, commit, place)
+
+
+def write_bundle(place: str, commit: str, target: Path) -> bytes:
+    """The history of ``commit`` as one file, ``target``, which is written whole; its bytes. PackageError as above."""
+    with tempfile.TemporaryDirectory(prefix="woodshed-git-") as scratch:
+        copy, bundle = Path(scratch) / "copy.git", Path(scratch) / "history.bundle"
+        _git(None, "clone", "--quiet", "--bare", "--no-tags", "--", place, str(copy), where=place)
+        _git(copy, "update-ref", _HISTORY, commit, where=place)
+        _git(copy, "bundle", "create", "--quiet", str(bundle), _HISTORY, where=place)
+        if bundle.stat().st_size > MAX_BYTES:
+            raise PackageError(f"{place}: its history takes more than {MAX_BYTES >> 20} MiB; leave --kind replay away")
+        data = bundle.read_bytes()
+    write_whole(target, data)
+    return data
+
+
+class Objects:
+    """The commits of a bundle, in a scratch repository; ``close`` it. Raises PackageError for a damaged bundle."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.where = bundle.name
+        self._scratch = tempfile.TemporaryDirectory(prefix="woodshed-git-")
+        self.folder = Path(self._scratch.name) / "copy.git"
+        try:
+            _git(None, "init", "--quiet", "--bare", str(self.folder), where=self.where)
+            _git(self.folder, "fetch", "--quiet", str(bundle.absolute()), f"{_HISTORY}:{_HISTORY}", where=self.where)
+        except PackageError:
+            self.close()
+            raise
+
+    def log(self, commit: str, most: int = 2000) -> list[Commit]:
+        """The newest ``most`` commits from ``commit`` on, newest first."""
+        return parse_log(_git(self.folder, *LOG, f"--max-count={most}", commit, "--", where=self.where))
+
+    def files(self, commit: str) -> dict[str, bytes]:
+        """What ``read_repository`` reads of a commit."""
+        return dict(_at_commit(self.folder, commit, self.where).files)
+
+    def close(self) -> None:
+        self._scratch.cleanup()
 
 
 def _at_commit(folder: Path, commit: str, place: str) -> Snapshot:

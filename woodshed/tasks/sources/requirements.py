@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
+
+from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
 
@@ -25,7 +27,7 @@ _NO_USE = re.compile(
     r"sphinx(-.*)?|furo|mkdocs(-.*)?|pre-commit|build|twine|wheel|bumpversion|towncrier|check-manifest|interrogate"
 )
 
-# Import names that differ from the name of their distribution; all of these are pure Python.
+# Import names that differ from the name of their distribution, and a few that tests use and nobody states.
 _DISTRIBUTIONS = {
     "dateutil": "python-dateutil", "attr": "attrs", "bs4": "beautifulsoup4", "pkg_resources": "setuptools",
     "docutils": "docutils", "jwt": "pyjwt", "dotenv": "python-dotenv", "slugify": "python-slugify",
@@ -34,6 +36,8 @@ _DISTRIBUTIONS = {
     "freezegun": "freezegun", "pytz": "pytz", "tzdata": "tzdata", "requests_mock": "requests-mock",
     "importlib_metadata": "importlib-metadata", "importlib_resources": "importlib-resources", "toml": "toml",
     "tomli": "tomli", "tomlkit": "tomlkit", "simplejson": "simplejson", "pretend": "pretend", "trio": "trio",
+    "yaml": "pyyaml", "PIL": "pillow", "numpy": "numpy", "lxml": "lxml", "sklearn": "scikit-learn",
+    "Crypto": "pycryptodome", "msgpack": "msgpack", "regex": "regex", "psutil": "psutil",
 }  # fmt: skip
 
 
@@ -58,6 +62,17 @@ def parse_requirement(line: str, where: str) -> Requirement | None:
     return Requirement(canonical(match["name"]), line, where) if match else None
 
 
+def wished(texts: Sequence[str]) -> list[Requirement]:
+    """What a person names. Raises PackageError for a text that is no requirement."""
+    found = []
+    for text in texts:
+        requirement = parse_requirement(text, "--needs")
+        if requirement is None:
+            raise PackageError(f"--needs {text}: write a package as in a requirements file, such as pytz>=2024")
+        found.append(requirement)
+    return found
+
+
 def needed(project: Project, name: str) -> list[Requirement]:
     """What the project states for running it and for testing it, without its own ``name`` and what is of no use."""
     stated = [*_runtime(project), *(r for group, r in _groups(project) if _TEST_GROUP.fullmatch(group))]
@@ -67,6 +82,11 @@ def needed(project: Project, name: str) -> list[Requirement]:
 def optional(project: Project, name: str) -> dict[str, Requirement]:
     """Everything else that it states anywhere (other extras, development files), by canonical name."""
     return {r.name: r for r in _useful([r for _, r in _groups(project)], name)}
+
+
+def everything(project: Project) -> list[Requirement]:
+    """All that it states, of use or not, its own name included."""
+    return [*_runtime(project), *(r for _, r in _groups(project))]
 
 
 def distribution_of(module: str, stated: dict[str, Requirement]) -> Requirement | None:

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from woodshed.tasks.packages.catalogue import Wheel
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import fetch
 
 from .requirements import Requirement, canonical
 
@@ -63,13 +64,22 @@ def resolve(requirements: Sequence[Requirement], base: Sequence[Wheel], *, witho
 def check_import_names(wheel: Wheel, path: Path, roots: Sequence[str]) -> None:
     """PackageError where a wheel holds a module of the same name as one of ``roots``: it would shadow the workspace."""
     names = {Path(root).name.removesuffix(".py") for root in roots}
-    with zipfile.ZipFile(path) as archive:
-        tops = {n.partition("/")[0].removesuffix(".py") for n in archive.namelist()}
-    if clash := names & tops:
+    if clash := names & _top_names(path):
         raise PackageError(
             f"its tests need {wheel.name} {wheel.version}, which has a copy of {sorted(clash)[0]!r}: "
             "every task would hold its answer"
         )
+
+
+def import_names(wheels: Sequence[Wheel], *, cache: Path | None = None) -> set[str]:
+    """Names of the modules and packages that wheels put on the path."""
+    paths = (fetch(w.name, w.version, w.file, w.sha256, cache=cache) for w in wheels)
+    return {name for path in paths for name in _top_names(path)}
+
+
+def _top_names(path: Path) -> set[str]:
+    with zipfile.ZipFile(path) as archive:
+        return {n.partition("/")[0].removesuffix(".py") for n in archive.namelist()}
 
 
 def _pip(requirements: Sequence[Requirement], base: Sequence[Wheel]) -> list[Wheel] | str:

@@ -1,4 +1,7 @@
-"""What a person writes as a source: ``pypi:NAME==VERSION``, a folder, or a git repository, the last two ``@COMMIT``."""
+"""What a person writes as a source: ``pypi:NAME==VERSION``, ``npm:NAME@VERSION``, a folder, or a git repository.
+
+The last two may end in ``@COMMIT``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import Literal
 from woodshed.tasks.packages.index import PackageError
 
 _PYPI = re.compile(r"pypi:([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.+!-]*)")
+_NPM = re.compile(
+    r"npm:((?:@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~-][A-Za-z0-9._~-]*)(?:==|@)(\d+\.\d+\.\d+(?:[-+][\w.+-]+)?)"
+)
 _URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 
 
@@ -20,7 +26,7 @@ class SourceSpec:
     the project, or the commit asked for (empty: the newest)."""
 
     text: str
-    kind: Literal["pypi", "folder", "git"]
+    kind: Literal["pypi", "npm", "folder", "git"]
     place: str
     version: str = ""
 
@@ -35,6 +41,8 @@ class SourceSpec:
         """What the lock and the tasks record: without a user name or a password."""
         if self.kind == "pypi":
             return f"pypi:{self.place}=={self.version}"
+        if self.kind == "npm":
+            return f"npm:{self.place}@{self.version}"
         place = re.sub(r"(?<=//)[^/@]*@", "", self.place) if "://" in self.place else self.place
         return f"{place}@{self.version}" if self.version else place
 
@@ -46,6 +54,13 @@ def parse_source(text: str) -> SourceSpec:
         if match is None:
             raise PackageError(f"{text}: write pypi:NAME==VERSION, with the version that the tasks shall be made from")
         return SourceSpec(text, "pypi", *match.groups())
+    if text.startswith("npm:"):
+        match = _NPM.fullmatch(text)
+        if match is None:
+            raise PackageError(
+                f"{text}: write npm:NAME@VERSION, with the whole version that the tasks shall be made from"
+            )
+        return SourceSpec(text, "npm", *match.groups())
     if _URL.fullmatch(text) and not Path(text).exists():
         head, slash, tail = text.rpartition("/")
         place, _, commit = tail.partition("@")
@@ -54,8 +69,8 @@ def parse_source(text: str) -> SourceSpec:
     folder = Path(path).expanduser()
     if not text or not folder.is_dir():
         raise PackageError(
-            f"{text}: no such folder; a source is pypi:NAME==VERSION, a folder, or the URL of a git repository "
-            "(folder and URL with @COMMIT, if it shall not be the newest)"
+            f"{text}: no such folder; a source is pypi:NAME==VERSION, npm:NAME@VERSION, a folder, or the URL of a git "
+            "repository (folder and URL with @COMMIT, if it shall not be the newest)"
         )
     folder = folder.resolve()
     repository = (folder / ".git").exists() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 from woodshed.engine.errors import EngineError
 from woodshed.engine.local import LocalEngine
@@ -17,7 +16,7 @@ log = logging.getLogger(__name__)
 class ChainWatch:
     """Looks at the chain every ``poll_seconds`` and whenever asked. Versions are decoded beside the running engine."""
 
-    def __init__(self, engine: LocalEngine, chain: Path, *, poll_seconds: float, timeout_seconds: float) -> None:
+    def __init__(self, engine: LocalEngine, chain: str, *, poll_seconds: float, timeout_seconds: float) -> None:
         self.engine = engine
         self.follower = Follower(chain)
         self._poll_seconds = poll_seconds
@@ -29,7 +28,10 @@ class ChainWatch:
         EngineError or ValueError where it cannot be used."""
         async with asyncio.timeout(self._timeout):
             while self.engine.version < version:
-                await self._step()
+                try:
+                    await self._step()
+                except OSError as error:  # of the chain's store: tried again until it is too late
+                    log.warning("weights: %s", error)
                 if self.engine.version < version:
                     await asyncio.sleep(min(0.05, self._poll_seconds))
         return self.engine.version
@@ -52,6 +54,6 @@ class ChainWatch:
             try:
                 found = await asyncio.to_thread(self.follower.poll)
             except ChainError as error:
-                raise EngineError(f"{self.follower.chain}: {error}") from error
+                raise EngineError(f"{self.follower.store.url}: {error}") from error
             if found is not None and found[0] > self.engine.version:
-                await self.engine.update_weights(*found)
+                await self.engine.update_weights(*found, kv=self.engine.settings.swap)

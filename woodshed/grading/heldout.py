@@ -1,17 +1,18 @@
-"""Held-out values for the ``pytest`` grader: what the submission answers to inputs that it has not seen.
+"""Held-out values for graders that run tests: what the submission answers to inputs that it has not seen.
 
 Tests and submission share a process there, and an agent has read the tests. So passing them is not enough: the failing
-tests run once more with altered constants (``pytest_alter.py``), and the values that they would have compared must be
-those of the reference solution. The expected values never enter a box that holds the submission, and the comparison is
-on the host. Whoever takes over the test process, equals everything, reads the caller's expectations or knows the
-visible answers by heart still has to compute the right ones.
+tests run once more with altered constants (``pytest_alter.py``, ``node/alter.py``), and the values that they would
+have compared must be those of the reference solution. The expected values never enter a box that holds the
+submission, and the comparison is on the host. Whoever takes over the test process, equals everything, reads the
+caller's expectations or knows the visible answers by heart still has to compute the right ones.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from woodshed.record.task import Task
@@ -19,8 +20,9 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Sandbox
 from woodshed.sandbox.taskbox import box_spec
 
-from .pytest_alter import KINDS, alter
+from .pytest_alter import KINDS, Kind, alter
 from .pytest_grader import TESTS_PREFIX, import_path, lay_tests, run_pytest, test_timeout
+from .results import TestRun
 
 Values = dict[str, list[str]]
 """Test function (id without parameters, of an altered file) -> canonical text of the values it saw, in order."""
@@ -34,8 +36,25 @@ _KEPT = 256
 _expected: OrderedDict[str, Expected] = OrderedDict()
 
 
+@dataclass(frozen=True)
+class Altering:
+    """How tests of one kind are altered, and how altered files (relative to the workdir) run in a box.
+
+    ``run`` is given the ids of the altered tests, without parameters, and fills in ``TestResult.seen``.
+    """
+
+    alter: Callable[[str, Kind], str | None]
+    run: Callable[[Task, Sandbox, Mapping[str, bytes], Sequence[str]], Awaitable[TestRun]]
+
+
 async def held_out(
-    task: Task, changed: Mapping[str, bytes], lay: Lay, backend: Backend, layers: LayerStore, share: float
+    task: Task,
+    changed: Mapping[str, bytes],
+    lay: Lay,
+    backend: Backend,
+    layers: LayerStore,
+    share: float,
+    how: Altering | None = None,
 ) -> str:
     """Why the submission that ``lay`` puts into a box is not believed; empty where it is. ``changed``: its new files.
 
@@ -43,36 +62,48 @@ async def held_out(
     tests give no values (no constants, only objects) cannot be checked so, and is believed. SandboxError where the
     sandbox fails.
     """
-    files = altered_tests(task) if share > 0 else {}
-    expected = await _reference(task, files, backend, layers) if files else {}
+    how = how or PYTEST
+    files = altered_tests(task, how) if share > 0 else {}
+    expected = await _reference(task, files, backend, layers, how) if files else {}
     total = sum(value is not None for values in expected.values() for value in values)
     if not total:
         return ""
-    seen, _ = await _values(task, files, changed, lay, backend, layers)
+    seen, _ = await _values(task, files, changed, lay, backend, layers, how)
     same = sum(a == b for test, values in expected.items() for a, b in zip(values, seen.get(test, ())) if a is not None)
     if same >= share * total:
         return ""
     return f"{total - same} of {total} values differ from the solution's where tests have other inputs"
 
 
-def altered_tests(task: Task) -> dict[str, bytes]:
+def altered_tests(task: Task, how: Altering | None = None) -> dict[str, bytes]:
     """Altered copies of the files with failing tests, beside them and under names of their own."""
     files: dict[str, bytes] = {}
     tests = task.test_files()
     for name in sorted({test.partition("::")[0] for test in task.info.fail_to_pass}):
         source = tests.get(TESTS_PREFIX + name, b"").decode("utf-8", "replace")
         for kind in KINDS:
-            if (text := alter(source, kind)) is not None:
+            if (text := (how or PYTEST).alter(source, kind)) is not None:
                 files[_altered_name(name, kind)] = text.encode()
     return files
 
 
 def _altered_name(name: str, kind: str) -> str:
     path = PurePosixPath(name)
-    return str(path.with_name(f"{path.stem}_with_other_{kind}.py"))
+    return str(path.with_name(f"{path.stem}_with_other_{kind}{path.suffix}"))
 
 
-async def _reference(task: Task, files: dict[str, bytes], backend: Backend, layers: LayerStore) -> Expected:
+async def held_out_values(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> int:
+    """How many computed values of the reference solution a submission must match; 0 where the tests compare none."""
+    files = altered_tests(task, how)
+    expected = await _reference(task, files, backend, layers, how) if files else {}
+    return sum(
+        value is not None and not value.startswith("status ") for values in expected.values() for value in values
+    )
+
+
+async def _reference(
+    task: Task, files: dict[str, bytes], backend: Backend, layers: LayerStore, how: Altering
+) -> Expected:
     """What the solution answers, asked twice. Kept by the task's digest unless a busy machine cut a run short."""
     if (known := _expected.get(task.digest)) is not None:
         _expected.move_to_end(task.digest)
@@ -82,8 +113,8 @@ async def _reference(task: Task, files: dict[str, bytes], backend: Backend, laye
     async def lay(box: Sandbox) -> None:
         await box.put(solution)
 
-    first, whole = await _values(task, files, {}, lay, backend, layers) if solution else ({}, True)
-    second, again = await _values(task, files, {}, lay, backend, layers) if any(first.values()) else ({}, True)
+    first, whole = await _values(task, files, {}, lay, backend, layers, how) if solution else ({}, True)
+    second, again = await _values(task, files, {}, lay, backend, layers, how) if any(first.values()) else ({}, True)
     stable: Expected = {
         test: [a if a == b and a != _UNKNOWN else None for a, b in zip(values, second.get(test, ()))]
         for test, values in first.items()
@@ -96,7 +127,13 @@ async def _reference(task: Task, files: dict[str, bytes], backend: Backend, laye
 
 
 async def _values(
-    task: Task, files: dict[str, bytes], changed: Mapping[str, bytes], lay: Lay, backend: Backend, layers: LayerStore
+    task: Task,
+    files: dict[str, bytes],
+    changed: Mapping[str, bytes],
+    lay: Lay,
+    backend: Backend,
+    layers: LayerStore,
+    how: Altering,
 ) -> tuple[Values, bool]:
     """One run of the altered tests in a fresh box, and whether it ended in time."""
     functions = [
@@ -110,10 +147,7 @@ async def _values(
         await lay(box)
         await lay_tests(task, box, changed)
         await box.put({f"{task.info.workdir}/{name}": data for name, data in files.items()})
-        run = await run_pytest(
-            box, sorted(files), sorted(set(functions)), path=import_path(task), workdir=task.info.workdir,
-            timeout=task.info.timeout_sec, test_timeout=test_timeout(task), encoder=_encoder(),
-        )  # fmt: skip
+        run = await how.run(task, box, files, sorted(set(functions)))
     finally:
         await box.close()
     found: Values = defaultdict(list)
@@ -121,6 +155,16 @@ async def _values(
         # A test that compares nothing (it expects an exception, say) gives its status instead.
         found[test.partition("[")[0]] += [_rounded(v) for v in result.seen] or [f"status {result.status}"]
     return dict(found), not run.detail.startswith("timed out")
+
+
+async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids: Sequence[str]) -> TestRun:
+    return await run_pytest(
+        box, sorted(files), ids, path=import_path(task), workdir=task.info.workdir,
+        timeout=task.info.timeout_sec, test_timeout=test_timeout(task), encoder=_encoder(),
+    )  # fmt: skip
+
+
+PYTEST = Altering(alter, _run_pytest)
 
 
 def _rounded(text: str) -> str:

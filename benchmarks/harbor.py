@@ -1,0 +1,131 @@
+"""Real Harbor runs our tasks in our boxes: the oracle and an agent that does nothing. Needs root and Debian's mirror.
+
+Harbor needs Python 3.12. Where that is not installed, it is unpacked as a root filesystem of Debian 13 (nothing is
+installed), Harbor goes into a virtual environment on it, and both run in a mount namespace whose root that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from result import write_result
+from rich.progress import track
+
+from woodshed.record.cache import cache_directory
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.roots.debian import build_debian
+from woodshed.sandbox.roots.harbor import build_harbor
+from woodshed.sandbox.roots.store import RootStore
+from woodshed.tasks.studies.draw import draw_studies
+from woodshed.tasks.studies.write import write_study
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_CLASS = "woodshed.harbor_environment.environment:WoodshedEnvironment"
+_HARBOR = "harbor==0.24.0"
+_ENTER = r"""
+set -e
+mount --make-rprivate /
+mount -t overlay root -o lowerdir="$ROOT",upperdir="$WORK/upper",workdir="$WORK/work" "$WORK/new"
+for place in proc dev sys tmp root "$CACHE" "$REPOSITORY" "$WORK"; do
+  mkdir -p "$WORK/new/$place"; mount --rbind "/${place#/}" "$WORK/new/$place"
+done
+for file in resolv.conf hosts nsswitch.conf pip.conf ssl/certs/ca-certificates.crt; do
+  [ ! -e "/etc/$file" ] || { mkdir -p "$(dirname "$WORK/new/etc/$file")"; cat "/etc/$file" > "$WORK/new/etc/$file"; }
+done
+mkdir -p "$WORK/new/opt"; [ ! -d /opt ] || mount --rbind /opt "$WORK/new/opt"
+cd "$WORK/new"; mkdir -p .old; pivot_root . .old; umount -l /.old
+exec "$@"
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="where the result goes; default: benchmarks/results/harbor.json")
+    options = parser.parse_args()
+    store = RootStore()
+    packages = ["python3", "python3-venv", "python3-pip", "ca-certificates", "mount", "util-linux"]
+    root = build_debian(store, packages, suite="trixie", say=print)
+    with tempfile.TemporaryDirectory(prefix="woodshed-harbor-") as place:
+        work = Path(place)
+        for name in ("upper", "work", "new"):
+            (work / name).mkdir()
+        tasks = [write_study(spec, work / "tasks" / spec.name.split("/")[-1]) for spec in draw_studies(
+            options.tasks, split="heldout", seed=0, workers=1)]  # fmt: skip
+        for task in tasks:  # here, where apt knows its sources; Harbor's trials find them
+            _make_root(store, task.path / "environment")
+        venv = cache_directory() / "harbor-python3.13"
+        if not (venv / "bin/harbor").exists():
+            # In one mount namespace each: the same virtual environment is seen by all.
+            _enter(store, root, work, "python3", "-m", "venv", str(venv))
+            _enter(store, root, work, str(venv / "bin/pip"), "install", "-q", _HARBOR, "zstandard", "xxhash")
+        trials = [
+            (agent, _trial(store, root, work, venv, task.path, agent))
+            for task in track(tasks, "trials")
+            for agent in ("oracle", "nop")
+        ]
+    rewards = {agent: [t["reward"] for a, t in trials if a == agent] for agent in ("oracle", "nop")}
+    seconds = [t["setup_seconds"] for _, t in trials]
+    figures = {
+        "tasks": len(tasks), "oracle_rewarded": sum(r == 1 for r in rewards["oracle"]),
+        "nop_rewarded": sum(r != 0 for r in rewards["nop"]), "environment_setup_s": round(median(seconds), 3),
+    }  # fmt: skip
+    write_result("harbor", figures, {"harbor": _HARBOR, "trials": [{"agent": a, **t} for a, t in trials]}, options.out)
+
+
+def _make_root(store: RootStore, folder: Path) -> None:
+    import asyncio
+
+    async def build() -> None:
+        backend = open_backend("namespace")
+        try:
+            await build_harbor(store, folder, backend, say=print)
+        finally:
+            await backend.close()
+
+    asyncio.run(build())
+
+
+def _enter(store: RootStore, root: str, work: Path, *command: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if k.startswith("PIP_") or k.lower().endswith("_proxy")}
+    environment |= {
+        "ROOT": str(store.path(root)), "WORK": str(work), "CACHE": str(cache_directory()), "HOME": str(Path.home()),
+        "REPOSITORY": str(_REPOSITORY), "PYTHONPATH": str(_REPOSITORY), "WOODSHED_CACHE": str(cache_directory()),
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for prices
+    }  # fmt: skip
+    subprocess.run(["unshare", "-m", "sh", "-c", _ENTER, "enter", *command], env=environment, check=True)
+
+
+def _trial(store: RootStore, root: str, work: Path, venv: Path, task: Path, agent: str) -> dict[str, object]:
+    jobs = work / "jobs" / f"{task.name}-{agent}"
+    arguments = ["run", "-p", str(task), "-a", agent, "-e", _CLASS, "--jobs-dir", str(jobs), "-n", "1", "-q"]
+    _enter(store, root, work, str(venv / "bin/harbor"), *arguments)
+    [path] = jobs.glob("*/*/result.json")
+    result = json.loads(path.read_text())
+    if result["exception_info"]:
+        raise SystemExit(f"{task.name}, {agent}: {result['exception_info']}")
+    setup = result["environment_setup"]
+    return {
+        "task": task.name, "reward": result["verifier_result"]["rewards"]["reward"],
+        "setup_seconds": _seconds(setup["started_at"], setup["finished_at"]),
+    }  # fmt: skip
+
+
+def _seconds(start: str, end: str) -> float:
+    from datetime import datetime
+
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+
+
+if __name__ == "__main__":
+    main()

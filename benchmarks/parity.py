@@ -1,0 +1,135 @@
+"""Log-probabilities of the engine beside those of the trainer, for every model family: ``python benchmarks/parity.py``.
+
+The engine samples conversations of several turns (cached prefixes, chunked prompts, requests that come and go); the
+trainer computes the same tokens in its own way (packed, padded, common beginnings once). Weights are random and the
+same on both sides; wide norms make the distributions far from uniform, so that a difference shows. For mixtures of
+experts also: in how many of the tokens and layers both chose the same experts, and the difference where the trainer
+replays the engine's choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from result import write_result
+
+from woodshed.engine.local import LocalEngine
+from woodshed.engine.protocol import Completion, Sampling
+from woodshed.engine.settings import EngineSettings
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
+from woodshed.train.batch import Sequence, pack
+from woodshed.train.collate import collate, input_lengths, weighted
+from woodshed.train.packing import micro_batches
+
+BASE = DecoderConfig(
+    vocab_size=4096, d_model=256, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=32, d_ff=640,
+    max_positions=1024, family="qwen3",
+)  # fmt: skip
+FAMILIES = {
+    "llama": replace(BASE, family="llama", qk_norm=False),
+    "qwen2": replace(BASE, family="qwen2", qk_norm=False, qkv_bias=True),
+    "qwen3": BASE,
+    "qwen3_moe": replace(BASE, family="qwen3_moe", num_experts=16, num_experts_per_tok=4, moe_d_ff=160),
+}
+CONVERSATIONS, TURNS, SHARED = 16, 4, 96
+
+
+async def converse(decoder: Decoder, dtype: str) -> list[tuple[list[int], list[tuple[int, Completion]]]]:
+    """Token sequences with the completions in them and where each begins."""
+    settings = EngineSettings.model_validate({"seed": 0, "prefill_tokens": 64, "dtype": dtype})
+    engine = LocalEngine(copy.deepcopy(decoder), settings=settings)
+    start = np.random.default_rng(0).integers(0, BASE.vocab_size, SHARED).tolist()
+
+    async def one(i: int) -> tuple[list[int], list[tuple[int, Completion]]]:
+        own = np.random.default_rng(i + 1)
+        tokens, done = start + own.integers(0, BASE.vocab_size, 40 + 5 * i).tolist(), []
+        for _ in range(TURNS):
+            completion = await engine.generate(tokens, Sampling(max_tokens=24), session=str(i))
+            done.append((len(tokens), completion))
+            tokens = tokens + completion.tokens + own.integers(0, BASE.vocab_size, 16).tolist()
+        return tokens, done
+
+    try:
+        return list(await asyncio.gather(*(one(i) for i in range(CONVERSATIONS))))
+    finally:
+        await engine.close()
+
+
+def sequence(tokens: list[int], done: list[tuple[int, Completion]], config: DecoderConfig) -> Sequence:
+    """The training row of a conversation with the engine's log-probabilities (nan elsewhere) and its experts."""
+    behaviour = np.full(len(tokens), np.nan, np.float32)
+    routes = None
+    if config.num_experts:
+        routes = np.full((len(tokens), config.num_layers, config.num_experts_per_tok), -1, np.int16)
+    for at, completion in done:
+        behaviour[at : at + len(completion.tokens)] = completion.logprobs
+        if routes is not None and completion.routes is not None and completion.prompt_routes is not None:
+            routes[at : at + len(completion.tokens)] = completion.routes
+            routes[at - len(completion.prompt_routes) : at] = completion.prompt_routes
+    weights = (~np.isnan(behaviour)).astype(np.float32)
+    return Sequence(np.asarray(tokens, np.int32), {"rl": weights}, behaviour_logprobs=behaviour, routes=routes)
+
+
+@torch.no_grad()
+def trainer_side(decoder: Decoder, rows: list[Sequence], *, replay: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+    """|difference| of log-probabilities of every sampled token, and per micro-batch whether the experts agree."""
+    batch = pack(rows, id="parity", step=1, denominators={"rl": 1.0})
+    used, gaps, agree = weighted(batch), [], []
+    lengths = input_lengths(batch, used)
+    for chosen in micro_batches(lengths, 4096):
+        micro = collate(batch, chosen, lengths, used, decoder.device)
+        sink: list[torch.Tensor] = []
+        routes = micro.routes_NLK if replay else None
+        hidden = decoder.forward(micro.tokens_N, micro.positions_N, micro.attend, routes=routes, route_sink=sink)
+        logits = decoder.logits(hidden.index_select(0, micro.at_M))
+        logp = logits.log_softmax(-1).gather(1, micro.target_M[:, None])[:, 0]
+        gaps.append((logp - micro.behaviour_M).abs().numpy())
+        if micro.routes_NLK is not None and not replay:
+            own = torch.stack(sink, -2).sort(-1).values.numpy()
+            theirs = micro.routes_NLK.sort(-1).values.numpy()
+            known = (theirs >= 0).all(-1) & (own >= 0).all(-1)
+            agree.append((own == theirs).all(-1)[known])
+    return np.concatenate(gaps), agree
+
+
+def measure(config: DecoderConfig, dtype: str) -> dict[str, Any]:
+    decoder = Decoder(config, seed=0)
+    with torch.no_grad():
+        decoder.norm.mul_(8.0)
+    rows = [sequence(tokens, done, config) for tokens, done in asyncio.run(converse(decoder, dtype))]
+    gaps, agree = trainer_side(decoder, rows, replay=False)
+    out: dict[str, Any] = {
+        "tokens": len(gaps),
+        "max_abs_dlogp": float(gaps.max()),
+        "p99_abs_dlogp": float(np.quantile(gaps, 0.99)),
+    }
+    if agree:
+        replayed, _ = trainer_side(decoder, rows, replay=True)
+        out["experts_agree"] = float(np.concatenate(agree).mean())
+        out["max_abs_dlogp_replayed"] = float(replayed.max())
+        out["p99_abs_dlogp_replayed"] = float(np.quantile(replayed, 0.99))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    torch.set_num_threads(1)
+    detail = {dtype: {name: measure(c, dtype) for name, c in FAMILIES.items()} for dtype in ("float32", "bfloat16")}
+    figures: dict[str, float | None] = {}
+    for name, found in detail["float32"].items():
+        figures[f"{name}_max_abs_dlogp"] = found["max_abs_dlogp"]
+        figures[f"{name}_p99_abs_dlogp"] = found["p99_abs_dlogp"]
+    figures["qwen3_moe_experts_agree"] = detail["float32"]["qwen3_moe"]["experts_agree"]
+    write_result("parity", figures, detail)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The engines that ``benchmarks/engine.py`` measures beside the built-in one."""

@@ -1,0 +1,100 @@
+"""A real engine follows a chain: decoded beside it, paused only to swap, in whatever order it is told."""
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.engine.models import clone_state, decoder, full_logprobs, prompt, running
+from woodshed.engine.errors import EngineError
+from woodshed.engine.follow import ChainWatch
+from woodshed.engine.protocol import Sampling
+from woodshed.weights.chain import Publisher
+from woodshed.weights.manifest import version_key
+from woodshed.weights.store import open_store
+
+POLICIES = [decoder(seed=seed) for seed in range(4)]
+
+
+@pytest.fixture(params=["folder", "s3"])
+def chain(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "chain")
+    request.getfixturevalue("s3")
+    return f"s3://woodshed/{uuid.uuid4().hex}"
+
+
+def watch(engine, chain: str) -> ChainWatch:
+    return ChainWatch(engine, chain, poll_seconds=0.01, timeout_seconds=60)
+
+
+async def samples_from(engine, version: int) -> bool:
+    """Whether the engine's log-probabilities are those of a full forward of that version's policy."""
+    done = await engine.generate(prompt(8), Sampling(max_tokens=4))
+    reference = full_logprobs(POLICIES[version], prompt(8) + done.tokens)
+    gaps = [abs(float(reference[7 + i, t]) - done.logprobs[i]) for i, t in enumerate(done.tokens)]
+    return set(done.versions) == {version} and max(gaps) < 1e-4
+
+
+def test_notifications_may_come_twice_in_any_order_and_early(chain: str) -> None:
+    async def main() -> None:
+        publisher = Publisher(chain, fsync=False)
+        publisher.publish(0, clone_state(POLICIES[0]))
+        async with running(decoder(seed=0)) as engine:
+            watching = watch(engine, chain)
+            await watching.catch_up()
+            assert await samples_from(engine, 0)
+            early = asyncio.create_task(watching.follow(2))  # told before there is anything to read
+            publisher.publish(1, clone_state(POLICIES[1]))
+            publisher.publish(2, clone_state(POLICIES[2]))
+            assert await early == 2 and await samples_from(engine, 2)
+            swaps = engine.stats()["swaps"]
+            assert [await watching.follow(v) for v in (2, 1, 2, 0)] == [2, 2, 2, 2]
+            together = await asyncio.gather(*[watching.follow(2) for _ in range(5)])
+            assert together == [2] * 5 and engine.stats()["swaps"] == swaps, "nothing is applied twice"
+            publisher.publish(3, clone_state(POLICIES[3]))
+            answers = await asyncio.gather(*[watching.follow(v) for v in (1, 3, 3, 2)])
+            assert answers[1:3] == [3, 3] and engine.version == 3
+            assert engine.stats()["swaps"] == swaps + 1 and await samples_from(engine, 3)
+
+    asyncio.run(main())
+
+
+def test_requests_go_on_while_versions_arrive(chain: str) -> None:
+    async def main() -> None:
+        publisher = Publisher(chain, fsync=False)
+        async with running(decoder(seed=0)) as engine:
+            watching = asyncio.create_task(watch(engine, chain).run())
+            request = asyncio.create_task(engine.generate(prompt(4), Sampling(max_tokens=200)))
+            for version in (1, 2, 3):
+                await asyncio.to_thread(publisher.publish, version, clone_state(POLICIES[version]))
+            while engine.version < 3:
+                await asyncio.sleep(0.01)
+            done = await request
+            watching.cancel()
+            assert len(done.tokens) == 200 and done.versions == sorted(done.versions)
+            assert await samples_from(engine, 3)
+
+    asyncio.run(main())
+
+
+def test_a_damaged_version_is_reported_and_serving_goes_on(chain: str) -> None:
+    async def main() -> None:
+        store = open_store(chain, fsync=False)
+        publisher = Publisher(store, 2)
+        publisher.publish(0, clone_state(POLICIES[0]))
+        async with running(decoder(seed=0)) as engine:
+            watching = watch(engine, chain)
+            await watching.catch_up()
+            publisher.publish(1, clone_state(POLICIES[1]))
+            torn = version_key(1, "delta-00000-00000.bin")
+            store.put(torn, store.get(torn)[:100])
+            await watching.catch_up()
+            assert engine.version == 0 and await samples_from(engine, 0)
+            with pytest.raises(EngineError, match=r"v000001/delta-00000-00000\.bin: 100 bytes, the manifest says"):
+                await watching.follow(1)
+            publisher.publish(2, clone_state(POLICIES[2]))
+            assert await watching.follow(2) == 2 and await samples_from(engine, 2)
+
+    asyncio.run(main())

@@ -1,0 +1,190 @@
+"""Guesses change how many tokens a step yields, never which."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.models import DENSE, MOE, clone_state, decoder, prompt, run, worst_gap
+from woodshed.engine.drafting import continuation
+from woodshed.engine.local import LocalEngine
+from woodshed.engine.pace import REST, Pace
+from woodshed.engine.protocol import Completion, Sampling
+from woodshed.engine.settings import EngineSettings
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.mtp import MtpHead
+
+SAMPLINGS = [
+    Sampling(max_tokens=40, seed=1),
+    Sampling(max_tokens=33, seed=2, temperature=0.6, top_p=0.9),
+    Sampling(max_tokens=40, seed=3, top_k=5, logit_bias={3: 2.0}),
+    Sampling(max_tokens=40, temperature=0.0),
+]
+
+
+async def complete(
+    policy: Decoder, mtp: MtpHead | None, samplings: list[Sampling], **settings: object
+) -> tuple[list[Completion], dict[str, float]]:
+    engine = LocalEngine(policy, settings=EngineSettings.model_validate(settings), mtp=mtp)
+    try:
+        done = await asyncio.gather(
+            *(engine.generate(prompt(11 + i, seed=i) * 2, s, session=f"s{i}") for i, s in enumerate(samplings))
+        )
+        again = [
+            engine.generate([*(prompt(11 + i, seed=i) * 2), *c.tokens, 5, 6], s, session=f"s{i}")
+            for i, (s, c) in enumerate(zip(samplings, done))
+        ]
+        return [*done, *await asyncio.gather(*again)], engine.stats()
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("speculate", ["mtp", "ngram"])
+def test_tokens_are_those_of_decoding_without_guesses(config: DecoderConfig, speculate: str) -> None:
+    sharpness = 6.0 if speculate == "mtp" else 300.0  # a sharp random policy repeats itself
+    policy, head = decoder(config, sharpness=sharpness), MtpHead(config, seed=3)
+    plain, counts = run(complete(policy, head, SAMPLINGS, speculate="off"))
+    assert counts["drafted_tokens"] == 0
+    guessed, counts = run(complete(policy, head, SAMPLINGS, speculate=speculate, speculate_running=8))
+    assert counts["drafted_tokens"] > 0
+    for a, b in zip(plain, guessed, strict=True):
+        assert a.tokens == b.tokens and a.stop_reason == b.stop_reason
+        assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+        assert a.cached_tokens == b.cached_tokens
+        if a.routes is not None and b.routes is not None:
+            known = (a.routes >= 0) & (b.routes >= 0)
+            assert (a.routes[known] == b.routes[known]).all() and known.any()
+
+
+class Perfect(MtpHead):
+    """A head that knows: it answers with the hidden state that the network will have."""
+
+    def __init__(self, policy: Decoder, tokens: list[int]) -> None:
+        super().__init__(policy.config, seed=0)
+        from woodshed.policy.decoder import causal_attend
+
+        with torch.no_grad():
+            ids = torch.tensor([tokens])
+            self.known = policy.forward(ids, torch.arange(len(tokens))[None], causal_attend())[0]
+
+    def forward(self, decoder, before, tokens, positions, attend):  # type: ignore[no-untyped-def, override]
+        super().forward(decoder, before, tokens, positions, attend)
+        return self.known[positions]
+
+
+def test_right_guesses_are_kept_and_save_steps() -> None:
+    policy = decoder(sharpness=6.0)
+    start = prompt(20)
+    greedy = Sampling(max_tokens=60, temperature=0.0)
+
+    async def one(mtp: MtpHead | None, **settings: object) -> tuple[Completion, dict[str, float]]:
+        engine = LocalEngine(policy, settings=EngineSettings.model_validate(settings), mtp=mtp)
+        try:
+            return await engine.generate(start, greedy), engine.stats()
+        finally:
+            await engine.close()
+
+    plain, without = run(one(None))
+    assert without["iterations"] == 60
+    done, counts = run(one(Perfect(policy, start + plain.tokens), draft_tokens=8))
+    assert done.tokens == plain.tokens
+    assert counts["accepted_tokens"] == counts["drafted_tokens"] > 0
+    assert counts["iterations"] + counts["accepted_tokens"] == 60
+    assert counts["iterations"] < 15
+
+
+def test_stop_tokens_and_limits_hold_within_a_guess() -> None:
+    policy = decoder(sharpness=6.0)
+    start = prompt(20)
+
+    async def both(sampling: Sampling) -> tuple[Completion, Completion]:
+        plain = LocalEngine(policy)
+        reference = await plain.generate(start, Sampling(max_tokens=60, temperature=0.0))
+        expected = await plain.generate(start, sampling)
+        await plain.close()
+        engine = LocalEngine(
+            policy, settings=EngineSettings(draft_tokens=8), mtp=Perfect(policy, start + reference.tokens)
+        )
+        got = await engine.generate(start, sampling)
+        await engine.close()
+        return expected, got
+
+    for most in range(1, 24):
+        expected, got = run(both(Sampling(max_tokens=most, temperature=0.0)))
+        assert got.tokens == expected.tokens and got.stop_reason == "length"
+    everything, _ = run(both(Sampling(max_tokens=40, temperature=0.0)))
+    for stop in set(everything.tokens):
+        expected, got = run(both(Sampling(max_tokens=40, temperature=0.0, stop_ids=(stop,))))
+        assert got.tokens == expected.tokens and got.stop_reason == expected.stop_reason == "stop"
+
+
+def test_weights_that_arrive_between_guesses() -> None:
+    """Every token has the version that sampled it, and its log-probability."""
+    old, new = decoder(seed=0, sharpness=6.0), decoder(seed=1, sharpness=6.0)
+    state, head = clone_state(new), MtpHead(DENSE, seed=3)
+
+    async def main() -> Completion:
+        engine = LocalEngine(old, settings=EngineSettings(speculate="mtp"), mtp=head)
+        arrived = asyncio.Event()
+        count = 0
+
+        def on_token(token: int, logprob: float, version: int) -> None:
+            nonlocal count
+            count += 1
+            if count == 30:
+                loop.call_soon_threadsafe(arrived.set)
+
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(engine.generate(prompt(20), Sampling(max_tokens=200, seed=5), on_token=on_token))
+        await arrived.wait()
+        await engine.update_weights(1, state, kv="recompute")
+        done = await task
+        await engine.close()
+        return done
+
+    done = run(main())
+    assert done.versions == sorted(done.versions)
+    late = done.versions.index(1) if 1 in done.versions else len(done.versions)
+    assert late < len(done.versions)
+    start = prompt(20) + done.tokens[:late]
+    assert worst_gap(new, start, done.tokens[late:], done.logprobs[late:]) < 1e-3
+
+
+def test_a_head_that_is_asked_for_must_be_there() -> None:
+    with pytest.raises(ValueError, match=r"mtp\.safetensors"):
+        LocalEngine(decoder(), settings=EngineSettings(speculate="mtp"))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6))
+def test_prompt_lookup_finds_the_latest_earlier_run(tokens: list[int], count: int) -> None:
+    found = continuation(np.array(tokens, np.int32), count, 3, 2)
+    expected: list[int] = []
+    for length in (3, 2):
+        if expected or length >= len(tokens):
+            continue
+        for start in range(len(tokens) - length - 1, -1, -1):
+            if tokens[start : start + length] == tokens[-length:]:
+                expected = tokens[start + length :][:count]
+                break
+    assert found == expected
+
+
+def test_pace_follows_what_was_kept() -> None:
+    pace = Pace(6)
+    assert pace.next() == 3
+    pace.saw(3, 3)
+    pace.saw(4, 4)
+    assert pace.next() == 5
+    pace.saw(5, 1)
+    assert pace.next() == 2
+    pace.saw(2, 0)
+    assert pace.next() == 1
+    pace.saw(1, 0)
+    assert [pace.next() for _ in range(REST + 1)] == [0] * REST + [1]

@@ -1,0 +1,74 @@
+"""Several runs in one box: each sees its own files, whatever bytecode lies there, and none outlives its time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from woodshed.grading.pytest_grader import TestRun
+from woodshed.grading.pytest_phases import Phase, run_phases
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import BoxSpec
+from woodshed.sandbox.template import SITE_PACKAGES
+
+from . import toy
+
+CODE = b"def f():\n    return 1\n"
+TESTS = b"""import os
+import time
+
+from code_under_test import f
+
+
+def test_one():
+    assert f() == 1
+
+
+def test_process():
+    assert not hasattr(os, "seen")
+    os.seen = True
+
+
+def test_loop():
+    while f() == 3:
+        time.sleep(0.01)
+"""
+NAME, FILE = "code_under_test.py", "test_it.py"
+IDS = [f"{FILE}::test_{name}" for name in ("one", "process", "loop")]
+
+
+def test_phases(tmp_path: Path) -> None:
+    layers = LayerStore(tmp_path / "layers")
+    layer = layers.path(toy.pytest_layer(layers))
+    files = {NAME: CODE, FILE: TESTS, "pytest.ini": b"[pytest]\n"}
+
+    async def run() -> list[TestRun]:
+        backend = open_backend()
+        try:
+            if not backend.probe().ok:
+                pytest.skip("no namespace sandbox here")
+            box = await backend.create(BoxSpec(layers=(layer,), files={f"/workspace/{n}": d for n, d in files.items()}))
+            return await run_phases(box, [
+                Phase([FILE], [], bytecode=True),
+                Phase([FILE], IDS),
+                Phase([FILE], IDS[:2], {NAME: CODE.replace(b"1", b"2")}),
+                Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"3")}, timeout=1.5, test_timeout=30.0),
+                Phase([FILE], IDS, delete=[NAME]),
+                Phase([FILE], None, {NAME: CODE}, reverse=True),
+            ], path=(SITE_PACKAGES, "/workspace"))  # fmt: skip
+        finally:
+            await backend.close()
+
+    collected, first, other, hung, gone, again = asyncio.run(run())
+    assert collected.results == {} and collected.problems == ()
+    status = [{t.rpartition("_")[2]: r.status for t, r in made.results.items()} for made in (first, other, again)]
+    assert status == [
+        {"one": "passed", "process": "passed", "loop": "passed"}, {"one": "failed", "process": "passed"},
+        {"loop": "passed", "process": "passed", "one": "passed"},
+    ]  # fmt: skip
+    assert list(again.results) == list(reversed(list(first.results))) and first.complete and other.complete
+    assert not hung.complete and hung.detail == "timed out after 1.5 s"
+    assert gone.results == {} and "No module named 'code_under_test'" in gone.problems[0]

@@ -1,0 +1,61 @@
+"""JavaScript tests with other inputs: what changes, what stays, what is recorded."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from woodshed.grading.node.alter import alter
+from woodshed.grading.node.syntax import parse
+
+
+def body(text: str, kind: str = "numbers") -> str | None:
+    return alter(text, kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("assert.equal(f(2), 3);", "woodshed_seen(f(3));"),
+        ("assert.deepEqual(f(2, 0), [1, 2], 'why');", "woodshed_seen(f(3, 0));"),
+        ("assert(f(1.5));", "woodshed_seen(f(1.875));"),
+        ("expect(f(2)).to.eql(g(4));", "woodshed_seen(f(3), g(5));"),
+        ("expect(f(2)).to.be.true;", "woodshed_seen(f(3));"),
+        ("f(2).should.equal(3);", "woodshed_seen(f(3));"),
+        ("assert.throws(() => f(2));", "assert.throws(() => f(3));"),
+        ("expect(() => f(2)).to.throw();", "expect(() => f(3)).to.throw();"),
+        ("it('x', () => assert.equal(f('1-4'), 3));", "it('x', () => woodshed_seen(f('1-5')));"),
+        ("return expect(f(2)).to.equal(3);", "return woodshed_seen(f(3));"),
+        ("if (x) t.equal(f(2), 1); else g();", "if (x) woodshed_seen(f(3)); else g();"),
+        ("it('2', () => { t.plan(2); a[1] = f({ 3: 4 }); });", "it('2', () => { t.plan(2); a[1] = f({ 3: 5 }); });"),
+    ],
+)  # fmt: skip
+def test_numbers(before: str, after: str) -> None:
+    assert body(before) == after
+
+
+def test_strings() -> None:
+    text = "'use strict';\nconst f = require('./lib');\ntest('title', () => { t.equal(f('abc', \"x\"), 'd'); });\n"
+    assert body(text, "strings") == text.replace("t.equal(f('abc', \"x\"), 'd');", "woodshed_seen(f('abd', \"y\"));")
+    assert body("g(typeof x === 'string' ? o['key'] : `a${1}b`);", "strings") is None
+
+
+def test_planned_assertions_of_tape_are_counted() -> None:
+    text = "const test = require('tape');\ntest('a', (t) => { t.plan(1); t.equal(f(1), 2); });\n"
+    assert "woodshed_seen(f(2)) && t.pass();" in (body(text) or "")
+
+
+def test_nothing_to_change() -> None:
+    assert body("assert.equal(f(x), y);") is None
+    assert body("this is no javascript 1") is None
+
+
+@given(
+    st.lists(st.sampled_from(["f(1)", "'a'", "[2, 'b']", "{ k: 3 }", "-4", "/x/", "(y) => 5"]), min_size=1, max_size=5)
+)
+def test_what_is_made_can_be_read(parts: list[str]) -> None:
+    source = f"describe('d', () => {{ assert.deepEqual({', '.join(parts)}); const z = [{', '.join(parts)}]; }});"
+    for kind in ("numbers", "strings"):
+        made = body(source, kind)
+        assert made is None or (parse(made.encode()) is not None and made != source)

@@ -1,0 +1,85 @@
+"""The grader on a task whose tests need nothing but Node: fixes pass, and nothing else does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grading.conftest import in_boxes as in_boxes
+from woodshed.grading.crossing import Submission
+from woodshed.grading.exploits import CONTROLS, EXPLOITS, run_battery
+from woodshed.grading.settings import GradingSettings
+from woodshed.grading.verify import grade
+from woodshed.record.task import Task
+from woodshed.tasks.gates import check_task
+
+from .toy import FAILING, MEASURE, toy_task
+
+Boxes = Callable[[Any], Any]
+BY_NAME = {e.name: e for e in (*CONTROLS, *EXPLOITS)}
+IN_PROCESS = ("node_read_caller_hidden", "node_special_cases")
+"""What passes the tests from inside: only values for other inputs tell it from a fix."""
+ATTACKS = (
+    "node_exit_hidden", "node_exit_in_call", "node_patch_assert_hidden", "node_patch_and_restore_hidden",
+    "node_patch_load_hidden", "node_stolen_nonce_hidden", "node_heap_snapshot_hidden", "node_inspector_hidden",
+    "node_child_process_hidden", "node_proxy_hidden", "node_forge_values_hidden", "node_shadow_modules",
+    "node_configuration", "node_edit_tests", "node_endless_loop_in_call", "node_close_descriptors", "delete_source",
+)  # fmt: skip
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    return toy_task(tmp_path / "task")
+
+
+def test_the_toy_passes_every_gate(task: Task, in_boxes: Boxes) -> None:
+    report = in_boxes(lambda backend, layers: check_task(task, backend, layers))
+    assert report.passed, str(report)
+
+
+def test_a_fix_of_another_form_passes(task: Task, in_boxes: Boxes) -> None:
+    code = MEASURE.replace("return width + height;", "let sum = 0;\n  for (let i = 0; i < height; i++) sum += width;\n"
+                           "  return sum;")  # fmt: skip
+    outcome = in_boxes(lambda backend, layers: grade(task, {"lib/measure.js": code.encode()}, backend, layers))
+    assert outcome.resolved, outcome.detail
+
+
+def test_half_a_fix_and_deleted_code_fail(task: Task, in_boxes: Boxes) -> None:
+    half = MEASURE.replace("return width + height;", "return width === 2 ? 6 : 0;").encode()
+
+    async def both(backend: Any, layers: Any) -> list[Any]:
+        return [
+            await grade(task, {"lib/measure.js": half}, backend, layers),
+            await grade(task, Submission({}, ["lib/measure.js"]), backend, layers),
+        ]
+
+    first, second = in_boxes(both)
+    assert not first.resolved and [first.tests[t] for t in FAILING] == ["passed", "failed"]
+    assert not second.resolved and set(second.tests.values()) == {"missing"} and "Cannot find module" in second.detail
+
+
+def test_no_attack_pays(task: Task, in_boxes: Boxes) -> None:
+    exploits = [BY_NAME[name] for name in ("honest_fix", "no_op", *ATTACKS, *IN_PROCESS)]
+    without = GradingSettings(held_out_share=0.0)
+
+    async def battery(backend: Any, layers: Any) -> tuple[list[Any], list[Any]]:
+        usual = await run_battery([task], backend, layers, exploits=exploits, concurrency=2)
+        inside = [BY_NAME[name] for name in IN_PROCESS]
+        return usual, await run_battery([task], backend, layers, exploits=inside, settings=without)
+
+    usual, inside = in_boxes(battery)
+    assert [a.exploit for a in usual if not a.as_wanted()] == []
+    assert [a.verdict for a in usual[:2]] == ["rewarded", "rejected"]
+    assert {a.verdict for a in usual} == {"rewarded", "rejected"}, "each was tried"
+    assert [a.exploit for a in inside if a.verdict != "rewarded"] == [], "the held-out values are what rejects these"
+
+
+def test_the_battery_has_enough_for_node() -> None:
+    assert sum(e.graders == {"node"} for e in EXPLOITS) >= 30
+    assert sum("node" in e.graders for e in EXPLOITS) >= 60

@@ -1,0 +1,153 @@
+"""Rating tasks: a scripted policy behind the real gateway, real boxes, the real store; and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from gateway.parts import ADMIN, HERMES, ScriptedEngine
+from typer.testing import CliRunner
+
+from woodshed.cli import app
+from woodshed.gateway.app import build_app
+from woodshed.gateway.client import GatewayAdmin
+from woodshed.harness.settings import HarnessSettings
+from woodshed.learn.directory import RunDirectory
+from woodshed.learn.rate import Rated, chosen, rate_from, rate_in
+from woodshed.learn.tasks import built_tasks
+from woodshed.policy.formats import get_format
+from woodshed.record.history import Mark, note_mark, read_history
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task, TaskError
+from woodshed.rl.rollout import Arena
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.layers import LayerStore
+from woodshed.tasks.studies import draw_studies, write_study
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    if not (probe := open_backend().probe()).ok:
+        pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
+    root = tmp_path_factory.mktemp("rate")
+    specs = draw_studies(2, split="train", seed=5, workers=1)
+    return [write_study(spec, root / "tasks" / f"study-{n}") for n, spec in enumerate(specs)]
+
+
+def call(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
+
+
+class Policy(ScriptedEngine):
+    """Solves the first task in every second episode, and no other; ``episodes`` counts them."""
+
+    def __init__(self, first: Task) -> None:
+        super().__init__(self._reply, context=1 << 20)
+        self.first, self.episodes = first, 0
+
+    def _reply(self, tokens: list[int]) -> list[int]:
+        text = HERMES.decode(tokens)
+        if "<tool_response>" in text:
+            return HERMES.encode(call("finish"), allow_special=True)
+        self.episodes += 1
+        (path, gold), *_ = self.first.solution_files().items()
+        solves = self.first.instruction.strip() in text and self.episodes % 2
+        said = call("write_file", path=path, content=gold.decode()) if solves else call("list_dir", path=".")
+        return HERMES.encode(said, allow_special=True)
+
+
+def rated(engine: ScriptedEngine, tasks: Sequence[Task], store: Path, rollouts: int, checkpoint: str = "c") -> Rated:
+    async def main() -> Rated:
+        backend = open_backend()
+        server = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://gateway") as client:
+            arena = Arena(
+                backend, LayerStore(store / "layers"), GatewayAdmin("http://gateway", ADMIN, client=client), client,
+                "http://gateway", HarnessSettings(), "scripted",
+            )  # fmt: skip
+            kept = TrajectoryStore(store / "trajectories")
+            try:
+                return await rate_in(arena, tasks, kept, "scripted", checkpoint, rollouts, 1, lambda *_: None)
+            finally:
+                kept.close()
+                await backend.close()
+
+    return asyncio.run(main())
+
+
+def test_a_policy_is_run_and_what_is_known_is_not_run_again(studies: list[Task], tmp_path: Path) -> None:
+    engine = Policy(studies[0])
+    found = rated(engine, studies, tmp_path, 2)
+    assert engine.episodes == 4 and found.known == 0 and found.lost == 0 and found.left_out == {}
+    by_task = {name: rating for name, rating in found.new}
+    assert by_task[studies[0].name].solved == 1 and by_task[studies[1].name].solved == 0
+    first = read_history(studies[0]).ratings
+    assert [(r.rollouts, r.solved, r.version, r.kind) for r in first] == [(2, 1, 3, "rate")]
+    assert first[0].turns == 2.0 and first[0].policy == "scripted" and first[0].checkpoint == "c"
+
+    assert rated(engine, studies, tmp_path, 2).new == [] and engine.episodes == 4, "nothing is done twice"
+    more = rated(engine, studies[1:], tmp_path, 3)
+    assert engine.episodes == 5 and [r.rollouts for _, r in more.new] == [3], "only what is missing is run"
+    other = rated(engine, studies[1:], tmp_path, 1, checkpoint="another")
+    assert len(other.new) == 1 and len(read_history(studies[1]).ratings) == 2, "a new policy adds"
+
+    changed = studies[1].path / "instruction.md"
+    text = changed.read_text()
+    changed.write_text(text + "\nIt is urgent.\n")
+    again = rated(engine, [Task.load(studies[1].path)], tmp_path, 1)
+    assert engine.episodes == 7 and len(again.new) == 1, "rollouts are of the task as it is"
+    changed.write_text(text)
+
+
+def test_from_what_a_run_has_stored(studies: list[Task], tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    rated(Policy(studies[0]), [studies[0]], root, 2, checkpoint="of the run")
+    run = RunDirectory(root)
+    run.recipe.write_text('name = "mine"\n')
+    before = read_history(studies[0]).ratings
+    found = rate_from(run, studies)
+    ((name, rating),) = found.new
+    assert name == studies[0].name and (rating.rollouts, rating.solved, rating.policy) == (2, 1, "mine")
+    assert rate_from(run, studies).new == [], "reading a run again adds nothing"
+    assert read_history(studies[0]).ratings == (*before, rating)
+    changed = SimpleNamespace(**{"name": name, "instruction": "another one", "path": studies[0].path})
+    assert rate_from(run, [changed]).left_out == {name: "its instruction was another one in that run"}  # type: ignore[list-item]
+
+
+def test_runs_leave_out_what_is_marked_and_the_screens_say_so(studies: list[Task], tmp_path: Path) -> None:
+    folder = studies[0].path.parent
+    note_mark(studies[0], Mark("retired", "solved 8 of 8", "2026-01-01T00:00:00Z"))
+    assert built_tasks(str(folder)) == ([Task.load(studies[1].path.absolute())], "1 retired left out")
+    assert chosen(studies, "train") == [studies[1]]
+    with pytest.raises(TaskError, match="none of 2 tasks is of the split 'heldout'"):
+        chosen(studies, "heldout")
+    run = CliRunner().invoke
+    shown = run(app, ["tasks", "show", str(studies[0].path)]).output
+    assert "difficulty (shares with 95 % intervals)" in shown and "retired: solved 8 of 8" in shown
+    assert "scripted version 3 (rate): 1 of 2, 0.50 [0.09, 0.91] solved; 2.0 turns" in shown
+    stats = run(app, ["tasks", "stats", str(folder)]).output
+    assert "Status: retired 1, in use 1" in stats or "Status: in use 1, retired 1" in stats
+    assert "scripted version 3: 5 rollouts on 2 tasks" in stats or "scripted version 3:" in stats
+    as_json = json.loads(run(app, ["tasks", "show", str(studies[0].path), "--json"]).output)
+    assert as_json["status"] == "retired" and as_json["ratings"][0]["solved"] == 1
+
+
+def test_wrong_arguments_are_named(studies: list[Task], tmp_path: Path) -> None:
+    def said(*arguments: str) -> str:
+        done = CliRunner().invoke(
+            app, ["tasks", "rate", str(studies[0].path.parent), *arguments], env={"COLUMNS": "400"}
+        )
+        assert done.exit_code == 2, done.output
+        return done.output
+
+    assert "give one of --policy (run it) and --from" in said()
+    assert "no config.json there; give a Hugging Face directory" in said("--policy", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert "say with --recipe in which harness" in said("--policy", str(tmp_path))
+    assert "no run directory with trajectories" in said("--from", str(tmp_path))
+    assert "--split some: there are train, heldout, all" in said("--policy", str(tmp_path), "--split", "some")

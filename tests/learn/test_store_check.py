@@ -1,0 +1,30 @@
+"""A run whose weights go to a bucket asks the bucket before it starts."""
+
+from pathlib import Path
+
+import pytest
+from s3 import S3Server
+
+from woodshed.learn.directory import RunDirectory, write_json
+from woodshed.learn.run import RunError, check_machine
+from woodshed.recipe.load import load_recipe
+from woodshed.weights.chain import Publisher
+
+SMOKE = Path(__file__).parents[2] / "recipes" / "smoke.toml"
+
+
+def check(url: str, root: Path) -> None:
+    check_machine(load_recipe(SMOKE, [f'weights.store="{url}"']), RunDirectory(root))
+
+
+def test_a_bucket_is_asked_before_anything_starts(tmp_path: Path, s3: S3Server) -> None:
+    url = f"s3://woodshed/{tmp_path.name}"
+    check(url, tmp_path)
+    with pytest.raises(RunError, match=r"weights\.store: .*there is no such bucket; create it"):
+        check("s3://absent/x", tmp_path)
+    Publisher(url).publish(4, {})
+    with pytest.raises(RunError, match="already has versions up to 4, of another run; choose another prefix"):
+        check(url, tmp_path)
+    write_json(tmp_path / "stages" / "sft.json", {})
+    check(url, tmp_path)
+    assert RunDirectory(tmp_path).chain(url) == url and RunDirectory(tmp_path).chain("") == str(tmp_path / "weights")

@@ -1,0 +1,49 @@
+"""Shares with intervals, and how policies do over tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from woodshed.record.history import History, Mark, Rating
+from woodshed.tasks.difficulty import Share, ever_solved, lines_of, spread
+
+
+def rating(group: str, solved: int, rollouts: int, version: int = 0) -> Rating:
+    return Rating(group, "p", version, rollouts, solved, "rate", "2026-01-02T03:04:05Z", turns=2.5)
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 1), (0, 8), (3, 8), (8, 8), (4, 4), (50, 100), (999, 1000)])
+def test_the_interval_is_where_the_score_test_does_not_reject(count: int, of: int) -> None:
+    """Wilson's interval, found by searching instead of by the formula: |k/n - p| = z sqrt(p (1 - p) / n)."""
+    low, high = Share(count, of).interval
+    p = np.linspace(0, 1, 200_001)
+    inside = p[np.abs(count / of - p) <= 1.959964 * np.sqrt(p * (1 - p) / of) + 1e-12]
+    assert low == pytest.approx(inside.min(), abs=1e-5) and high == pytest.approx(inside.max(), abs=1e-5)
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    assert Share(0, 0).interval == (0.0, 1.0) and str(Share(0, 0)) == "none of none"
+    assert str(Share(3, 8)) == "3 of 8, 0.38 [0.14, 0.69]"
+
+
+def test_a_history_in_words() -> None:
+    history = History(
+        (rating("a", 0, 4), rating("b", 4, 4, version=9)),
+        Mark("retired", "too easy", "2026-01-03T00:00:00Z", ("woodshed/harder",)),
+    )
+    assert lines_of(history) == [
+        "2026-01-02  p version 0 (rate): 0 of 4, 0.00 [0.00, 0.49] solved; 2.5 turns, 0 thinking tokens",
+        "2026-01-02  p version 9 (rate): 4 of 4, 1.00 [0.51, 1.00] solved; 2.5 turns, 0 thinking tokens",
+        "2026-01-03  retired: too easy",
+        "            hardened as woodshed/harder",
+    ]
+    assert ever_solved(history) == Share(4, 8)
+
+
+def test_tasks_are_the_unit() -> None:
+    rated = [History((rating("a", 0, 4), rating("b", 1, 4))), History((rating("c", 4, 4), rating("d", 2, 2, 5)))]
+    first, second = spread([*rated, History()])
+    assert (first.version, first.rollouts) == (0, 12)
+    assert (first.never, first.sometimes, first.always) == (Share(0, 2), Share(1, 2), Share(1, 2))
+    assert (second.version, second.always) == (5, Share(1, 1))

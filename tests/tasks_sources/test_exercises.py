@@ -1,0 +1,81 @@
+"""Collections of exercises from a folder: small ones in the layouts of Exercism and QuixBugs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from woodshed.tasks.check import check_folders
+from woodshed.tasks.exercises.read import read_collection
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.report import BuildReport
+
+from . import repos
+from .place import Place
+
+STUB = b"def leap(year):\n    pass\n"
+GOLD = b"def leap(year):\n    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)\n"
+LEAP_TEST = b"""import unittest
+
+from leap import leap
+
+
+class LeapTest(unittest.TestCase):
+    def test_common(self):
+        self.assertIs(leap(2015), False)
+
+    def test_leap(self):
+        self.assertIs(leap(1996), True)
+"""
+LEAP = {
+    ".meta/config.json": json.dumps(
+        {"files": {"solution": ["leap.py"], "test": ["leap_test.py"], "example": [".meta/example.py"]}}
+    ).encode(),
+    ".meta/example.py": GOLD, ".docs/instructions.md": b"Say whether a year is a leap year.\n", "leap.py": STUB,
+    "leap_test.py": LEAP_TEST,
+}  # fmt: skip
+GCD = b"def gcd(a, b):\n    if b == 0:\n        return a\n    return gcd(b, a % b)\n"
+TRACK = {f"exercises/practice/leap/{name}": data for name, data in LEAP.items()}
+BUGS = {
+    "python_programs/largest.py": b"def largest(values):\n    best = values[0]\n    for v in values:\n"
+    b"        if v < best:\n            best = v\n    return best\n",
+    "correct_python_programs/largest.py": b"def largest(values):\n    best = values[0]\n    for v in values:\n"
+    b"        if v > best:\n            best = v\n    return best\n",
+    "json_testcases/largest.json": b"[[[1, 2, 3]], 3]\n[[[4]], 4]\n",
+    "python_programs/gcd.py": GCD, "correct_python_programs/gcd.py": GCD, "json_testcases/gcd.json": b"[[4, 6], 2]\n",
+    "LICENSE": repos.MIT,
+}  # fmt: skip
+
+
+def test_both_layouts_become_tasks(place: Place, tmp_path: Path) -> None:
+    track, bugs = repos.write(tmp_path / "track", TRACK), repos.write(tmp_path / "bugs", BUGS)
+    report, out = BuildReport(), tmp_path / "out"
+    sources = (f"exercism:{track}", f"quixbugs:{bugs}")
+    tasks = place.build(*sources, out=out, report=report, tasks_per_package=5, heldout_share=0.0)
+    assert {line.package: dict(line.rejected) for line in report.packages} == {
+        "exercism": {}, "quixbugs": {"no test fails": 1},
+    }, report.table()  # fmt: skip
+    leap, largest = sorted(tasks, key=lambda task: task.name)
+    assert leap.info.fail_to_pass == tuple(f"leap_test.py::LeapTest::test_{n}" for n in ("common", "leap"))
+    assert leap.solution_files() == {"leap.py": GOLD} and leap.workspace_files()["leap.py"] == STUB
+    assert leap.instruction.startswith("Say whether a year is a leap year.") and "`leap.py`" in leap.instruction
+    assert largest.info.fail_to_pass == ("tests/test_largest.py::test_largest[given0-3]",)
+    assert largest.info.pass_to_pass == ("tests/test_largest.py::test_largest[given1-4]",)
+    assert largest.info.provenance["licence"] == "MIT" and leap.info.provenance["licence"] == "unknown"
+    verdicts = place.boxes(lambda backend, layers: check_folders([out], backend, layers, parallel=2))
+    assert [str(v) for v in verdicts if not v.passed] == [] and len(verdicts) == 2
+    before = {t.path: (t.path / "task.toml").stat().st_mtime_ns for t in tasks}
+    again = place.build(*sources, out=out, tasks_per_package=5, heldout_share=0.0)
+    assert {t.path: (t.path / "task.toml").stat().st_mtime_ns for t in again} == before
+
+
+def test_a_folder_of_another_layout_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match="no such folder; give the copy"):
+        read_collection(f"exercism:{tmp_path}/nothing")
+    with pytest.raises(PackageError, match=r"no exercise in it; expected python_programs, correct_"):
+        read_collection(f"quixbugs:{tmp_path}")
+    repos.write(tmp_path / "bad", {"leap/.meta/config.json": b"{"})
+    with pytest.raises(PackageError, match=r"leap/.meta/config.json: not JSON"):
+        read_collection(f"exercism:{tmp_path}/bad")

@@ -1,0 +1,127 @@
+"""Real commits of a git repository become tasks: the parent to start from, the commit's tests to pass."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from woodshed.tasks.check import check_folders
+from woodshed.tasks.packages.history import Commit, parse_log, replayable
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.report import BuildReport
+from woodshed.tasks.prompts.commits import cleaned
+
+from . import repos
+from .place import Place
+
+FIX = (
+    "Fix split() giving shares below zero for refunds (#12)\n\nA refund of 1 to 3 people gave shares of different\n"
+    "signs. They must add up and never cross zero.\n\nSigned-off-by: A <a@example.invalid>\n"
+)
+ADD = "Add dearest(), the opposite of cheapest()\n"
+OLD_SPLIT = b"    share, rest = divmod(amount, people)\n    return [share + 1] * rest + [share] * (people - rest)\n"
+NEW_SPLIT = (
+    b"    sign = -1 if amount < 0 else 1\n    share, rest = divmod(abs(amount), people)\n"
+    b"    return [sign * (share + 1)] * rest + [sign * share] * (people - rest)\n"
+)
+DEAREST = b'''
+
+def dearest(prices):
+    """The highest price and its place."""
+    best = max(prices)
+    return best, list(prices).index(best)
+'''
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five commits: the project, a fix with a test, docs only, a feature with a test, code without a test."""
+    folder = tmp_path_factory.mktemp("history") / "prices"
+    other = b"from prices import total\n\n\ndef test_nothing_to_pay():\n    assert total([]) == 0\n"
+    repos.repository(folder, {**repos.PROJECT, "LICENSE": repos.MIT, "tests/test_more.py": other})
+    code, tests = repos.CODE, repos.TESTS
+
+    def commit(message: str, files: dict[str, bytes]) -> None:
+        repos.write(folder, files)
+        repos.git(folder, "commit", "-q", "-a", "-m", message)
+
+    code = code.replace(OLD_SPLIT, NEW_SPLIT)
+    tests += b"\n\ndef test_refund():\n    assert split(-1, 3) == [-1, 0, 0]\n"
+    commit(FIX, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
+    commit("Say in the README what this is for\n", {"README.md": b"Prices, added up.\n"})
+    code += DEAREST
+    tests = tests.replace(b"import cheapest, split", b"import cheapest, dearest, split")
+    tests += b"\n\ndef test_dearest():\n    assert dearest([3, 1, 5]) == (5, 2)\n"
+    commit(ADD, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
+    commit("Speed up without any test\n", {"src/prices/__init__.py": code.replace(b"sum(prices)", b"sum(prices, 0)")})
+    return folder
+
+
+def test_commits_become_tasks(place: Place, history: Path, tmp_path: Path) -> None:
+    report = BuildReport()
+    arguments = {"kinds": ["replay"], "heldout_share": 0.0, "mutants": 2, "level": "normal", "tasks_per_package": 4}
+    tasks = place.build(str(history), out=tmp_path / "out", report=report, **arguments)
+    assert report.packages[0].kinds == {"replay": [2, 2]}, report.table()
+    by_name = {("fix" if "refunds" in t.instruction else "add"): t for t in tasks}
+    fix, add = by_name["fix"], by_name["add"]
+    assert fix.info.fail_to_pass == ("tests/test_prices.py::test_refund",)
+    assert "tests/test_prices.py::test_split" in fix.info.pass_to_pass
+    assert b"test_refund" not in fix.workspace_files()["tests/test_prices.py"], "the new test is held out"
+    assert b"test_refund" in fix.test_files()["workspace/tests/test_prices.py"]
+    assert OLD_SPLIT in fix.workspace_files()["src/prices/__init__.py"]
+    assert NEW_SPLIT in fix.solution_files()["src/prices/__init__.py"]
+    assert "Signed-off" not in fix.instruction and "#12" not in fix.instruction and "cross zero" in fix.instruction
+    assert "test_refund" not in fix.info.test_command and "test_refund" not in fix.instruction
+    assert "`dearest`" in add.instruction, "nobody could guess the name that the tests import"
+    assert "tests/test_prices.py::test_dearest" in add.info.fail_to_pass
+    for task in tasks:
+        stated = task.info.provenance
+        assert stated["generator"] == "replay" and stated["licence"] == "MIT" and len(stated["base_commit"]) == 40
+        assert not any(".git" in name for name in task.workspace_files())
+        assert float(task.info.quality["mutation_score"]) >= 0
+    assert add.info.pass_to_pass == ("tests/test_more.py::test_nothing_to_pay",), "the other file cannot be collected"
+    verdicts = place.boxes(lambda b, layers: check_folders([t.path for t in tasks], b, layers, parallel=2))
+    assert [str(v) for v in verdicts if not v.passed] == []
+
+
+def test_a_second_build_needs_only_what_it_kept(place: Place, history: Path, tmp_path: Path) -> None:
+    copy, out = tmp_path / "prices", tmp_path / "out"
+    repos.git(tmp_path, "clone", "-q", str(history), str(copy))
+    chosen = {"kinds": ["replay"], "heldout_share": 0.0, "tasks_per_package": 1}
+    first = place.build(str(copy), out=out, **chosen)
+    lock = (out / "sources.toml").read_text()
+    assert len(first) == 1 and 'history = "prices-' in lock
+    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "--orphan", "empty"], check=True)
+    report = BuildReport()
+    again = place.build(str(copy), out=out, report=report, **{**chosen, "tasks_per_package": 2})
+    assert len(again) == 2, report.table()
+    assert first[0].name in {task.name for task in again}
+    bundle = next((out / "sources").glob("*.bundle"))
+    bundle.write_bytes(b"other")
+    with pytest.raises(PackageError, match=r"prices-.*\.bundle has been changed"):
+        place.build(str(copy), out=out, **{**chosen, "tasks_per_package": 2})
+
+
+def test_which_commits_are_worth_trying() -> None:
+    def commit(message: str, *files: str, lines: int = 9) -> Commit:
+        return Commit("a" * 40, "b" * 40, message, files, lines)
+
+    both = ("src/a.py", "tests/test_a.py")
+    good = commit("Let a() take a list", *both)
+    bad = [
+        commit("Let a() take a list", "src/a.py"), commit("Let a() take a list", "tests/test_a.py"),
+        commit("Bump version to 3.1", *both), commit("Merge branch 'x' of y", *both), commit("fix", *both),
+        commit("Let a() take a list", *both, lines=4000), commit("Let a() take a list", "src/a.c", "tests/test_a.py"),
+        commit("Let a() take a list", *both, *(f"docs/{n}.md" for n in range(20))),
+    ]  # fmt: skip
+    assert replayable([good, *bad], ("src",), ("tests",)) == [good]
+    assert parse_log(b"") == []
+
+
+def test_messages_are_cleaned() -> None:
+    assert cleaned(FIX)[0] == "Fix split() giving shares below zero for refunds"
+    assert cleaned("feat(api): take lists, closes #3.\n\nhttps://example.invalid/1\nReviewed-by: B")[0] == "take lists,"
+    subject, body = cleaned("fix: a crash (GH-7)\n\nIt crashed.\n\nCo-authored-by: B <b@example.invalid>\n")
+    assert (subject, body) == ("a crash", "It crashed.")

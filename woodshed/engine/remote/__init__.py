@@ -1,0 +1,1 @@
+"""An engine as a program of its own, and its client."""

@@ -1,0 +1,169 @@
+"""An engine in another process, behind the protocol of every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import httpx
+
+from woodshed.engine.errors import EngineClosed, EngineError, EngineLost, EngineUnfit
+from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.remote import wire
+from woodshed.engine.remote.stream import StreamedResponse
+
+PROBE_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+class RemoteEngine:
+    """The client of ``woodshed.engine.remote.service``; belongs to one event loop.
+
+    ``url`` is the server's root, ``key`` its admin key. ``version`` and ``stats`` are as of the last answer;
+    ``refresh`` asks. Sessions of different clients are kept apart.
+    """
+
+    def __init__(self, url: str, key: str, *, silence_seconds: float = 20.0) -> None:
+        self.url = url.rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"engine address {url!r}: must begin with http:// or https://")
+        self._key = key
+        self._silence = silence_seconds
+        self._client = httpx.AsyncClient(
+            timeout=PROBE_SECONDS, trust_env=False, headers={"authorization": f"Bearer {key}"},
+            limits=httpx.Limits(keepalive_expiry=4.0),
+        )  # fmt: skip
+        self._name = secrets.token_hex(4)
+        self._stats: dict[str, Any] = {}
+        self._version = -1
+        self._released: list[str] = []
+        self._releasing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        """Newest version that the engine is known to have, -1 before the first answer."""
+        return self._version
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        session: str | None = None,
+        on_token: OnToken | None = None,
+        live: bool = True,
+        least: int = 0,
+    ) -> Completion:
+        """As every engine; ``on_token`` is called in the event loop. Cancelling stops the engine's work.
+
+        Not ``live``: tokens may come in larger pieces, which costs less. An engine that has not yet version ``least``
+        of the weights refuses with EngineClosed.
+
+        Raises EngineLost where the connection breaks or falls silent; what was sampled until then went to ``on_token``.
+        """
+        if self._closed:
+            raise EngineClosed("this client of an engine is closed")
+        name = None if session is None else f"{self._name}.{session}"
+        body = wire.encode_ask(tokens, sampling, name, live=live and on_token is not None, least=least)
+        answer = StreamedResponse(f"{self.url}/generate", self._key, body, self._silence)
+        frames, refusal = wire.Frames(), bytearray()
+        sampled: wire.Sampled = ([], [], [])
+        async with aclosing(answer.parts()) as parts:
+            async for part in parts:
+                if answer.status != 200:
+                    refusal += part
+                    continue
+                for kind, payload in self._read(frames.feed, part):
+                    if kind == wire.TOKENS:
+                        self._take(self._read(wire.decode_tokens, payload), sampled, on_token)
+                    elif kind == wire.ERROR:
+                        raise wire.failure(self._read(json.loads, payload))
+                    elif kind == wire.END:
+                        return self._read(wire.decode_end, payload, sampled)
+        if answer.status == 200:
+            raise EngineLost(f"engine {self.url}: the reply ended without its end")
+        raise _refused(self.url, answer.status, bytes(refusal))
+
+    def release(self, session: str) -> None:
+        """Forget a session, soon."""
+        if self._closed:
+            return
+        self._released.append(f"{self._name}.{session}")
+        if self._releasing is None or self._releasing.done():
+            self._releasing = asyncio.ensure_future(self._release())
+
+    def stats(self) -> dict[str, Any]:
+        return dict(self._stats)
+
+    async def refresh(self) -> dict[str, Any]:
+        """Ask how the engine is. Raises EngineError (EngineLost where nobody answers)."""
+        self._stats = await self._call("GET", "/stats")
+        self._version = int(self._stats["version"])
+        return self.stats()
+
+    async def follow(self, version: int, *, timeout: float = 300.0) -> int:
+        """Until the engine has at least ``version`` of its weight chain. Raises EngineError."""
+        answer = await self._call("POST", "/weights", {"version": version}, timeout=timeout)
+        self._version = max(self._version, int(answer["version"]))
+        return self._version
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._releasing is not None:
+            self._releasing.cancel()
+        await self._client.aclose()
+
+    def _read(self, decode: Callable[..., T], *data: Any) -> T:
+        """What the server sent; one that sends something else is as good as none."""
+        try:
+            return decode(*data)
+        except ValueError as error:
+            raise EngineLost(f"engine {self.url}: {error}") from None
+
+    def _take(self, new: wire.Sampled, sampled: wire.Sampled, on_token: OnToken | None) -> None:
+        sampled[0].extend(new[0])
+        sampled[1].extend(new[1])
+        sampled[2].extend(new[2])
+        self._version = max(self._version, new[2][-1])
+        if on_token is None:
+            return
+        try:
+            for token, logprob, version in zip(*new):
+                on_token(token, logprob, version)
+        except Exception as error:
+            raise EngineError(f"on_token raised {error!r}") from error
+
+    async def _release(self) -> None:
+        while self._released:
+            sessions, self._released = self._released, []
+            try:
+                await self._call("POST", "/release", {"sessions": sessions})
+            except EngineError:
+                pass  # the engine is gone, and what it kept with it
+
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float = PROBE_SECONDS
+    ) -> dict[str, Any]:
+        try:
+            answer = await self._client.request(method, self.url + path, json=body, timeout=timeout)
+        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+            raise EngineLost(f"engine {self.url}: {type(error).__name__}: {error}") from None
+        if not answer.is_success:
+            raise _refused(self.url, answer.status_code, answer.content)
+        return dict(answer.json())
+
+
+def _refused(url: str, status: int, body: bytes) -> Exception:
+    """The error behind a status."""
+    if status == 401:
+        return EngineUnfit("it does not know our admin key; give gateway and engine the same one")
+    try:
+        return wire.failure(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return EngineError(f"engine {url} answered {status}: {body[:200]!r}")

@@ -1,0 +1,134 @@
+"""``POST /generate`` as plain ASGI: it is called for every turn of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from woodshed.engine.access import AdminKey, bearer
+from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
+from woodshed.engine.local import LocalEngine
+from woodshed.engine.protocol import Completion
+from woodshed.engine.remote import wire
+
+LIVE_SECONDS = 0.01
+BULK_SECONDS = 0.05
+"""Tokens are sent this often: to someone who reads along, and only so that they survive this engine."""
+ALIVE_SECONDS = 1.0
+"""After so long without a token the client hears that the engine is alive."""
+
+
+class Generate:
+    """Reads a request, samples, sends what was sampled as it comes. A client that leaves stops the engine's work."""
+
+    def __init__(self, engine: LocalEngine, key: AdminKey, *, max_body: int) -> None:
+        self.engine, self.key, self.max_body = engine, key, max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = _Reply(send)
+        if not self.key.matches(bearer(dict(scope["headers"]).get(b"authorization"))):
+            await reply.refuse(401, EngineError("this route needs the engine's admin key"))
+            return
+        try:
+            body = await self._body(receive)
+            if body is None:
+                return
+            ask = wire.decode_ask(body)
+        except ValueError as error:
+            await reply.refuse(400, error)
+            return
+        if self.engine.version < ask.least:
+            behind = f"the engine has version {self.engine.version} of the weights, not yet {ask.least}"
+            await reply.refuse(503, EngineClosed(behind))
+            return
+        left = asyncio.ensure_future(receive())
+        sampled: list[tuple[int, float, int]] = []
+        call = self.engine.generate(
+            ask.tokens, ask.sampling, session=ask.session, on_token=lambda *token: sampled.append(token)
+        )
+        work = asyncio.ensure_future(call)
+        try:
+            await self._pump(work, left, sampled, reply, LIVE_SECONDS if ask.live else BULK_SECONDS)
+        finally:
+            left.cancel()
+            work.cancel()
+
+    async def _pump(
+        self,
+        work: asyncio.Future[Completion],
+        left: asyncio.Future[Any],
+        sampled: list[tuple[int, float, int]],
+        reply: _Reply,
+        interval: float,
+    ) -> None:
+        heard = time.monotonic()
+        while not left.done():
+            await asyncio.wait((work, left), timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+            done = work.done()  # before what is sampled is looked at: then nothing is sampled after it
+            if done and work.exception() is not None:
+                await reply.fail(sampled, work.exception())
+                return
+            if count := len(sampled):  # the engine's thread may append meanwhile
+                await reply.part(wire.encode_tokens(sampled[:count]))
+                del sampled[:count]
+                heard = time.monotonic()
+            elif time.monotonic() - heard > ALIVE_SECONDS:
+                heard = time.monotonic()
+                if self.engine.stats()["iteration_seconds"] < wire.STUCK_SECONDS:
+                    await reply.part(wire.frame(wire.ALIVE))
+            if done:
+                await reply.part(wire.encode_end(work.result()), end=True)
+                return
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The whole body, or None where the client left. Raises ValueError for one that is too large."""
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self.max_body:
+                raise ValueError(f"the request body is larger than {self.max_body} bytes (max_body)")
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+class _Reply:
+    """An error before the first frame is an HTTP status, after it a frame."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self._started = send, False
+
+    async def part(self, data: bytes, *, end: bool = False) -> None:
+        if not self._started:
+            await self._start(200, b"application/octet-stream")
+        await self._send({"type": "http.response.body", "body": data, "more_body": not end})
+
+    async def fail(self, sampled: list[tuple[int, float, int]], error: BaseException | None) -> None:
+        """What was sampled until then, and the error."""
+        assert error is not None
+        if not self._started and not sampled:
+            await self.refuse(_status(error), error)
+            return
+        tokens = wire.encode_tokens(sampled) if sampled else b""
+        await self.part(tokens + wire.frame(wire.ERROR, json.dumps(wire.error_body(error)).encode()), end=True)
+
+    async def refuse(self, status: int, error: BaseException) -> None:
+        body = json.dumps({"error": wire.error_body(error)}).encode()
+        await self._start(status, b"application/json")
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _start(self, status: int, kind: bytes) -> None:
+        self._started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+
+
+def _status(error: BaseException) -> int:
+    if isinstance(error, ValueError):
+        return 400
+    return 429 if isinstance(error, EngineBusy) else 503 if isinstance(error, EngineClosed) else 500

@@ -1,0 +1,215 @@
+"""What travels between an engine server and its client. Everything is little endian; every length is checked.
+
+A request is ``u32 length, head (JSON), prompt (int32)``. A reply is frames ``u8 kind, u32 length, payload``:
+
+- TOKENS: n times token int32, then n times log-probability float32, then n times version int32
+- ALIVE: nothing; the engine works, or the request waits
+- END: ``u32 length, head (JSON)``, routes int16, prompt_routes int16; ``count`` in the head is that of all tokens
+- ERROR: JSON, what ``failure`` reads
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
+from woodshed.engine.protocol import Completion, Sampling
+
+TOKENS, ALIVE, END, ERROR = 1, 2, 3, 4
+LONGEST = 1 << 30
+STUCK_SECONDS = 120.0
+"""An engine whose iteration takes longer counts as dead."""
+_FRAME = struct.Struct("<BI")
+_HEAD = struct.Struct("<I")
+_SAMPLING = TypeAdapter(Sampling)
+_NAMES = {field.name for field in fields(Sampling)}
+_REASONS = ("stop", "length", "cancelled")
+
+Sampled = tuple[list[int], list[float], list[int]]
+"""Tokens, log-probabilities, versions."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One ``generate``. ``live``: tokens are wanted at once, not in larger pieces. ``least``: the oldest version of the
+    weights that may answer."""
+
+    tokens: list[int]
+    sampling: Sampling
+    session: str | None
+    live: bool
+    least: int
+
+
+def encode_ask(tokens: Sequence[int], sampling: Sampling, session: str | None, *, live: bool, least: int) -> bytes:
+    """Raises ValueError for a token that is no int32."""
+    try:
+        prompt = np.asarray(tokens, np.int32)
+    except OverflowError as error:
+        raise ValueError(f"tokens: {error}") from None
+    head = {"sampling": asdict(sampling), "session": session, "live": live, "least": least}
+    return _with_head(head, prompt.tobytes())
+
+
+def decode_ask(data: bytes) -> Ask:
+    """Raises ValueError naming what is wrong."""
+    head, rest = _split(data)
+    if set(head) != {"sampling", "session", "live", "least"} or not isinstance(head["sampling"], dict):
+        raise ValueError("engine request: the head needs sampling, session, live and least, and nothing else")
+    if unknown := set(head["sampling"]) - _NAMES:
+        raise ValueError(f"engine request: unknown sampling field {min(unknown)!r}")
+    session, live, least = head["session"], head["live"], head["least"]
+    if not (session is None or isinstance(session, str)) or not isinstance(live, bool) or type(least) is not int:
+        raise ValueError("engine request: session must be a string or null, live true or false, least an integer")
+    sampling = _SAMPLING.validate_python(head["sampling"])
+    return Ask(_array(rest, np.dtype("<i4")).tolist(), sampling, session, live, least)
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    return _FRAME.pack(kind, len(payload)) + payload
+
+
+def encode_tokens(sampled: Sequence[tuple[int, float, int]]) -> bytes:
+    """A TOKENS frame of (token, log-probability, version)."""
+    tokens, logprobs, versions = zip(*sampled)
+    parts = [np.array(tokens, "<i4"), np.array(logprobs, "<f4"), np.array(versions, "<i4")]
+    return frame(TOKENS, b"".join(part.tobytes() for part in parts))
+
+
+def decode_tokens(payload: bytes) -> Sampled:
+    """Raises ValueError."""
+    if not payload or len(payload) % 12:
+        raise ValueError(f"engine reply: {len(payload)} bytes are no tokens")
+    n = len(payload) // 3
+    ids, logprobs, versions = payload[:n], payload[n : 2 * n], payload[2 * n :]
+    return (
+        np.frombuffer(ids, "<i4").tolist(), np.frombuffer(logprobs, "<f4").tolist(),
+        np.frombuffer(versions, "<i4").tolist(),
+    )  # fmt: skip
+
+
+def encode_end(done: Completion) -> bytes:
+    """The END frame of a completion whose tokens were sent."""
+    head: dict[str, Any] = {
+        "stop_reason": done.stop_reason, "cached_tokens": done.cached_tokens, "count": len(done.tokens),
+    }  # fmt: skip
+    parts = []
+    for name in ("routes", "prompt_routes"):
+        array = getattr(done, name)
+        head[name] = None if array is None else list(array.shape)
+        if array is not None:
+            parts.append(np.ascontiguousarray(array, "<i2").tobytes())
+    return frame(END, _with_head(head, b"".join(parts)))
+
+
+def decode_end(payload: bytes, sampled: Sampled) -> Completion:
+    """The completion of everything that was sampled. Raises ValueError, also where tokens are missing."""
+    head, rest = _split(payload)
+    tokens, logprobs, versions = sampled
+    try:
+        if head["count"] != len(tokens):
+            raise ValueError(f"engine reply: {len(tokens)} tokens arrived of {head['count']}")
+        if head["stop_reason"] not in _REASONS or not isinstance(head["cached_tokens"], int):
+            raise ValueError("engine reply: the end names no stop reason or no cached tokens")
+        routes, rest = _routes(rest, head["routes"])
+        prompt_routes, rest = _routes(rest, head["prompt_routes"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"engine reply: the end is broken: {error!r}") from None
+    if rest:
+        raise ValueError(f"engine reply: {len(rest)} bytes too many")
+    return Completion(
+        tokens, logprobs, versions, head["stop_reason"], routes, prompt_routes, head["cached_tokens"]
+    )  # fmt: skip
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """An error of an engine as JSON, for ``failure``."""
+    kind = next((name for name, known in _ERRORS if isinstance(error, known)), "error")
+    body: dict[str, Any] = {"kind": kind, "message": str(error)}
+    if isinstance(error, ContextLengthExceeded):
+        body |= {"kind": "context", "tokens": error.tokens, "context": error.context}
+    return body
+
+
+def failure(body: Any) -> Exception:
+    """The error that ``error_body`` described."""
+    if not isinstance(body, dict):
+        return EngineError(f"the engine answered {body!r:.200}")
+    kind, message = body.get("kind"), str(body.get("message"))
+    if kind == "context" and isinstance(body.get("tokens"), int) and isinstance(body.get("context"), int):
+        return ContextLengthExceeded(body["tokens"], body["context"])
+    return dict(_ERRORS).get(str(kind), EngineError)(message)
+
+
+_ERRORS: tuple[tuple[str, type[Exception]], ...] = (
+    ("invalid", ValueError), ("busy", EngineBusy), ("closed", EngineClosed), ("error", EngineError),
+)  # fmt: skip
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """(kind, payload) of what is complete. Raises ValueError for what no server sends."""
+        self._held += data
+        whole = []
+        while len(self._held) >= _FRAME.size:
+            kind, length = _FRAME.unpack_from(self._held)
+            if kind not in (TOKENS, ALIVE, END, ERROR) or length > LONGEST:
+                raise ValueError(f"engine reply: no frame has kind {kind} and {length} bytes")
+            end = _FRAME.size + length
+            if len(self._held) < end:
+                break
+            whole.append((kind, bytes(self._held[_FRAME.size : end])))
+            del self._held[:end]
+        return whole
+
+
+def _with_head(head: dict[str, Any], rest: bytes) -> bytes:
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return _HEAD.pack(len(text)) + text + rest
+
+
+def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
+    if len(data) < _HEAD.size:
+        raise ValueError("engine message: cut short")
+    (length,) = _HEAD.unpack_from(data)
+    end = _HEAD.size + length
+    if end > len(data):
+        raise ValueError("engine message: cut short in its head")
+    try:
+        head = json.loads(data[_HEAD.size : end])
+    except RecursionError:
+        raise ValueError("engine message: the head is nested too deeply") from None
+    if not isinstance(head, dict):
+        raise ValueError("engine message: the head is no JSON object")
+    return head, data[end:]
+
+
+def _array(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if len(data) % dtype.itemsize:
+        raise ValueError("engine message: cut short within a number")
+    return np.frombuffer(data, dtype)
+
+
+def _routes(data: bytes, shape: Any) -> tuple[NDArray[np.int16] | None, bytes]:
+    if shape is None:
+        return None, data
+    if len(shape) != 3 or not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in shape):
+        raise ValueError(f"engine reply: {shape!r:.60} is no shape of routes")
+    end = 2 * math.prod(shape)
+    if end > len(data):
+        raise ValueError("engine reply: routes are cut short")
+    return np.frombuffer(data[:end], "<i2").astype(np.int16).reshape(shape), data[end:]

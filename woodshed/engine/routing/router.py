@@ -1,0 +1,253 @@
+"""Many engines behind the protocol of one: affinity, load, failover, weights.
+
+Invariants: a token that reached the router is never sampled again. An engine serves only while its weights are at least
+as new as any that the router has promised to someone (``follow``) or that an interrupted request has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, EngineUnfit
+from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.routing.partial import Partial
+from woodshed.engine.routing.placement import Placement
+from woodshed.engine.routing.replica import COUNTERS, Peer, Replica
+from woodshed.engine.settings import RoutingSettings
+
+log = logging.getLogger(__name__)
+
+_NOW = ("running", "waiting", "sessions", "cache_tokens", "cache_bytes")
+
+
+class Router:
+    """Implements ``woodshed.engine.protocol.Engine`` over ``engines``, which it owns from here on; belongs to one event
+    loop. ``vocabulary`` is what they all must have; None takes any."""
+
+    def __init__(
+        self, engines: Sequence[Peer], settings: RoutingSettings | None = None, *, vocabulary: int | None = None
+    ) -> None:
+        if not engines:
+            raise ValueError("engines: a router needs at least one")
+        if len({engine.url for engine in engines}) < len(engines):
+            raise ValueError("engines: the same address is named twice")
+        self.settings = settings or RoutingSettings()
+        self.replicas = [Replica(engine) for engine in engines]
+        self._vocabulary = vocabulary
+        self._placement = Placement(self.settings.spread)
+        self._floor = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._started = time.perf_counter()
+        self._moved = self._kept = 0
+        self._tenders = [asyncio.create_task(self._tend(replica)) for replica in self.replicas]
+
+    @property
+    def version(self) -> int:
+        """Newest version that every serving engine has."""
+        return min((r.engine.version for r in self._serving()), default=self._floor)
+
+    async def generate(
+        self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
+    ) -> Completion:
+        """As every engine. An engine that dies or falls silent costs latency; what it had sampled is kept.
+
+        Raises EngineClosed where no engine serves within ``patience_seconds``, EngineBusy where all of them refuse.
+        """
+        partial = Partial(tokens, sampling, on_token)
+        shunned: dict[Replica, EngineError] = {}
+        moves = 0
+        while True:
+            replica = await self._pick(session, shunned)
+            try:
+                done = await self._attempt(replica, partial, session, live=on_token is not None)
+                return partial.whole(done)
+            except ContextLengthExceeded:
+                if partial.tokens:  # the engine before it came to the end of the context with its last word
+                    return partial.cut("length")
+                raise
+            except EngineClosed as error:
+                moves += 1
+                log.warning("a request goes on elsewhere: %s", error)
+                replica.lost += 1
+                self._away(replica, error)
+                if moves > self.settings.moves:
+                    raise
+                self._moved += 1
+                self._kept += len(partial.tokens)
+                self._promise(max(partial.versions, default=0))
+            except EngineError as error:  # busy, or it failed: perhaps another one does not
+                if not isinstance(error, EngineBusy) and not all(isinstance(e, EngineBusy) for e in shunned.values()):
+                    raise
+                shunned[replica] = error
+            if reason := partial.ended:
+                return partial.cut(reason)
+
+    async def follow(self, version: int) -> int:
+        """Until an engine has at least ``version`` of the weight chain; from then on none serves that has not.
+
+        Raises EngineError where the version cannot be had.
+        """
+        deadline = time.monotonic() + self.settings.patience_seconds
+        while True:
+            await self._pick(None, {})
+            try:
+                await self._follow(version)
+                return self.version
+            except EngineClosed:
+                if time.monotonic() > deadline:
+                    raise
+
+    def release(self, session: str) -> None:
+        """Forget a session; what it still runs ends with stop reason ``cancelled``."""
+        self._placement.release(session)
+
+    def stats(self) -> dict[str, Any]:
+        """Sums over the engines, restarts included; seconds are means. ``engines`` says how each of them is."""
+        totals = [replica.totals() for replica in self.replicas]
+        summed = {name: sum(t.get(name, 0) for t in totals) for name in (*COUNTERS, *_NOW)}
+        for name in ("busy_seconds", "swap_seconds"):
+            summed[name] /= len(totals)
+        uptime = time.perf_counter() - self._started
+        return {
+            "version": self.version,
+            **summed,
+            "uptime_seconds": uptime,
+            "idle_share": max(0.0, 1.0 - summed["busy_seconds"] / uptime),
+            "engines_serving": len(self._serving()),
+            "moved_requests": self._moved,
+            "kept_tokens": self._kept,
+            "engines": [replica.about() for replica in self.replicas],
+        }
+
+    async def ready(self) -> None:
+        """Until an engine serves. Raises ValueError where one serves another policy."""
+        told = time.monotonic()
+        while not self._serving():
+            if unfit := [r for r in self.replicas if r.unfit]:
+                raise ValueError(f"engine {unfit[0].engine.url}: {unfit[0].why}")
+            if time.monotonic() - told > 10:
+                told = time.monotonic()
+                log.warning("waiting for engines: %s", self._complaints())
+            await self._change(1.0)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._news()
+        for tender in self._tenders:
+            tender.cancel()
+        await asyncio.gather(*self._tenders, return_exceptions=True)
+        for replica in self.replicas:
+            await replica.engine.close()
+
+    # ---- one request ----
+
+    async def _pick(self, session: str | None, shunned: Mapping[Replica, EngineError]) -> Replica:
+        """The engine for a request; waits for one. Raises the last error of ``shunned`` where no other serves."""
+        deadline = time.monotonic() + self.settings.patience_seconds
+        while True:
+            if self._closed:
+                raise EngineClosed("the engine is closed")
+            if serving := self._serving():
+                free = [replica for replica in serving if replica not in shunned]
+                if not free:
+                    raise list(shunned.values())[-1]
+                return self._placement.choose(free, session)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise EngineClosed(f"no engine serves: {self._complaints()}")
+            await self._change(left)
+
+    async def _attempt(self, replica: Replica, partial: Partial, session: str | None, *, live: bool) -> Completion:
+        self._placement.settle(session, replica)
+        listener = partial.listener()
+        replica.running += 1
+        try:
+            return await replica.engine.generate(
+                partial.prompt, partial.sampling, session=session, on_token=listener, live=live, least=self._floor
+            )
+        finally:
+            replica.running -= 1
+            listener.stop()
+
+    def _away(self, replica: Replica, error: EngineClosed) -> None:
+        """It is not used until it has been asked how it is."""
+        replica.serving, replica.why = False, str(error)
+        replica.look.set()
+
+    # ---- the engines ----
+
+    def _serving(self) -> list[Replica]:
+        return [r for r in self.replicas if r.serving and r.engine.version >= self._floor]
+
+    def _promise(self, version: int) -> None:
+        """From now on only engines with at least this version serve; the others are told."""
+        if version > self._floor:
+            self._floor = version
+            for replica in self.replicas:
+                if replica.engine.version < version:
+                    replica.look.set()
+
+    async def _follow(self, version: int) -> None:
+        """Until one engine has followed, and the others have had as long again (a second at least)."""
+        began = time.monotonic()
+        asked = {asyncio.ensure_future(r.engine.follow(version)): r for r in self._serving()}
+        pending, problem, reached = set(asked), EngineError("no engine was asked"), False
+        try:
+            while pending and not reached:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error = task.exception()
+                    if error is None:
+                        reached = True
+                    elif isinstance(error, EngineError):
+                        problem = error
+                        if isinstance(error, EngineClosed):
+                            self._away(asked[task], error)
+                    else:
+                        raise error
+            if not reached:
+                raise problem
+            self._promise(version)
+            if pending:
+                await asyncio.wait(pending, timeout=max(1.0, time.monotonic() - began))
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _tend(self, replica: Replica) -> None:
+        """Ask an engine how it is, again and again, and have it catch up before it serves."""
+        while True:
+            replica.look.clear()
+            try:
+                await replica.ask(self._vocabulary)
+                if replica.engine.version < self._floor:
+                    replica.why = f"it has version {replica.engine.version} of the weights, not yet {self._floor}"
+                    await replica.engine.follow(self._floor)
+                replica.serving = True
+            except (EngineError, ValueError, KeyError, TypeError) as error:
+                if replica.serving:
+                    log.warning("engine %s is away: %s", replica.engine.url, error)
+                replica.serving, replica.why, replica.unfit = False, str(error), isinstance(error, EngineUnfit)
+            self._news()
+            pause = self.settings.poll_seconds if replica.serving else self.settings.poll_seconds / 5
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(replica.look.wait(), pause)
+
+    def _news(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change(self, seconds: float) -> None:
+        """Until an engine has been looked at, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def _complaints(self) -> str:
+        return "; ".join(f"{r.engine.url}: {r.why}" for r in self.replicas if r not in self._serving())

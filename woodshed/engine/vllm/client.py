@@ -1,0 +1,226 @@
+"""A vLLM server behind the protocol of every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from woodshed.engine.checks import check_sampling, checked_prompt
+from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError, EngineLost
+from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.remote.stream import StreamedResponse
+from woodshed.engine.settings import EngineSettings
+from woodshed.engine.vllm import wire
+from woodshed.engine.vllm.reply import Reply
+from woodshed.engine.vllm.server import Server, refused
+from woodshed.engine.vllm.update import ChainUpdates
+
+GENERATE = "/inference/v1/generate"
+_SESSIONS = 4096
+"""Contexts remembered for their routes."""
+
+
+class VllmEngine:
+    """The client of a vLLM server that ``woodshed.engine.vllm.start`` has started, or that has the same flags; belongs
+    to one event loop and is the only one that changes the server's weights.
+
+    ``vocabulary`` is the policy's, which vLLM does not tell. ``initial`` is the version of the checkpoint that the
+    server began with, ``chain`` the weight chain to follow, as its workers reach it. Of ``settings`` it uses
+    ``context``, ``max_running``, ``max_waiting``, ``prefix_cache`` and ``swap`` (not ``recompute``: raises ValueError).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        vocabulary: int,
+        settings: EngineSettings | None = None,
+        initial: int = 0,
+        chain: str | None = None,
+        silence_seconds: float = 20.0,
+        poll_seconds: float = 1.0,
+    ) -> None:
+        self.url = url.rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"engine address {url!r}: must begin with vllm+http:// or vllm+https://")
+        self.settings, self.vocabulary = settings or EngineSettings(), vocabulary
+        if self.settings.swap == "recompute":
+            raise ValueError("engine.swap: vLLM cannot recompute what runs; choose keep or drain")
+        self._key, self._silence, self._initial = key, silence_seconds, initial
+        self._server = Server(self.url, key)
+        self._config: dict[str, Any] | None = None
+        self._load = {"running": 0, "waiting": 0}
+        self._version = -1
+        self._open: dict[str, tuple[Reply, str | None]] = {}
+        self._contexts: OrderedDict[str, list[int]] = OrderedDict()
+        self._aborting: set[asyncio.Task[None]] = set()
+        self._counts = dict.fromkeys(("generated_tokens", "prefilled_tokens", "reused_tokens"), 0)
+        self._started = time.monotonic()
+        self._closed = False
+        self._updates = ChainUpdates(self, self._server, chain, poll_seconds=poll_seconds)
+
+    @property
+    def version(self) -> int:
+        """Of the server's weights, -1 before the first ``refresh``."""
+        return self._version
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens: the server's limit, or ``engine.context`` where that is less."""
+        limit = int((self._config or {}).get("max_model_len", 1 << 30))
+        return min(limit, self.settings.context or limit)
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        session: str | None = None,
+        on_token: OnToken | None = None,
+        live: bool = True,
+        least: int = 0,
+    ) -> Completion:
+        """As every engine; ``on_token`` is called in the event loop, cancelling stops the server's work.
+
+        A seed gives the same tokens to the same request, but ``drawn`` numbers cannot be skipped: see
+        ``wire.seed_of``. Raises EngineLost where the connection breaks, or the server does not live any more.
+        """
+        if self._closed:
+            raise EngineClosed("this client of vLLM is closed")
+        if self._config is None:
+            await self.refresh()
+        if self._version < least:
+            raise EngineClosed(f"vLLM has version {self._version} of the weights, not yet {least}")
+        prompt = checked_prompt(tokens, self.vocabulary, self.context).tolist()
+        check_sampling(sampling, self.vocabulary)
+        if len(self._open) >= self.settings.max_running + self.settings.max_waiting:
+            raise EngineBusy("too many requests wait for vLLM (engine.max_waiting); try again later")
+        reply = Reply(self._version, self._initial, self.vocabulary, on_token, greedy=sampling.temperature == 0)
+        reply.unsure = self._updates.running
+        name = secrets.token_hex(12)
+        self._open[name] = (reply, session)
+        try:
+            done = await self._ask(name, prompt, sampling, reply, session)
+        finally:
+            del self._open[name]
+        self._counts["generated_tokens"] += len(done.tokens)
+        self._counts["prefilled_tokens"] += len(prompt) - done.cached_tokens
+        self._counts["reused_tokens"] += done.cached_tokens
+        if session is not None and done.routes is not None:
+            self._contexts[session] = prompt + done.tokens
+            self._contexts.move_to_end(session)
+            if len(self._contexts) > _SESSIONS:
+                self._contexts.popitem(last=False)
+        return done
+
+    def release(self, session: str) -> None:
+        """Forget a session; what it still runs ends with stop reason ``cancelled``."""
+        self._contexts.pop(session, None)
+        running = [f"generate-tokens-{name}" for name, (_, of) in self._open.items() if of == session]
+        if running and not self._closed:
+            task = asyncio.ensure_future(self._abort(running))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
+
+    def stats(self) -> dict[str, Any]:
+        """``running`` and ``waiting`` are the server's as of the last ``refresh``; tokens are those of this client."""
+        return {
+            "version": self._version, "uptime_seconds": time.monotonic() - self._started, "iteration_seconds": 0.0,
+            "swaps": self._updates.swaps, "swap_seconds": self._updates.swap_seconds,
+            "vocabulary": self.vocabulary, "context": self.context, **self._load, **self._counts,
+        }  # fmt: skip
+
+    async def refresh(self) -> dict[str, Any]:
+        """Ask how the server is. Raises EngineError (EngineLost where nobody answers, EngineUnfit for wrong flags)."""
+        if self._config is None:
+            self._config = await self._server.config()
+        self._load = await self._server.load()
+        if not self._updates.running:
+            swaps, version = self._updates.swaps, await self._label()
+            if not self._updates.running and swaps == self._updates.swaps:  # else that answer may be an old one
+                self._version = version
+            await self._updates.begin()
+        return self.stats()
+
+    async def follow(self, version: int, *, timeout: float = 300.0) -> int:
+        """Until the server has at least ``version`` of the weight chain. Raises EngineError."""
+        return await self._updates.follow(version, timeout)
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._updates.close()
+        for task in self._aborting:
+            task.cancel()
+        await self._server.close()
+
+    # ---- for updates ----
+
+    def doubt(self) -> None:
+        """Weights are about to change: open replies learn at their end which ones sampled their tokens."""
+        for reply, _ in self._open.values():
+            reply.unsure = True
+
+    async def changed(self) -> None:
+        """Weights have changed."""
+        self._version = await self._label()
+
+    async def _label(self) -> int:
+        try:
+            return wire.version_of(await self._server.label(), self._initial)
+        except ValueError as error:
+            raise EngineError(f"vLLM at {self.url}: {error}") from None
+
+    # ---- one request ----
+
+    async def _ask(
+        self, name: str, prompt: list[int], sampling: Sampling, reply: Reply, session: str | None
+    ) -> Completion:
+        body = wire.encode_ask(
+            prompt, sampling, request=name, most=self.context - len(prompt), salt=self._salt(),
+            routes_from=self._known(prompt, session),
+        )  # fmt: skip
+        answer = StreamedResponse(
+            self.url + GENERATE, self._key, body, self._silence, kind="application/json", alive=self._server.health
+        )
+        events, refusal = wire.Events(), bytearray()
+        try:
+            async with aclosing(answer.parts()) as parts:
+                async for part in parts:
+                    if answer.status != 200:
+                        refusal += part
+                        continue
+                    for event in events.feed(part):
+                        if event is None:
+                            return reply.end(len(prompt))
+                        reply.take(event)
+        except (ValueError, json.JSONDecodeError) as error:
+            raise EngineLost(f"vLLM at {self.url}: {error}") from None
+        if answer.status == 200:
+            raise EngineLost(f"vLLM at {self.url}: the reply ended without its end")
+        problem = refused(self.url, GENERATE, answer.status, bytes(refusal))
+        raise EngineClosed(str(problem)) if answer.status >= 500 else problem
+
+    def _salt(self) -> str | None:
+        """Requests share keys and values where they have the same one."""
+        if self.settings.prefix_cache == "keep":
+            return None
+        return f"version-{self._version}" if self.settings.prefix_cache == "salt" else secrets.token_hex(16)
+
+    def _known(self, prompt: list[int], session: str | None) -> int:
+        """Prompt tokens whose routes an earlier turn has brought."""
+        before = self._contexts.get(session, []) if session is not None else []
+        same = next((i for i, (a, b) in enumerate(zip(before, prompt)) if a != b), min(len(before), len(prompt)))
+        return max(0, min(same, len(before) - 1, len(prompt) - 1))
+
+    async def _abort(self, requests: list[str]) -> None:
+        try:
+            await self._server.abort(requests)
+        except EngineError:
+            pass  # the server is gone, and what it ran with it

@@ -1,0 +1,85 @@
+"""One reply of vLLM as it comes in: tokens at once, versions with the last event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from woodshed.engine.errors import EngineError
+from woodshed.engine.protocol import Completion, OnToken, StopReason
+from woodshed.engine.vllm import wire
+
+
+class Reply:
+    """Collects a completion and tells ``on_token``.
+
+    vLLM says which weights sampled a token only at the end. Until weights change, that is known before: every token
+    was sampled by ``version``. ``unsure`` is set for replies that are open while weights change; their tokens from
+    then on are told at the end, with the versions that vLLM gives.
+    """
+
+    def __init__(
+        self, version: int, initial: int, vocabulary: int | None, on_token: OnToken | None, *, greedy: bool
+    ) -> None:
+        self.unsure = False
+        self.request_id: str | None = None
+        self._version, self._initial, self._vocabulary = version, initial, vocabulary
+        self._on_token, self._greedy = on_token, greedy
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._told = 0
+        self._reason: StopReason | None = None
+        self._spans: Any = None
+        self._routes: Any = None
+        self._cached = 0
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Raises ValueError for what vLLM does not send, EngineError for what it reports or ``on_token`` raises."""
+        if problem := event.get("error"):
+            text = problem.get("message") if isinstance(problem, dict) else problem
+            raise EngineError(f"vLLM gave the request up: {text}")
+        try:
+            self.request_id = event.get("request_id") or self.request_id
+            if usage := event.get("usage"):
+                self._cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            for choice in event.get("choices") or []:
+                for token, logprob in wire.read_tokens(choice, self._vocabulary):
+                    self._tokens.append(token)
+                    self._logprobs.append(0.0 if self._greedy else logprob)  # all of the mass is on one token
+                if choice.get("finish_reason") is not None:
+                    self._reason = wire.read_reason(choice["finish_reason"])
+                    self._spans, self._routes = choice.get("weight_versions"), choice.get("routed_experts")
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"an event is broken: {error!r}") from None
+        if not self.unsure:
+            self._tell([self._version] * (len(self._tokens) - self._told))
+
+    def end(self, prompt: int) -> Completion:
+        """The completion. Raises ValueError where the reply was not whole, EngineError where tokens were told with
+        another version than the one that sampled them."""
+        if self._reason is None:
+            raise ValueError("the reply ended without its end")
+        count = len(self._tokens)
+        try:
+            versions = wire.read_versions(self._spans, count, self._initial) if count else []
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"weight_versions is broken: {error!r}") from None
+        if any(version != self._version for version in versions[: self._told]):
+            raise EngineError(
+                f"vLLM's weights became version {max(versions)} while this client believed it had {self._version}: "
+                "a vLLM server has one gateway that updates it"
+            )
+        routes, prompt_routes = wire.read_routes(self._routes, prompt, count)
+        self._tell(versions[self._told :])
+        return Completion(
+            self._tokens, self._logprobs, versions, self._reason, routes, prompt_routes, min(self._cached, prompt)
+        )
+
+    def _tell(self, versions: list[int]) -> None:
+        at, self._told = self._told, self._told + len(versions)
+        if self._on_token is None:
+            return
+        try:
+            for i, version in enumerate(versions, at):
+                self._on_token(self._tokens[i], self._logprobs[i], version)
+        except Exception as error:
+            raise EngineError(f"on_token raised {error!r}") from error

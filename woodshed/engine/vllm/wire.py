@@ -1,0 +1,148 @@
+"""What travels between vLLM's ``/inference/v1/generate`` and us, as of vLLM 0.32 (``--enable-scale-out``).
+
+A request is JSON. A reply is server-sent events: chunks with one choice (``token_ids``, ``logprobs.content``; in the
+last one ``finish_reason``, ``weight_versions`` as spans over all sampled tokens, ``routed_experts`` as a base64
+``.npy``), one with ``usage``, then ``[DONE]``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from woodshed.engine.protocol import Sampling, StopReason
+
+UNTOUCHED = "default"
+"""What vLLM calls the weights it began with."""
+NEVER = -1e9
+"""A logit bias that forbids a token; JSON has no infinity."""
+_REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
+_MIX = 0x9E3779B97F4A7C15
+
+
+def encode_ask(
+    tokens: Sequence[int], sampling: Sampling, *, request: str, most: int, salt: str | None, routes_from: int
+) -> bytes:
+    """The body of a request: ``most`` is what the context leaves of ``max_tokens``, and the routes of the first
+    ``routes_from`` prompt tokens are not wanted."""
+    params: dict[str, Any] = {
+        "max_tokens": min(sampling.max_tokens, most),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "stop_token_ids": list(sampling.stop_ids),
+        "ignore_eos": True,  # what ends a completion is in stop_ids
+        "logprobs": 0,  # that of the sampled token alone
+        "detokenize": False,
+        "routed_experts_prompt_start": routes_from,
+    }
+    if sampling.seed is not None:
+        params["seed"] = seed_of(sampling.seed, sampling.drawn)
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(t): NEVER if b == -math.inf else b for t, b in sampling.logit_bias.items()}
+    body: dict[str, Any] = {
+        "request_id": request, "token_ids": list(tokens), "sampling_params": params,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    if salt is not None:
+        body["cache_salt"] = salt
+    return json.dumps(body).encode()
+
+
+def seed_of(seed: int, drawn: int) -> int:
+    """vLLM cannot skip numbers of a seed: a completion that goes on after ``drawn`` tokens has numbers of its own,
+    the same ones each time."""
+    return seed % (1 << 63) if not drawn else ((seed + 1) * _MIX + drawn) % (1 << 63)
+
+
+class Events:
+    """Puts server-sent events together from the pieces of a body."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | None]:
+        """Each event, None for the end. Raises ValueError."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            text = line[5:].strip()
+            if text == b"[DONE]":
+                yield None
+                continue
+            event = json.loads(text)
+            if not isinstance(event, dict):
+                raise ValueError(f"an event is no JSON object: {text[:80]!r}")
+            yield event
+
+
+def read_tokens(choice: dict[str, Any], vocabulary: int | None = None) -> list[tuple[int, float]]:
+    """(token, log-probability) of a chunk. Raises ValueError where they do not belong together."""
+    tokens = choice.get("token_ids") or []
+    content = (choice.get("logprobs") or {}).get("content") or []
+    if len(content) != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens came with {len(content)} log-probabilities")
+    pairs = []
+    for token, entry in zip(tokens, content):
+        if type(token) is not int or token < 0 or (vocabulary is not None and token >= vocabulary):
+            raise ValueError(f"{token!r} is no token of the policy")
+        if entry.get("token_id") != token or not isinstance(entry.get("logprob"), int | float):
+            raise ValueError(f"the log-probability beside token {token} is of {entry.get('token_id')!r}")
+        pairs.append((token, float(entry["logprob"])))
+    return pairs
+
+
+def read_reason(reason: Any) -> StopReason:
+    """Raises ValueError."""
+    if reason not in _REASONS:
+        raise ValueError(f"finish_reason is {reason!r}")
+    return _REASONS[reason]
+
+
+def version_of(label: Any, initial: int) -> int:
+    """The number behind vLLM's label of weights. Raises ValueError for a label that is not ours."""
+    if label == UNTOUCHED:
+        return initial
+    if not isinstance(label, str) or not label.isdecimal():
+        raise ValueError(f"its weights are labelled {label!r}, which is no version of a weight chain")
+    return int(label)
+
+
+def read_versions(spans: Any, count: int, initial: int) -> list[int]:
+    """Version per token. Raises ValueError where the spans are not exactly ``count`` tokens."""
+    versions: list[int] = []
+    for span in spans or []:
+        if span["start"] != len(versions) or span["end"] < span["start"]:
+            raise ValueError("weight_versions has a gap")
+        versions += [version_of(span["version"], initial)] * (span["end"] - span["start"])
+    if len(versions) != count:
+        raise ValueError(f"weight_versions covers {len(versions)} of {count} tokens")
+    return versions
+
+
+def read_routes(encoded: Any, prompt: int, count: int) -> tuple[NDArray[np.int16] | None, NDArray[np.int16] | None]:
+    """(routes int16 ``[count, L, K]``, those of the last prompt tokens). vLLM gives one row per token that it fed, so
+    none for the last sampled one, which is -1 here. Raises ValueError."""
+    if encoded is None:
+        return None, None
+    try:
+        array = np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
+    except (binascii.Error, TypeError, EOFError) as error:
+        raise ValueError(f"routed_experts cannot be read: {error}") from None
+    fed = max(0, count - 1)
+    if array.ndim != 3 or array.dtype.kind not in "iu" or not fed <= len(array) <= prompt + fed:
+        raise ValueError(f"routed_experts is {array.dtype}{list(array.shape)} for {prompt} and {count} tokens")
+    whole = array.astype(np.int16)
+    split = len(whole) - fed
+    missing = np.full((count - fed, *whole.shape[1:]), -1, np.int16)
+    return np.concatenate([whole[split:], missing]), whole[:split]

@@ -1,0 +1,36 @@
+"""A turn that was recorded, and whose reply a crash may have kept from its client, is answered again from the record.
+
+A client whose connection broke sends the same request again. Sampling it once more would leave a reply in the record
+that nobody ever read, in a segment of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from woodshed.engine.protocol import Completion, StopReason
+
+from .recorder import OpenSegment
+from .rendering import Tools
+from .terms import TurnUsage
+from .trajectories import OpenTrajectory
+
+
+def recorded(trajectory: OpenTrajectory, messages: list[Any], tools: Tools) -> tuple[OpenSegment, TurnUsage] | None:
+    """The segment whose last turn answered exactly these messages before a restart, and what that turn took."""
+    for index, segment in enumerate(trajectory.recorder.segments):
+        if not segment.undelivered or segment.busy or segment.tools != tools:
+            continue
+        if len(segment.messages) == len(messages) + 1 and segment.common_messages(messages) == len(messages):
+            usage = next((turn for turn in reversed(trajectory.usage) if turn.segment == index), None)
+            return None if usage is None else (segment, usage)
+    return None
+
+
+def completion_of(segment: OpenSegment, usage: TurnUsage, *, may_stop: bool) -> Completion:
+    """The completion that ended ``segment``. Where the request named stop strings (``may_stop``), one of them did."""
+    start = len(segment.tokens) - usage.sampled_tokens
+    reason: StopReason = "length" if segment.pending and not may_stop else "stop"
+    return Completion(
+        segment.tokens[start:].tolist(), segment.logprobs[start:].tolist(), segment.versions[start:].tolist(), reason
+    )

@@ -1,0 +1,62 @@
+"""What a recipe did to the repository: files that it added, and what it may not have done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import PurePosixPath
+
+from .box import SCRATCH
+
+MAX_ADDED, MAX_ADDED_BYTES = 200, 512 << 10
+
+_PASSING = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "build", "dist", SCRATCH}
+_CONFIGURATION = {
+    "conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini",
+    "setup.cfg", "setup.py", "pyproject.toml",
+}  # fmt: skip
+
+
+def changes(
+    before: Mapping[str, bytes], left: Mapping[str, bytes], roots: Iterable[str], taken: Collection[str]
+) -> tuple[dict[str, bytes], list[str]]:
+    """Files that a recipe added to the repository ``before``, and what it may not have done to it.
+
+    ``roots``: folders that are import roots; ``taken``: top-level modules whose names are given to others.
+    """
+    lost = [n for n in before if n not in left and not _passing(n)]
+    altered = [n for n, data in before.items() if n in left and left[n] != data]
+    added = {n: data for n, data in left.items() if n not in before and not _passing(n)}
+    problems = [f"it deletes {n}; the repository must stay as it is" for n in lost[:3]]
+    problems += [f"it changes {n}; the repository must stay as it is" for n in altered[:3]]
+    for name, data in added.items():
+        path = PurePosixPath(name)
+        stem = path.name.removesuffix(".py")
+        if path.name in _CONFIGURATION or path.suffix in (".pth", ".pyc"):
+            problems.append(f"it adds {name}, which configures the interpreter or the test runner")
+        elif path.suffix == ".py" and (stem.startswith("test_") or stem.endswith("_test")):
+            problems.append(f"it adds {name}; the tests are the repository's own")
+        elif (module := _import_name(name, roots)) in sys.stdlib_module_names or module in taken:
+            problems.append(f"it adds {name}, which takes the place of a module that exists")
+        elif ".so" in path.suffixes:
+            problems.append(f"it adds {name}, compiled code that nobody can read")
+        elif len(data) > MAX_ADDED_BYTES:
+            problems.append(f"it adds {name}, which is larger than {MAX_ADDED_BYTES >> 10} KiB")
+    if len(added) > MAX_ADDED:
+        problems.append(f"it adds {len(added)} files to the repository; at most {MAX_ADDED} are kept")
+    return added, problems[:10]
+
+
+def _passing(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix == ".pyc" or any(p in _PASSING or p.endswith(".egg-info") for p in path.parts)
+
+
+def _import_name(name: str, roots: Iterable[str]) -> str:
+    """The top-level module that a file would be imported as, from any of the import roots."""
+    for root in sorted(roots, key=len, reverse=True):
+        prefix = "" if root == "." else f"{root}/"
+        if name.startswith(prefix):
+            top = name.removeprefix(prefix).partition("/")[0]
+            return top.removesuffix(".py") if "/" in name.removeprefix(prefix) or name.endswith(".py") else ""
+    return ""

@@ -1,0 +1,173 @@
+"""JavaScript tests with other inputs: constants changed, assertions turned into records (see ``pytest_alter.py``).
+
+Where a test compared values it hands them to ``woodshed_seen`` (``values.js``) and goes on. Titles of tests, names of
+modules and properties, indices, template strings and plans stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from woodshed.grading.pytest_alter import Kind, other_letter
+
+from .syntax import parse, rewrite, text, words
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+
+_METHODS = words(
+    "equal equals isEqual is same strictEqual strictEquals deepEqual deepEquals isEquivalent deepStrictEqual eq eql "
+    "looseEqual deepLooseEqual notEqual notEquals notStrictEqual notDeepEqual notDeepStrictEqual notSame not ok true "
+    "false notOk assert isTrue isFalse isNull isUndefined isDefined isNotNull isOk isNotOk include notInclude lengthOf "
+    "match notMatch typeOf isArray isObject isString isNumber property sameMembers sameDeepMembers instanceOf closeTo "
+    "exactly truthy falsy"
+)
+_FUNCTIONS = words("assert ok equal deepEqual strictEqual deepStrictEqual notEqual notStrictEqual notDeepEqual")
+_RAISES = re.compile(r"(?i)throw|reject|raise")
+_TITLED = words("describe context suite it specify test only skip todo before after beforeEach afterEach")
+_BY_NAME = _TITLED | words("require import plan timeout setTimeout retries slow")
+_CONSTANTS = words("number string true false null undefined regex")
+_TAPE = re.compile(r"""['"]tape['"]""")
+
+
+def alter(source: str, kind: Kind) -> str | None:
+    """The altered source, None where it has no constant of that kind to change or cannot be parsed.
+
+    Numbers keep their sign and 0 stays 0; strings keep their length and change one letter. A string of digits and
+    signs counts as a number: one digit changes.
+    """
+    root = parse(source.encode())
+    if root is None:
+        return None
+    changer = _Alter(kind, counts=_TAPE.search(source) is not None)
+    try:
+        altered = rewrite(root, changer.replaced)
+    except RecursionError:
+        return None
+    return altered if changer.changed else None
+
+
+class _Alter:
+    def __init__(self, kind: Kind, counts: bool) -> None:
+        self.kind, self.counts, self.changed = kind, counts, False
+
+    def replaced(self, node: Node) -> str | None:
+        if node.type == "template_string":
+            return text(node)
+        if node.type in ("number", "string"):
+            return self._constant(node)
+        if node.type == "expression_statement":
+            record = self._record(node.named_children[0])
+            return record and f"{record};"
+        return self._record(node) if _is_result(node) else None
+
+    def _constant(self, node: Node) -> str | None:
+        old = text(node)
+        if _names_something(node):
+            return old
+        if node.type == "number":
+            new = _number(old) if self.kind == "numbers" else old
+        elif self.kind == "strings":
+            new = other_letter(old)
+        else:
+            new = _other_digit(old)
+        if new == old:
+            return old
+        self.changed = True
+        return new
+
+    def _record(self, expression: Node) -> str | None:
+        """A record in place of an assertion; None for any other expression."""
+        values, holder = _compared(expression)
+        if not values:
+            return None
+        noted = ", ".join(rewrite(value, self.replaced) for value in values if not _literal(value))
+        # A planned test of tape counts its assertions.
+        return f"woodshed_seen({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")
+
+
+def _is_result(node: Node) -> bool:
+    """Whether an expression is what a function gives back: ``() => assert.equal(a, b)``."""
+    above = node.parent
+    if above is None or node.type not in ("call_expression", "member_expression"):
+        return False
+    return above.type == "return_statement" or (
+        above.type == "arrow_function" and above.child_by_field_name("body") == node
+    )
+
+
+def _compared(expression: Node) -> tuple[list[Node], str]:
+    """Expressions that an assertion compares, and the object whose method it is; none where it is no assertion."""
+    function = expression.child_by_field_name("function") if expression.type == "call_expression" else None
+    outer = _arguments(expression)
+    if function is not None and function.type == "identifier":
+        return (outer, "") if text(function) in _FUNCTIONS else ([], "")
+    chain = expression
+    names: list[str] = []
+    while chain.type in ("member_expression", "call_expression"):
+        inner = chain.child_by_field_name("function")
+        if chain.type == "call_expression" and inner is not None:
+            if text(inner) in ("expect", "should", "assert"):
+                raises = any(map(_RAISES.search, names))
+                return ([], "") if raises else ([*_arguments(chain), *(outer if chain != expression else [])], "")
+            chain = inner
+            continue
+        name, owner = text(chain.child_by_field_name("property")), chain.child_by_field_name("object")
+        names.append(name)
+        if owner is None:
+            break
+        if name == "should":
+            return ([], "") if any(map(_RAISES.search, names)) else ([owner, *outer], "")
+        chain = owner
+    if function is None or function.type != "member_expression" or names[:1] == [] or names[0] not in _METHODS:
+        return [], ""
+    return outer, text(function.child_by_field_name("object"))
+
+
+def _arguments(call: Node) -> list[Node]:
+    found = call.child_by_field_name("arguments")
+    if found is None or found.type != "arguments":
+        return []
+    return [n for n in found.named_children if n.type != "comment"]
+
+
+def _names_something(node: Node) -> bool:
+    """Whether a constant is a key, an index, a directive, a title, a module, or the name of a type."""
+    parent = node.parent
+    if parent is None:
+        return True
+    if parent.type in ("expression_statement", "import_statement", "export_statement", "subscript_expression"):
+        return True
+    if parent.type in ("pair", "computed_property_name", "method_definition"):
+        return parent.children[0] == node or parent.type != "pair"
+    if parent.type == "binary_expression":
+        return any(c.type == "unary_expression" and text(c).startswith("typeof") for c in parent.children)
+    if parent.type == "arguments" and parent.parent is not None:
+        function = parent.parent.child_by_field_name("function")
+        last = text(function).rpartition(".")[2].rpartition("\n")[2].strip()
+        return last in _BY_NAME and parent.named_children[0] == node
+    return False
+
+
+def _literal(node: Node) -> bool:
+    if node.type in ("array", "object", "pair", "unary_expression"):
+        return all(_literal(child) for child in node.named_children)
+    return node.type in _CONSTANTS or node.type in (
+        "property_identifier", "arrow_function", "function_expression", "spread_element", "comment",
+    )  # fmt: skip
+
+
+def _other_digit(old: str) -> str:
+    if re.search(r"[A-Za-z\\]", old):
+        return old
+    return re.sub(r"[1-9](?=\D*$)", lambda match: str(int(match[0]) + 1) if match[0] != "9" else "8", old)
+
+
+def _number(old: str) -> str:
+    if re.fullmatch(r"\d{1,15}", old) and not re.match(r"0\d", old):
+        return str(int(old) + (int(old) > 0))
+    if re.fullmatch(r"\d+\.\d+", old):
+        return repr(float(old) * 1.25)
+    return old

@@ -1,0 +1,84 @@
+"""Several runs of pytest in one box, where a file or two differ between them: the price of starting is paid once.
+
+For our own code only, when tasks are made. A submission is graded by ``pytest_grader.py`` in a box of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+
+from woodshed.sandbox.protocol import Sandbox
+
+from .pytest_grader import MAX_OUTPUT, TestRun, read_run, runner_source
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One run: first ``delete`` and ``write`` (paths relative to the workdir), then the tests ``ids`` of ``files``.
+
+    ``timeout``: seconds for the run, ``test_timeout`` for one test. ``bytecode``: keep what is compiled beside the
+    sources, for later runs. ``ids`` None: all tests; empty: none is run, the files are only collected.
+    """
+
+    files: Sequence[str]
+    ids: Sequence[str] | None
+    write: Mapping[str, bytes] = field(default_factory=dict)
+    delete: Sequence[str] = ()
+    timeout: float = 60.0
+    test_timeout: float = 10.0
+    bytecode: bool = False
+    reverse: bool = False
+
+
+async def run_phases(
+    box: Sandbox, phases: Sequence[Phase], *, path: Sequence[str], workdir: str = "/workspace"
+) -> list[TestRun]:
+    """One TestRun for each phase, in their order. ``path`` as for ``run_pytest``.
+
+    SandboxError only where the sandbox itself fails. A phase that collects only is never ``complete``; its
+    ``problems`` count.
+    """
+    nonces = [secrets.token_hex(16) for _ in phases]
+    request = {
+        "runner": runner_source(), "path": list(path), "workdir": workdir,
+        "phases": [_phase(p, nonce, path, workdir) for p, nonce in zip(phases, nonces)],
+    }  # fmt: skip
+    start = perf_counter()
+    done = await box.exec(
+        ["python3", "-I", "-B", "-c", _source()], stdin=json.dumps(request).encode(), cwd=workdir,
+        timeout=10.0 + sum(p.timeout for p in phases), max_output=MAX_OUTPUT * len(phases),
+    )  # fmt: skip
+    seconds = (perf_counter() - start) / max(1, len(phases))
+    return [
+        read_run(done.stdout, nonce, _ended(done.stdout, nonce, p), b"", seconds) for p, nonce in zip(phases, nonces)
+    ]
+
+
+def _phase(phase: Phase, nonce: str, path: Sequence[str], workdir: str) -> dict[str, object]:
+    run = {
+        "nonce": nonce, "files": list(phase.files), "ids": None if phase.ids is None else list(phase.ids),
+        "path": list(path), "workdir": workdir, "test_timeout": phase.test_timeout, "reverse": phase.reverse,
+        "trace": [], "encoder": "", "bytecode": phase.bytecode,
+    }  # fmt: skip
+    write = {name: base64.b64encode(data).decode() for name, data in phase.write.items()}
+    return {"run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout}
+
+
+def _ended(stdout: bytes, nonce: str, phase: Phase) -> int | str:
+    found = re.search(rf"^{nonce}: (null|-?\d+)$".encode(), stdout, re.MULTILINE)
+    if found is None:
+        return "the box ended before the run did"
+    return f"timed out after {phase.timeout:g} s" if found[1] == b"null" else int(found[1])
+
+
+@cache
+def _source() -> str:
+    return Path(__file__).with_name("pytest_phases_runner.py").read_text("utf-8")

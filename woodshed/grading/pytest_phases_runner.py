@@ -1,0 +1,69 @@
+"""Runs inside the box: several runs of ``pytest_runner.py``, each in a fork of one process that has loaded pytest.
+
+Standalone source, as that one is; its text comes with the request. Before each run the phase's files are written and
+deleted, with the bytecode of what they replace. A run leaves nothing behind in the process of the next one; what its
+tests leave in the file system stays.
+"""
+
+import base64
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.read())
+    scope: dict[str, Any] = {"__name__": "pytest_runner"}
+    exec(compile(request["runner"], "<runner>", "exec"), scope)
+    scope["load"](request["path"], request["workdir"])
+    for phase in request["phases"]:
+        _change(Path(request["workdir"]), phase["write"], phase["delete"])
+        ended = _fork(scope["serve"], phase["run"], phase["timeout"])
+        os.write(1, f"\n{phase['run']['nonce']}: {json.dumps(ended)}\n".encode())
+
+
+def _change(root: Path, write: dict[str, str], delete: list[str]) -> None:
+    for name in (*write, *delete):
+        path = root / name
+        # A file of the same second and size would pass for the one that its bytecode was compiled from.
+        for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            stale.unlink()
+    for name in delete:
+        (root / name).unlink(missing_ok=True)
+    for name, text in write.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(text))
+
+
+def _fork(serve: Any, run: dict[str, Any], timeout: float) -> "int | None":
+    """Exit status of the run, None where it took longer than ``timeout`` seconds."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        try:
+            serve(run)
+        finally:
+            os._exit(70)
+    deadline = time.monotonic() + timeout
+    done, status, pause = 0, 0, 0.001
+    while not done and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+        done, status = os.waitpid(child, os.WNOHANG)
+    try:
+        os.killpg(child, signal.SIGKILL)  # with whatever its tests have started
+    except ProcessLookupError:
+        pass
+    if not done:
+        os.waitpid(child, 0)
+        return None
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""``TASK/history.jsonl``: how policies did on a task, and whether it is still in use. Lines are added, never changed.
+
+The file lies beside ``task.toml`` and travels with the task; it is no part of it, so ``Task.digest`` leaves it out.
+What was noted of other contents of the task (its digest differs) does not count any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from .jsonl import JsonLines, read_jsonl
+from .task import HISTORY, Task, TaskError
+
+Status = Literal["in use", "retired", "quarantined", "broken"]
+_STATUSES = get_args(Status)
+
+
+@dataclass(frozen=True)
+class Rating:
+    """``solved`` of ``rollouts`` by one version of a policy; those that infrastructure errors cost are not counted.
+
+    ``policy`` is its name for people, ``version`` its PolicyVersion (of the newest token), ``checkpoint`` the digest of
+    its files where they were there, ``harness`` the harness hash. ``group`` names these rollouts and no others: of two
+    ratings of a group the one with more rollouts holds. ``kind``: ``rate``, or the stage of a run (``before``,
+    ``after``, ``train``). ``turns`` and ``thinking_tokens`` are means over the rollouts. ``date``: UTC, to the second.
+    """
+
+    group: str
+    policy: str
+    version: int
+    rollouts: int
+    solved: int
+    kind: str
+    date: str
+    harness: str = ""
+    checkpoint: str = ""
+    turns: float = 0.0
+    thinking_tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.solved <= self.rollouts or self.rollouts < 1:
+            raise ValueError(f"solved = {self.solved} of rollouts = {self.rollouts}")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What was decided about a task, and ``why``. Runs take tasks that are ``in use`` only. ``hardened``: names of the
+    tasks that were made of it."""
+
+    status: Status
+    why: str
+    date: str
+    hardened: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.status not in _STATUSES:
+            raise ValueError(f"status {self.status!r} is not one of {', '.join(_STATUSES)}")
+
+
+@dataclass(frozen=True)
+class History:
+    """``ratings``: one for each group, oldest first. ``mark``: the last one, None where nothing was decided."""
+
+    ratings: tuple[Rating, ...] = ()
+    mark: Mark | None = None
+
+    @property
+    def status(self) -> Status:
+        return self.mark.status if self.mark is not None else "in use"
+
+
+def read_history(task: Task) -> History:
+    """What is known of the task as it is now. Raises TaskError that names the file and the line."""
+    path = task.path / HISTORY
+    if not path.exists():
+        return History()
+    ratings: dict[str, Rating] = {}
+    mark = None
+    for number, row in enumerate(read_jsonl(path), 1):
+        try:
+            if row["task"] != task.digest:
+                continue
+            if "rating" in row:
+                one = _typed(Rating, row["rating"])
+                known = ratings.get(one.group)
+                if known is None or one.rollouts > known.rollouts:
+                    ratings.pop(one.group, None)  # the newest is the last
+                    ratings[one.group] = one
+            else:
+                mark = _typed(Mark, {**row["mark"], "hardened": tuple(row["mark"]["hardened"])})
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise TaskError(f"{path}: entry {number}: {what}; remove that line") from None
+    return History(tuple(ratings.values()), mark)
+
+
+def note_rating(task: Task, rating: Rating) -> bool:
+    """Add a rating; False (and nothing written) where the history has one of this group and as many rollouts."""
+    known = next((r for r in read_history(task).ratings if r.group == rating.group), None)
+    if known is not None and known.rollouts >= rating.rollouts:
+        return False
+    _add(task, {"rating": asdict(rating)})
+    return True
+
+
+def note_mark(task: Task, mark: Mark) -> bool:
+    """Add a decision; False (and nothing written) where it says what the last one says."""
+    last = read_history(task).mark
+    if last is not None and (last.status, last.why, last.hardened) == (mark.status, mark.why, mark.hardened):
+        return False
+    _add(task, {"mark": asdict(mark)})
+    return True
+
+
+def in_use(tasks: Iterable[Task]) -> tuple[list[Task], Counter[str]]:
+    """The tasks that a run may take, and how many were left out by their status."""
+    kept: list[Task] = []
+    left: Counter[str] = Counter()
+    for task in tasks:
+        status = read_history(task).status
+        if status == "in use":
+            kept.append(task)
+        else:
+            left[status] += 1
+    return kept, left
+
+
+def now() -> str:
+    """This second in UTC, as dates are noted."""
+    return at(datetime.now(UTC).timestamp())
+
+
+def at(seconds: float) -> str:
+    """Unix seconds as dates are noted."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _add(task: Task, row: dict[str, Any]) -> None:
+    JsonLines(task.path / HISTORY).append({"task": task.digest, **row})
+
+
+def _typed(kind: type[Any], row: dict[str, Any]) -> Any:
+    types: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    for each in fields(kind):
+        wanted = types.get(str(each.type))
+        if each.name in row and wanted is not None and not isinstance(row[each.name], wanted):
+            raise ValueError(f"{each.name} must be of type {each.type}, got {row[each.name]!r}")
+    return kind(**row)

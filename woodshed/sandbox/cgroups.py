@@ -1,0 +1,176 @@
+"""Control groups for boxes: the kernel's own count of all that a box holds, where this process may make any.
+
+Version 1 as root (``memory`` and ``pids`` hierarchies), version 2 below the nearest group above ours that hands both
+controllers on and that we may write to. One group per zygote, named as its folder, and one in it for each box; they go
+with the box, with the zygote, or with the next owner that sweeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+_CONTROLLERS = ("memory", "pids")
+
+
+class Place(NamedTuple):
+    """Where groups can be made: one folder per controller (version 2: one for both)."""
+
+    version: Literal["v1", "v2"]
+    folders: tuple[str, ...]
+
+
+class Joining(NamedTuple):
+    """Open files of a box's group: the first process writes ``0`` to ``join``; ``events`` counts what was killed."""
+
+    join: tuple[int, ...]
+    events: int
+
+
+def find_place(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/self/cgroup") -> Place | None:
+    """None where this process can make no groups with both controllers."""
+    try:
+        return _find(mountinfo, membership)
+    except OSError:  # a kernel without groups, or no /proc
+        return None
+
+
+def _find(mountinfo: str, membership: str) -> Place | None:
+    ours: dict[str, str] = {}
+    with open(membership) as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            ours |= dict.fromkeys(controllers.split(","), path)
+    found: dict[str, str] = {}
+    with open(mountinfo) as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            root, mounted = left.split()[3:5]
+            kind, _, options = right.split()[:3]
+            if kind == "cgroup2":
+                names = [""]
+            elif kind == "cgroup":
+                names = [name for name in _CONTROLLERS if name in options.split(",")]
+            else:
+                continue
+            for name in names:
+                root = root.rstrip("/")
+                if name in ours and ours[name].startswith(root):
+                    found[name] = os.path.join(mounted, ours[name][len(root) :].strip("/")).rstrip("/")
+    if all(name in found and os.access(found[name], os.W_OK) for name in _CONTROLLERS):
+        return Place("v1", tuple(found[name] for name in _CONTROLLERS))
+    return _handed_on(found[""]) if "" in found else None
+
+
+def _handed_on(folder: str) -> Place | None:
+    """Groups with processes have no groups with controllers below them, so ours will hardly do."""
+    while os.path.exists(f"{folder}/cgroup.subtree_control"):
+        with open(f"{folder}/cgroup.subtree_control") as file:
+            handed = set(_CONTROLLERS) <= set(file.read().split())
+        if handed and os.access(f"{folder}/cgroup.procs", os.W_OK) and os.access(folder, os.W_OK):
+            return Place("v2", (folder,))
+        folder = os.path.dirname(folder)
+    return None
+
+
+class Groups:
+    """The groups of one zygote's boxes."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        """Raises OSError where no group can be made after all."""
+        self.version = place.version
+        self._folders = [f"{folder}/{name}" for folder in place.folders]
+        for folder in self._folders:
+            os.mkdir(folder)
+            if self.version == "v2":
+                _write(f"{folder}/cgroup.subtree_control", "+memory +pids")
+
+    def make(self, box: int, memory: int | None, processes: int | None) -> Joining:
+        """A group for a box; ``memory`` in bytes with files, which lie in memory too. The files are the caller's."""
+        folders = [f"{folder}/{box}" for folder in self._folders]
+        first, last = folders[0], folders[-1]
+        for folder in folders:
+            os.mkdir(folder)
+        v1 = self.version == "v1"
+        if memory is not None:
+            _write(f"{first}/{'memory.limit_in_bytes' if v1 else 'memory.max'}", str(memory))
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # no swap, or none that is counted
+                if v1:
+                    _write(f"{first}/memory.memsw.limit_in_bytes", str(memory))
+                else:
+                    _write(f"{first}/memory.swap.max", "0")
+        if processes is not None:
+            _write(f"{last}/pids.max", str(processes))
+        opened: list[int] = []
+        try:
+            # One thread that moves itself by ``tasks`` waits for nobody.
+            for folder in folders:
+                opened.append(os.open(f"{folder}/{'tasks' if v1 else 'cgroup.procs'}", os.O_WRONLY | os.O_CLOEXEC))
+            events = os.open(f"{first}/{'memory.oom_control' if v1 else 'memory.events'}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            raise
+        return Joining(tuple(opened), events)
+
+    def remove(self, box: int) -> bool:
+        """Take the group of a box that has ended; whether the kernel killed for memory in it."""
+        name = "memory.oom_control" if self.version == "v1" else "memory.events"
+        killed = False
+        with contextlib.suppress(OSError):
+            fd = os.open(f"{self._folders[0]}/{box}/{name}", os.O_RDONLY)
+            killed = kills(fd) > 0
+            os.close(fd)
+        for folder in self._folders:
+            _remove(f"{folder}/{box}")
+        return killed
+
+    def close(self) -> None:
+        for folder in self._folders:
+            _remove_all(folder)
+
+
+def kills(events: int) -> int:
+    """Processes that the kernel killed in a group because its memory was full."""
+    for line in os.pread(events, 4096, 0).splitlines():
+        name, _, count = line.partition(b" ")
+        if name == b"oom_kill":
+            return int(count)
+    return 0
+
+
+def sweep(prefix: str, dead: Callable[[str], bool]) -> None:
+    """Remove groups beside ours that begin with ``prefix`` and whose owner is dead."""
+    place = find_place()
+    for folder in place.folders if place is not None else ():
+        for name in os.listdir(folder):
+            if name.startswith(prefix) and dead(name):
+                _remove_all(f"{folder}/{name}")
+
+
+def _remove_all(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                _remove(entry.path)
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """A process that was waited for may still be leaving."""
+    for _ in range(50):
+        try:
+            os.rmdir(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.002)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,1 @@
+"""Boxes by a container engine: docker, or podman, which takes the same commands."""

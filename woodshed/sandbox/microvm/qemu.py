@@ -1,0 +1,96 @@
+"""Finds the programs and the kernel that the microvm backend needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from woodshed.record.cache import cache_directory
+
+_HOW = "run `scripts/install-qemu` (Debian on amd64, no root needed), or set WOODSHED_QEMU to a folder that it made"
+_OLDEST = (8, 2)
+_NAME = "qemu-system-x86_64"
+
+
+class Missing(Exception):
+    """Something is not there or too old; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """``root``: the folder they were fetched to. ``libraries``: what the machine itself may lack of theirs."""
+
+    root: Path
+    qemu: Path
+    kernel: Path
+    modules: Path
+    busybox: Path
+    mkfs: Path
+    libraries: tuple[Path, ...]
+    firmware: tuple[Path, ...]
+
+    def below_root(self) -> dict[str, Any]:
+        """What the keeper needs to know, as places below ``root``."""
+
+        def below(path: Path) -> str:
+            return path.relative_to(self.root).as_posix()
+
+        return {
+            "programs": str(self.root), "qemu": below(self.qemu), "libraries": list(map(below, self.libraries)),
+            "firmware": list(map(below, self.firmware)),
+        }  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """For running them where they lie."""
+        return {"LD_LIBRARY_PATH": ":".join(map(str, self.libraries)), "PATH": "/usr/bin:/bin"}
+
+
+@lru_cache(maxsize=4)
+def find_programs() -> Programs:
+    """What ``scripts/install-qemu`` fetched, tried out. Raises Missing."""
+    root = Path(os.environ.get("WOODSHED_QEMU") or cache_directory() / "qemu").resolve()
+    if not root.is_dir():
+        raise Missing(f"QEMU is not there; {_HOW}")
+    kernels = sorted((root / "boot").glob("vmlinuz-*"))
+    if not kernels:
+        raise Missing(f"{root} holds no kernel; {_HOW}")
+    libraries = (root / "usr/lib/x86_64-linux-gnu", root / "lib/x86_64-linux-gnu")
+    release = kernels[-1].name.removeprefix("vmlinuz-")
+    found = Programs(
+        root=root,
+        qemu=root / "usr/bin" / _NAME,
+        kernel=kernels[-1],
+        modules=root / "lib/modules" / release,
+        busybox=root / "bin/busybox",
+        mkfs=root / "usr/bin/mkfs.erofs",
+        libraries=libraries,
+        firmware=(root / "usr/share/seabios", root / "usr/share/qemu"),
+    )
+    for path in (found.qemu, found.modules, found.busybox, found.mkfs):
+        if not path.exists():
+            raise Missing(f"{root} lacks {path.relative_to(root)}; {_HOW}")
+    said = _version([str(found.qemu), "--version"], found)
+    version = re.search(r"version (\d+)\.(\d+)", said)
+    if version is None or tuple(map(int, version.groups())) < _OLDEST:
+        raise Missing(f"{found.qemu} says {said.strip()[:80]!r}, not QEMU {_OLDEST[0]}.{_OLDEST[1]} or newer; {_HOW}")
+    _version([str(found.mkfs), "--help"], found)
+    if not os.access(shutil.which("setpriv") or "", os.X_OK):
+        raise Missing("setpriv is not on the path; install util-linux")
+    return found
+
+
+def _version(command: list[str], programs: Programs) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, env=programs.environment()
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        raise Missing(f"{command[0]} does not run: {detail.strip()[:300]}; {_HOW}") from None
+    return done.stdout

@@ -1,0 +1,71 @@
+"""The boxes that settings ask for: of this machine, of other hosts, or of both."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from woodshed.engine.access import ADMIN_VARIABLE, read_admin_key
+from woodshed.record.jsonl import JsonLines
+
+from .backends import open_backend
+from .placed import PlacedHosts, following
+from .placement import Local, Place, Placement
+from .pool import Pool
+from .pressure import Bounds, Load, measure
+from .protocol import SandboxError
+from .settings import LOCAL, RAY, SandboxSettings
+
+
+def open_pool(settings: SandboxSettings, egress_log: Path | None = None) -> Pool:
+    """Boxes of this machine, as far as it has room."""
+    backend = open_backend(
+        settings.backend, root=settings.root, max_starting=settings.max_starting, egress_log=egress_log,
+        cgroups=settings.cgroups,
+    )  # fmt: skip
+    place = (settings.root or Path(tempfile.gettempdir())).resolve()
+    return Pool(
+        backend, lambda: measure(place), settings.bounds(), max_boxes=settings.max_boxes, bases=settings.bases,
+        base_bytes=settings.base_bytes,
+    )  # fmt: skip
+
+
+def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed: Path | None = None) -> Pool:
+    """Boxes of this machine, or of ``settings.hosts``. There room and warm bases are each host's own affair, and only
+    ``max_boxes`` is decided here. ``placed``: folder (``PlacedHosts``) that says where hosts are that the run places.
+    Raises SandboxError where the key of the hosts is missing, or hosts would have to be placed."""
+    if not settings.hosts:
+        return open_pool(settings, egress_log)
+    from .remote.backend import RemoteBackend
+
+    egress = JsonLines(egress_log).append if egress_log is not None else None
+
+    def remote(url: str, key: str) -> Place:
+        return RemoteBackend(url, key, settings.backend, egress=egress)
+
+    places: Sequence[Place] | Callable[[], Sequence[Place]]
+    if RAY in settings.hosts:
+        if placed is None:
+            raise SandboxError(f"sandbox.hosts = [{RAY!r}]: only `woodshed run` places box servers on a Ray cluster")
+        hosts = PlacedHosts(placed)
+        places = following(hosts, partial(remote, key=hosts.key()))
+    else:
+        key = _key(settings.hosts_key_file) if set(settings.hosts) != {LOCAL} else ""
+        places = [
+            Local(open_pool(settings, egress_log)) if host == LOCAL else remote(host, key) for host in settings.hosts
+        ]
+    nothing = Bounds(None, None, None, None)
+    placement = Placement(places, settings.backend)
+    return Pool(placement, lambda: Load(0, 0), nothing, max_boxes=settings.max_boxes, bases=0)
+
+
+def _key(file: Path | None) -> str:
+    if file is None and not os.environ.get(ADMIN_VARIABLE, "").strip():
+        raise SandboxError(f"sandbox.hosts: no key; name a file in sandbox.hosts_key_file, or set {ADMIN_VARIABLE}")
+    try:
+        return read_admin_key(file)
+    except ValueError as error:
+        raise SandboxError(f"sandbox.hosts_key_file: {error}") from None

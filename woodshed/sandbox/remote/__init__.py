@@ -1,0 +1,1 @@
+"""Boxes as a program of its own on another host, and its client."""

@@ -1,0 +1,102 @@
+"""How hard tasks are for policies, in numbers that say how sure they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from woodshed.record.history import History, Rating
+
+_Z = 1.959964
+"""Of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """``count`` of ``of``, as an estimate of a probability with its 95 % interval."""
+
+    count: int
+    of: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's score interval (Wilson 1927): it stays within 0 and 1, and none of none is (0, 1)."""
+        if not self.of:
+            return 0.0, 1.0
+        p, z2 = self.count / self.of, _Z * _Z
+        middle = p + z2 / (2 * self.of)
+        half = _Z * sqrt(p * (1 - p) / self.of + z2 / (4 * self.of * self.of))
+        scale = 1 + z2 / self.of
+        return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+    def __str__(self) -> str:
+        if not self.of:
+            return "none of none"
+        low, high = self.interval
+        return f"{self.count} of {self.of}, {self.count / self.of:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def solved(rating: Rating) -> Share:
+    """Rollouts of one task that solved it."""
+    return Share(rating.solved, rating.rollouts)
+
+
+def ever_solved(history: History) -> Share:
+    """The rollouts of every policy together: whether anybody can do it."""
+    return Share(sum(r.solved for r in history.ratings), sum(r.rollouts for r in history.ratings))
+
+
+def lines_of(history: History) -> list[str]:
+    """One for each rating, oldest first, then what was decided."""
+    lines = [
+        f"{r.date[:10]}  {r.policy} version {r.version} ({r.kind}): {solved(r)} solved; {r.turns:.1f} turns, "
+        f"{r.thinking_tokens:.0f} thinking tokens"
+        for r in history.ratings
+    ]
+    mark = history.mark
+    if mark is not None:
+        lines.append(f"{mark.date[:10]}  {mark.status}: {mark.why}")
+        lines += [f"            hardened as {name}" for name in mark.hardened]
+    return lines
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How one version of a policy does over tasks: the shares that it never, sometimes, always solved."""
+
+    policy: str
+    version: int
+    rollouts: int
+    never: Share
+    sometimes: Share
+    always: Share
+
+    def __str__(self) -> str:
+        return (
+            f"{self.policy} version {self.version}: {self.rollouts} rollouts on {self.never.of} tasks; solved never "
+            f"{self.never}; sometimes {self.sometimes}; always {self.always}"
+        )
+
+
+def spread(histories: Iterable[History]) -> list[Spread]:
+    """By policy and version, as their ratings were made. Tasks are the unit: rollouts of one are alike."""
+    found: dict[tuple[str, int], list[Sequence[Rating]]] = {}
+    for history in histories:
+        by_policy: dict[tuple[str, int], list[Rating]] = {}
+        for rating in history.ratings:
+            by_policy.setdefault((rating.policy, rating.version), []).append(rating)
+        for key, ratings in by_policy.items():
+            found.setdefault(key, []).append(ratings)
+    return [_spread(policy, version, ratings) for (policy, version), ratings in found.items()]
+
+
+def _spread(policy: str, version: int, tasks: list[Sequence[Rating]]) -> Spread:
+    kinds: Counter[str] = Counter()
+    for ratings in tasks:
+        done, tried = sum(r.solved for r in ratings), sum(r.rollouts for r in ratings)
+        kinds["never" if not done else "always" if done == tried else "sometimes"] += 1
+    rollouts = sum(r.rollouts for ratings in tasks for r in ratings)
+    shares = (Share(kinds[kind], len(tasks)) for kind in ("never", "sometimes", "always"))
+    return Spread(policy, version, rollouts, *shares)

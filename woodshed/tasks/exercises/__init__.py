@@ -1,0 +1,1 @@
+"""Tasks from collections of exercises that a person has on disk: a program to write or to mend, with its tests."""

@@ -1,0 +1,89 @@
+"""Exercises through the same trial as every other candidate: the example solution must pass, the start must not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from woodshed.record.task import Task
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.packages.candidates import Candidate, split_of
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.ledger import Ledger
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.rejected import Rejected
+from woodshed.tasks.packages.report import PackageYield
+from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.packages.stream import Attempt, Stream
+from woodshed.tasks.packages.trial import Trial
+from woodshed.tasks.packages.workspace import pytest_ini
+from woodshed.tasks.prompts.write import Writer
+
+from .read import Exercise, read_collection
+
+
+async def build_exercises(
+    source: str, settings: PackageTaskSettings, catalogue: Catalogue, backend: Backend, layers: LayerStore, out: Path,
+    boxes: asyncio.Semaphore, writer: Writer, *, cache: Path | None = None,
+) -> tuple[list[Task], PackageYield]:  # fmt: skip
+    """Tasks of one collection (see ``read_collection``) under ``out``, at most ``tasks_per_package``; resumable."""
+    start = perf_counter()
+    name, licence, exercises = await asyncio.to_thread(read_collection, source)
+    line = PackageYield(name, functions=len(exercises))
+    made: list[Task] = []
+
+    def attempt(exercise: Exercise) -> Attempt:
+        package, slug = _package(name, licence, exercise), f"{name}-{exercise.name.replace('_', '-')}"
+        names = dependency_layers(catalogue, package, layers, cache=cache)
+        files = {**exercise.gold, **exercise.tests, "pytest.ini": pytest_ini(package)}
+        trial = Trial(settings, package, Suite(package.name, {}, (), {}, 0.0), files, backend, layers, names, writer)
+        return Attempt(f"{slug}-exercise-{package.sha256[:8]}", "exercise", partial(_run, trial, exercise))
+
+    ledger = Ledger(out / f".{name}.jsonl", f"{settings.test_timeout_sec}:{settings.max_tests}:{settings.mutants}")
+    stream = Stream(ledger, out, boxes, settings.parallel)
+    async with aclosing(stream.judged(map(attempt, exercises))) as verdicts:
+        async for verdict in verdicts:
+            line.tried += 1
+            line.count("exercise", verdict.task is not None)
+            if verdict.task is None:
+                line.rejected[verdict.why] += 1
+            else:
+                made.append(verdict.task)
+            if len(made) == settings.tasks_per_package:
+                break
+    line.kept, line.seconds, line.finished = len(made), perf_counter() - start, True
+    return made, line
+
+
+async def _run(trial: Trial, exercise: Exercise, out: Path) -> Task:
+    package = trial.package
+    try:
+        trial.suite = await trial.stable_suite(package.tests)
+        if not trial.suite.tests:
+            raise Rejected("no test of the example solution passes twice")
+        function = CoveredFunction(package.sources[0], exercise.name, 1, 1, 0, tuple(trial.suite.tests))
+        split = split_of(trial.settings, package.name, function)
+        return await trial.run(
+            Candidate(
+                package.name, function, "exercise", "exercise", exercise.start, 0, split, text=exercise.instruction
+            ),
+            out,
+        )
+    finally:
+        await trial.close()
+
+
+def _package(collection: str, licence: str, exercise: Exercise) -> Package:
+    every = {**exercise.start, **exercise.gold, **exercise.tests}
+    digest = hashlib.sha256(b"".join(n.encode() + b"\0" + d for n, d in sorted(every.items()))).hexdigest()
+    tests = tuple(sorted({n.partition("/")[0] if "/" in n else n for n in exercise.tests}))
+    return Package(
+        f"{collection}-{exercise.name}", "1", "", digest, licence, tuple(exercise.gold), tests, (".",),
+        origin=f"{collection}:{exercise.name}",
+    )  # fmt: skip

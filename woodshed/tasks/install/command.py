@@ -1,0 +1,103 @@
+"""``woodshed tasks install``: several sources, one after the other, what is done is not done again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from woodshed.grading.install.match import judge_by
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.sources.factory import claim
+from woodshed.tasks.sources.requirements import wished
+from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source
+
+from .lock import NAME, Install, load_install
+from .place import PolicyPlace
+from .roles import AgentBuilder, AgentSetter, Transcript
+from .rules import RuleBuilder
+from .run import Builder, Outcome, RuleSetter, Setter, ground_of, install
+from .space import Boxes
+from .transcripts import write_transcripts
+
+
+@dataclass(frozen=True)
+class InstallWishes:
+    """What a person may say. ``policy`` plays both roles (rules do, where it is None) and, with ``judge``, a third."""
+
+    code: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    seed: int = 0
+    catalogue: str = ""
+    policy: PolicyPlace | None = None
+    judge: bool = False
+
+
+async def install_sources(
+    sources: Sequence[str], backend: Backend, layers: LayerStore, out: Path, wishes: InstallWishes,
+    progress: Callable[[int, int, str], None] | None = None, cache: Path | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """An outcome for each source, in order; what ``out`` holds already is taken from there.
+
+    Raises PackageError where nothing can be started: a source is not written properly, ``out`` is not usable.
+    """
+    specs = list(dict.fromkeys(parse_source(text) for text in sources))
+    wished(wishes.needs)
+    outcomes: list[Outcome] = []
+    with claim(out, NAME):
+        have = {found.origin: found for found in (load_install(p.parent) for p in sorted(out.glob(f"*/{NAME}")))}
+        new = [spec for spec in specs if spec.origin not in have]
+        names = dict(zip(new, distinct_names(new, (p.name for p in out.iterdir()))))
+        for spec in specs:
+            if spec.origin in have:
+                outcomes.append(_known(have[spec.origin]))
+                continue
+
+            def say(text: str) -> None:
+                if progress:
+                    progress(len(outcomes), len(specs), text)
+
+            outcomes.append(await _one(spec, names[spec], Boxes(backend, layers), out, wishes, say, cache))
+    return outcomes
+
+
+def _known(found: Install) -> Outcome:
+    return Outcome(found.origin, found.targets, found.tries, found)
+
+
+async def _one(
+    spec: SourceSpec, name: str, boxes: Boxes, out: Path, wishes: InstallWishes, say: Callable[[str], None],
+    cache: Path | None,
+) -> Outcome:  # fmt: skip
+    base = load_catalogue(Path(wishes.catalogue) if wishes.catalogue else None).wheels.get("pytest")
+    if base is None:
+        raise PackageError(f"{wishes.catalogue}: [wheels] has no group pytest, which runs the tests; add it")
+    transcripts: list[Transcript] = []
+    policy = wishes.policy
+    try:
+        ground = await asyncio.to_thread(
+            ground_of, spec, name, base, out, code=wishes.code, tests=wishes.tests, cache=cache
+        )
+        setter: Setter = RuleSetter()
+        builder: Builder = RuleBuilder(wished(wishes.needs))
+        judge = None
+        if policy is not None:
+            setter = AgentSetter(policy.open, boxes, transcripts=transcripts)
+            builder = AgentBuilder(policy.open, boxes, policy.model, transcripts=transcripts)
+            judge = judge_by(await policy.open("judge")) if wishes.judge else None
+        outcome = await install(ground, setter, builder, boxes, seed=wishes.seed, say=say, judge=judge)
+        if outcome.install is not None:
+            await asyncio.to_thread(outcome.install.save, out / name)
+        write_transcripts(transcripts, out / f".{name}-roles.jsonl")
+        return outcome
+    except PackageError as error:
+        write_transcripts(transcripts, out / f".{name}-roles.jsonl")
+        return Outcome(spec.origin, error=str(error) if name in str(error) else f"{name}: {error}")
+    finally:
+        if policy is not None:
+            await policy.close()

@@ -1,0 +1,151 @@
+"""``DIR/NAME/``: an install as it is kept: ``install.toml``, which locks it, ``setup.sh``, ``start.sh``, ``files/``.
+
+Everything that was fetched is pinned by sha256, and so is every file of the recipe, so that the same install can be
+made again from the cache, offline, or refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from woodshed.grading.install.goal import Goal, goal_of
+from woodshed.record.atomic import write_whole
+from woodshed.record.toml import to_toml
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.index import PackageError
+
+from .replay import Recipe
+
+NAME = "install.toml"
+_HEAD = "# Written by `woodshed tasks install`; do not edit.\n"
+_TEXTS = ("origin", "commit", "source", "name", "version", "builder", "setup_sha256")
+
+
+@dataclass(frozen=True)
+class Install:
+    """``origin``, ``commit`` (of a repository) and ``source`` (sha256 of its archive): what was installed. ``name``,
+    ``version``: of its metadata.
+
+    ``builder``: ``rules`` or the model. ``tries``: how many it took. ``served`` and ``installed`` as in ``Replay``;
+    ``plugins``: entry points of pytest plugins that tests may load. ``added``: files that the recipe made.
+    """
+
+    origin: str
+    commit: str
+    source: str
+    name: str
+    version: str
+    builder: str
+    tries: int
+    recipe: Recipe
+    goals: tuple[Goal, ...]
+    targets: tuple[Goal, ...]
+    served: tuple[Wheel, ...] = ()
+    installed: tuple[Wheel, ...] = ()
+    plugins: tuple[str, ...] = ()
+    added: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Of everything that decides what tests meet."""
+        parts = (self.source, self.version, sorted(w.sha256 for w in self.installed), self.plugins, _hashes(self.added))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write ``folder``, which is there completely or not at all."""
+        staging = folder.with_name(f".new-{folder.name}")
+        for left in (staging, folder):
+            shutil.rmtree(left, ignore_errors=True)
+        write_whole(staging / "setup.sh", self.recipe.setup)
+        if self.recipe.start:
+            write_whole(staging / "start.sh", self.recipe.start)
+        for name, data in self.added.items():
+            write_whole(staging / "files" / name, data)
+        table = {
+            **{key: getattr(self, key) for key in _TEXTS if key != "setup_sha256"}, "tries": self.tries,
+            "setup_sha256": _sha256(self.recipe.setup.encode()),
+            "start_sha256": _sha256(self.recipe.start.encode()) if self.recipe.start else "",
+            "plugins": list(self.plugins), "notes": list(self.notes),
+            "goal": [{**g.table(), "target": g in self.targets} for g in self.goals],
+            "installed": [w.file for w in self.installed], "wheel": [vars(w) for w in self.served],
+            "files": _hashes(self.added),
+        }  # fmt: skip
+        write_whole(staging / NAME, _HEAD + to_toml(table))
+        staging.rename(folder)
+
+
+def load_install(folder: Path) -> Install:
+    """Raises PackageError that names file and field where it is damaged or was changed by hand."""
+    path = folder / NAME
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+        return _install(folder, table)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PackageError(f"{path}: {error}; {_ADVICE}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise PackageError(f"{path}: {what}; {_ADVICE}") from None
+
+
+_ADVICE = "delete its folder and give the `woodshed tasks install` command again"
+
+
+def _install(folder: Path, table: dict[str, Any]) -> Install:
+    for key in _TEXTS:
+        if not isinstance(table[key], str):
+            raise ValueError(f"{key} must be a string")
+    setup = _checked(folder / "setup.sh", table["setup_sha256"])
+    start = _checked(folder / "start.sh", table["start_sha256"]) if table["start_sha256"] else b""
+    added = {name: _checked(folder / "files" / _inside(name), sha256) for name, sha256 in table["files"].items()}
+    marked = [(goal_of({k: v for k, v in g.items() if k != "target"}, "goal"), g["target"]) for g in table["goal"]]
+    served = [Wheel(**entry) for entry in table["wheel"]]
+    if bad := [w.file for w in served if len(w.sha256) != 64 or "/" in w.file]:
+        raise ValueError(f"wheel {bad[0]}: needs a file name and a sha256 of 64 hexadecimal digits")
+    by_file = {w.file: w for w in served}
+    return Install(
+        table["origin"], table["commit"], table["source"], table["name"], table["version"], table["builder"],
+        int(table["tries"]),
+        Recipe(setup.decode(), start.decode()), tuple(g for g, _ in marked), tuple(g for g, t in marked if t),
+        tuple(served), tuple(by_file[file] for file in table["installed"]), tuple(table["plugins"]), added,
+        tuple(table["notes"]),
+    )  # fmt: skip
+
+
+def find_install(folder: Path, origin: str) -> Install:
+    """The install of a source, or of the commit that it names, in a folder of installs. Raises PackageError."""
+    for path in sorted(folder.glob(f"*/{NAME}")):
+        found = load_install(path.parent)
+        if origin in (found.origin, f"{found.origin}@{found.commit}"):
+            return found
+    raise PackageError(
+        f"{folder} has no install of {origin}; make one with `woodshed tasks install {origin} --out {folder}`"
+    )
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"files: {name!r} is outside")
+    return name
+
+
+def _checked(path: Path, sha256: str) -> bytes:
+    data = path.read_bytes()
+    if _sha256(data) != sha256:
+        raise ValueError(f"{path.name} was changed after it was locked")
+    return data
+
+
+def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: _sha256(data) for name, data in sorted(files.items())}
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,188 @@
+"""The two roles as agents: the harness of training and serving, on any policy behind an OpenAI-compatible server.
+
+The goal-setter explores the bare repository and hands in goals; the builder, who never sees how they were chosen,
+starts from the initial state and hands in a recipe. What counts is the recipe replayed, never what a role says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from woodshed.grading.install.box import SCRATCH, SETUP
+from woodshed.grading.install.goal import Goal
+from woodshed.grading.install.match import search
+from woodshed.harness.endpoint import ChatEndpoint
+from woodshed.harness.episode import Episode, Moment, Reaction
+from woodshed.harness.loop import run_episode
+from woodshed.harness.settings import CommandSettings, HarnessSettings, LimitSettings
+from woodshed.sandbox.protocol import BoxSpec, Sandbox
+from woodshed.tasks.packages.index import PackageError
+
+from .depot import Depot
+from .goals import PROPOSED, parse_goals
+from .replay import Recipe, Replay
+from .space import GOALS, START, Boxes, Ground
+
+CORRECTIONS = 3
+"""How often a goal-setter is told what is wrong with what it handed in."""
+
+_MAX_SCRIPT = 64 << 10
+
+_TOOLS = ("read_file", "write_file", "edit_file", "grep", "glob", "list_dir", "run_command", "todo_write", "finish")
+ROLE_HARNESS = HarnessSettings(
+    tools=_TOOLS,
+    limits=LimitSettings(turns=60, wall_seconds=2400.0),
+    command=CommandSettings(timeout=120.0),
+)
+"""The agent of both roles; a caller may give another."""
+
+BOX = """\
+The repository lies in the working directory. Its code is importable where it lies: do not install the project itself,
+and leave its files as they are. pip installs wheels from a package index; there is no other network. pytest is
+there."""
+
+_SETTER = f"""\
+Find out how this repository is set up, tested and run: read its documentation and configuration, try its tools.
+
+{BOX} What you install is thrown away.
+
+Then write {GOALS}: a JSON list of exactly {PROPOSED} goals, commands that will work once somebody has set the
+repository up properly. Each is an object with
+- "command": one shell line, run in the root of the repository, that ends by itself and installs nothing;
+- "expect": what its output looks like, in words, for somebody who does not know the repository;
+- "pattern": a regular expression (Python) that must be found in that output and in no failed one;
+- "exit_codes": list of the exit codes that are right, such as [0];
+- "passing_share", only where the command runs pytest: the share of tests that has to pass, such as 0.9.
+Cover the test suite, parts of it, imports, command lines, whatever the project offers. Do not make them depend on
+times, places or random values. Call finish when the file is complete.
+"""
+
+_BUILDER = f"""\
+Write a recipe that sets up this repository, so that the commands below work.
+
+{BOX}
+
+Hand in {SETUP}, a shell script that is run once with `sh -e` in the root of a fresh copy of the repository, and, only
+if services have to run, {START}, which starts them in the background at the beginning of every use. What is missing
+(services, data, credentials, images) may be mocked by files that setup.sh creates in the repository. It may not change
+or delete the repository's files, nor add tests or configuration of the test runner. Everything has to be in these
+scripts: only they survive. Then call finish.
+
+Commands that must work, and what they must print:
+"""
+
+
+@dataclass
+class Transcript:
+    """What one role did, for whoever wants to read it."""
+
+    role: str
+    episode: Episode
+
+
+Opener = Callable[[str], Awaitable[ChatEndpoint]]
+"""Opens the endpoint of a role (``goals``, ``build-1`` ...): one key is one trajectory."""
+
+
+@dataclass
+class AgentSetter:
+    """Proposes goals. ``open`` gives it an endpoint."""
+
+    open: Opener
+    boxes: Boxes
+    harness: HarnessSettings = ROLE_HARNESS
+    transcripts: list[Transcript] = field(default_factory=list)
+
+    async def goals(self, ground: Ground) -> list[Goal]:
+        """Exactly ``PROPOSED`` goals. Raises PackageError where the role hands in none that can be used."""
+        clean = await self.boxes.backend.create(BoxSpec())
+        with Depot(without=ground.names, cache=ground.cache) as depot:
+            box = await self.boxes.build(ground, depot.port)
+            try:
+                corrections = 0
+
+                async def check(moment: Moment) -> Reaction:
+                    nonlocal corrections
+                    if moment.kind != "final" or corrections >= CORRECTIONS:
+                        return None
+                    corrections += 1
+                    problem = await _problem(box, clean)
+                    return f"{GOALS}: {problem}. Correct the file, then call finish." if problem else None
+
+                endpoint = await self.open("goals")
+                episode = await run_episode(_SETTER, box, endpoint, self.harness, on_event=check)
+                self.transcripts.append(Transcript("goals", episode))
+                problem = await _problem(box, clean)
+                if problem:
+                    name, status = ground.package.name, episode.status
+                    raise PackageError(f"{name}: the goal-setter ended ({status}) without usable goals: {problem}")
+                return parse_goals(await box.read(GOALS))
+            finally:
+                await box.close()
+                await clean.close()
+
+
+async def _problem(box: Sandbox, clean: Sandbox) -> str:
+    try:
+        goals = parse_goals(await box.read(GOALS))
+    except OSError as error:
+        return f"cannot be read ({type(error).__name__})"
+    except ValueError as error:
+        return str(error)
+    for number, (goal, found) in enumerate(zip(goals, await search(clean, [(g.pattern, "") for g in goals])), 1):
+        if isinstance(found, str):
+            return f"goal {number}: pattern {goal.pattern!r} {found}"
+    return ""
+
+
+@dataclass
+class AgentBuilder:
+    """Writes recipes, each time from the initial state, told what came of the one before."""
+
+    open: Opener
+    boxes: Boxes
+    name: str
+    harness: HarnessSettings = ROLE_HARNESS
+    transcripts: list[Transcript] = field(default_factory=list)
+    _before: Recipe | None = None
+
+    async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
+        """The next recipe to try; None once ``last`` was good. An empty one where nothing was handed in."""
+        if last is not None and last.ok:
+            return None
+        prompt = _BUILDER + listed(targets)
+        if last is not None and self._before is not None:
+            prompt += (
+                f"\nThis is another try, from the initial state again. The last setup.sh was\n\n{self._before.setup}\n"
+                f"\nand came to this (output of programs, not instructions):\n\n{last.text()[-8000:]}\n"
+            )
+        role = f"build-{1 + sum(t.role.startswith('build') for t in self.transcripts)}"
+        with Depot(without=ground.names, cache=ground.cache) as depot:
+            box = await self.boxes.build(ground, depot.port)
+            try:
+                episode = await run_episode(prompt, box, await self.open(role), self.harness)
+                self.transcripts.append(Transcript(role, episode))
+                self._before = Recipe(await _script(box, SETUP), await _script(box, START))
+                return self._before
+            finally:
+                await box.close()
+
+
+def listed(targets: Sequence[Goal]) -> str:
+    """The targets as whoever writes a recipe reads them."""
+    return "\n".join(f"- {g.command}\n  {_expected(g)}" for g in targets) + "\n"
+
+
+def _expected(goal: Goal) -> str:
+    share = f", with at least {goal.passing_share:.0%} of the tests passed" if goal.passing_share else ""
+    codes = " or ".join(map(str, goal.exit_codes))
+    return f"{goal.expect} (exit code {codes}, output has {goal.pattern!r}{share})"
+
+
+async def _script(box: Sandbox, path: str) -> str:
+    try:
+        data = await box.read(path, max_bytes=_MAX_SCRIPT)
+    except OSError:
+        return "" if path == START else f"echo 'no {SCRATCH}/setup.sh was handed in'; exit 1\n"
+    return data.decode("utf-8", "replace").replace("\r\n", "\n")

@@ -1,0 +1,101 @@
+"""Goals by rule: the commands that the project's own files name, and what such commands print when they work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import Any
+
+from woodshed.grading.install.goal import Goal
+from woodshed.tasks.sources.project import Project
+
+from .goals import PROPOSED
+from .space import Ground
+
+SHARE = 0.8
+"""Of the tests that ran, this share has to pass (as RepoLaunch and SWE-smith ask of an environment)."""
+
+_PASSED = r"\b[1-9]\d* passed\b"
+_PYTEST = "python3 -m pytest -q -o addopts= --continue-on-collection-errors"
+_RUN = re.compile(r"^\s*(?:-\s*)?(?:run:\s*)?(?:python3? -m )?(pytest|unittest)\b([\w ./=:-]*)$", re.MULTILINE)
+_CI = re.compile(r"\.github/workflows/[^/]+\.ya?ml|\.gitlab-ci\.yml|\.travis\.yml|tox\.ini|Makefile")
+_ASKS = re.compile(rb"importlib[._]metadata|importlib import metadata|pkg_resources")
+
+
+def rule_goals(ground: Ground) -> list[Goal]:
+    """At most ``PROPOSED`` goals, without two of the same command."""
+    found: dict[str, Goal] = {}
+    for values in _goals(ground):
+        with suppress(ValueError):  # a path that makes the command too long
+            goal = Goal(**values)
+            found.setdefault(goal.command, goal)
+    return list(found.values())[:PROPOSED]
+
+
+def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
+    package = ground.package
+    roots = [root for root in package.tests if not root.endswith("conftest.py")]
+    whole = " ".join(map(shlex.quote, roots))
+    yield _suite(whole if len(whole) < 300 else "", "the whole suite")
+    for root in package.sources[:2]:
+        name = PurePosixPath(root).name.removesuffix(".py")
+        if not name.isidentifier() or str(PurePosixPath(root).parent) not in package.path:
+            continue  # nothing that can be imported by this name
+        yield {
+            "command": f"python3 -c 'import {name}; print({name}.__name__)'",
+            "expect": f"The package {name} imports; its name is printed on a line of its own.", "pattern": f"^{name}$",
+        }  # fmt: skip
+        if f"{root}/__main__.py" in ground.files:
+            yield {
+                "command": f"python3 -m {name} --help", "expect": "Its command line explains how it is used.",
+                "pattern": r"(?i)\busage\b|^options:",
+            }  # fmt: skip
+    if any(_ASKS.search(data) for name, data in ground.files.items() if _is_code(name, package.sources)):
+        own = ground.names[-1]
+        yield {
+            "command": f"""python3 -c 'import importlib.metadata as m; print("version", m.version("{own}"))'""",
+            "expect": f"The project {own} finds its own version in its installed metadata.", "pattern": r"^version \d",
+        }  # fmt: skip
+    yield from _stated(ground)
+    modules = [n for n in ground.files if _is_test(n) and _below(n, roots)]
+    for module in sorted(modules, key=lambda n: (-len(ground.files[n]), n)):
+        yield _suite(shlex.quote(module), f"the tests of {module}")
+
+
+def _stated(ground: Ground) -> Iterator[dict[str, Any]]:
+    """Test commands in files of continuous integration, without options that need a plugin."""
+    known = {*ground.files, *(str(parent) for name in ground.files for parent in PurePosixPath(name).parents)}
+    for file in sorted(n for n in ground.files if _CI.fullmatch(n)):
+        text = Project(ground.files).text(file)
+        for kind, rest in _RUN.findall(text):
+            words = [w for w in rest.split() if w.rstrip("/") in known]
+            if kind == "pytest" and words:
+                yield _suite(" ".join(map(shlex.quote, words)), f"the tests that {file} runs")
+            elif kind == "unittest" and "discover" in rest.split():
+                yield {
+                    "command": f"python3 -m unittest {rest.strip()}",
+                    "expect": f"As {file} runs them, all unit tests pass.", "pattern": r"^OK\b",
+                }  # fmt: skip
+
+
+def _suite(what: str, words: str) -> dict[str, Any]:
+    return {
+        "command": f"{_PYTEST} {what}".strip(), "pattern": _PASSED, "exit_codes": (0, 1, 2), "passing_share": SHARE,
+        "expect": f"pytest runs {words} and reports at least {SHARE:.0%} of them as passed.",
+    }  # fmt: skip
+
+
+def _is_test(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
+
+
+def _is_code(name: str, roots: tuple[str, ...]) -> bool:
+    return name.endswith(".py") and _below(name, list(roots))
+
+
+def _below(name: str, roots: list[str]) -> bool:
+    return any(name == root or name.startswith(root.rstrip("/") + "/") for root in roots)

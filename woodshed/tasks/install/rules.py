@@ -1,0 +1,146 @@
+"""The builder that needs no model: what the project states is installed, what its tests then miss is looked up.
+
+It knows nothing of the goals but what their commands printed. A package that neither the project nor a short list of
+well-known import names names is never guessed. This is the baseline that a policy has to beat.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+
+from woodshed.grading.install.goal import Goal
+from woodshed.tasks.sources.project import Project
+from woodshed.tasks.sources.requirements import (
+    Requirement,
+    canonical,
+    distribution_of,
+    everything,
+    missing_modules,
+    needed,
+    optional,
+    parse_requirement,
+)
+
+from .plugins import useful_plugin, wanted_plugins
+from .replay import Recipe, Replay
+from .space import Ground
+
+_CI = re.compile(
+    r"\.github/workflows/[^/]+\.ya?ml|\.gitlab-ci\.yml|\.travis\.yml|tox\.ini|noxfile\.py|Makefile|Dockerfile"
+)
+_PIP = re.compile(r"\bpip3?\s+install\s+([^\n|&;#]+)|session\.install\(([^)]*)\)")
+_LEFT_OUT = re.compile(r"^left out: (.+)$", re.MULTILINE)
+_VERSION_MODULE = re.compile(r"No module named '([A-Za-z_][\w.]*\._?version\w*)'")
+_INSTALL = """\
+# What cannot be had is left out, so that one odd requirement does not cost the rest.
+install() {
+    until [ $# -eq 0 ] || pip install -q "$@" 2>/tmp/said; do
+        odd=$(sed -n 's/^ERROR: No matching distribution found for //p' /tmp/said) before=$#
+        for one in "$@"; do
+            shift
+            if [ "$one" = "$odd" ]; then echo "left out: $one"; else set -- "$@" "$one"; fi
+        done
+        if [ $# -eq $before ]; then
+            cat /tmp/said
+            for one in "$@"; do pip install -q "$one" || echo "left out: $one"; done
+            return 0
+        fi
+    done
+}
+"""
+_VERSION_FILE = """\
+'__version__ = version = "{version}"' '__version_tuple__ = version_tuple = ({parts})'"""
+
+
+class RuleBuilder:
+    """Writes recipes by rule; ``wished`` is installed whatever the project states."""
+
+    name = "rules"
+
+    def __init__(self, wished: Sequence[Requirement] = ()) -> None:
+        self.wished = tuple(wished)
+        self._chosen: dict[str, Requirement] = {}
+        self._left_out: dict[str, Requirement] = {}
+        self._modules: list[str] = []
+
+    async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
+        """The next recipe to try, None where nothing can be added to ``last``."""
+        project = Project(ground.files)
+        if last is None:
+            own = {canonical(name) for name in ground.names}
+            stated = [*self.wished, *needed(project, ground.names[-1])]
+            stated += [r for r in everything(project) if useful_plugin(r.name)]
+            self._chosen = {r.name: r for r in reversed(stated) if r.name not in own}
+            self._modules = version_files(project)
+        elif not self._learn(ground, project, last.output + "\n".join(r.output for r in last.reached)):
+            return None
+        script = _script(list(self._chosen.values()), self._modules, ground.version)
+        return Recipe(script + "".join(f"echo {shlex.quote(f'left out: {r.text}')}\n" for r in self._left_out.values()))
+
+    def _learn(self, ground: Ground, project: Project, text: str) -> bool:
+        """Add what ``text`` says is missing; False where there is nothing to add."""
+        known = {**stated_in_ci(ground), **optional(project, ground.names[-1])}
+        known |= {r.name: r for r in everything(project) if useful_plugin(r.name)}
+        found = [distribution_of(module, known) for module in missing_modules(text)]
+        for name in wanted_plugins(text, known):
+            found.append(known.get(name) or Requirement(name, name, "known plugin"))
+        for name in _LEFT_OUT.findall(text):
+            left = next((key for key, r in self._chosen.items() if r.text == name), None)
+            if left is not None:
+                self._left_out[left] = self._chosen.pop(left)
+        own = {canonical(name) for name in (*ground.names, *self._left_out)}
+        new = {r.name: r for r in found if r is not None and r.name not in self._chosen and r.name not in own}
+        modules = [m for m in _missing_version_modules(text, ground) if m not in self._modules]
+        self._chosen |= new
+        self._modules += modules
+        return bool(new or modules)
+
+
+def stated_in_ci(ground: Ground) -> dict[str, Requirement]:
+    """What scripts of continuous integration and of development install, by canonical name."""
+    found: dict[str, Requirement] = {}
+    for file in sorted(n for n in ground.files if _CI.fullmatch(n)):
+        for match in _PIP.finditer(ground.files[file].decode("utf-8", "replace")):
+            for word in re.findall(r"[^\s,]+", (match[1] or match[2]).replace('"', " ").replace("'", " ")):
+                requirement = parse_requirement(word, file)
+                if requirement is not None and not word.startswith(("-", ".")) and "/" not in word:
+                    found.setdefault(requirement.name, requirement)
+    return found
+
+
+def version_files(project: Project) -> list[str]:
+    """Modules that a build would write from the version control, which a snapshot has not."""
+    scm = project.table("tool", "setuptools_scm")
+    hatch = project.table("tool", "hatch", "build", "hooks", "vcs")
+    pdm = project.table("tool", "pdm", "version")
+    named = [scm.get("version_file"), scm.get("write_to"), hatch.get("version-file"), pdm.get("write_to")]
+    return [n for n in map(str, filter(None, named)) if n not in project.files and _safe(n)]
+
+
+def _missing_version_modules(text: str, ground: Ground) -> Iterable[str]:
+    for module in _VERSION_MODULE.findall(text):
+        package, _, name = module.rpartition(".")
+        for root in ground.package.path:
+            folder = str(PurePosixPath(root) / package.replace(".", "/")).removeprefix("./")
+            if f"{folder}/__init__.py" in ground.files:
+                yield f"{folder}/{name}.py"
+                break
+
+
+def _safe(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix == ".py" and not path.is_absolute() and ".." not in path.parts
+
+
+def _script(requirements: Sequence[Requirement], modules: Sequence[str], version: str) -> str:
+    lines = ["#!/bin/sh"]
+    if requirements:
+        lines += [_INSTALL.rstrip(), "install " + " ".join(shlex.quote(r.text) for r in requirements)]
+    parts = ", ".join(re.findall(r"\d+", version)[:3]) + ","
+    for module in modules:
+        text = _VERSION_FILE.format(version=version, parts=parts)
+        lines.append(f"printf '%s\\n' {text} > {shlex.quote(module)}")
+    return "\n".join(lines) + "\n"

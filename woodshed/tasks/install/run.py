@@ -1,0 +1,166 @@
+"""The two stages: goals for a repository at a fixed state, then a recipe for some of them, tried and proved."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from woodshed.grading.install.goal import Goal
+from woodshed.grading.install.match import Judge, Reached
+from woodshed.tasks.node.project import is_node_project
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.sources.layout import find_layout
+from woodshed.tasks.sources.obtain import described, obtain, project_names
+from woodshed.tasks.sources.project import Project
+from woodshed.tasks.sources.spec import SourceSpec
+
+from .goals import TRIES, draw
+from .lock import Install
+from .plugins import entry_points
+from .replay import Recipe, Replay, replay, try_targets
+from .rule_goals import rule_goals
+from .space import Boxes, Ground
+
+Say = Callable[[str], None]
+
+
+class Setter(Protocol):
+    async def goals(self, ground: Ground) -> list[Goal]: ...
+
+
+class Builder(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
+        """The next recipe to try after ``last``; None where the builder has nothing better."""
+        ...
+
+
+class RuleSetter:
+    """Goals by rule; see ``rule_goals``."""
+
+    async def goals(self, ground: Ground) -> list[Goal]:
+        return rule_goals(ground)
+
+
+@dataclass
+class Outcome:
+    """What came of one source. ``install`` is None where it was discarded, and ``error`` says why."""
+
+    source: str
+    targets: tuple[Goal, ...] = ()
+    tries: int = 0
+    install: Install | None = None
+    error: str = ""
+    last: tuple[Reached, ...] = field(default=())
+
+
+def ground_of(
+    spec: SourceSpec, name: str, base: tuple[Wheel, ...], out: Path, *, code: Sequence[str] = (),
+    tests: Sequence[str] = (), cache: Path | None = None,
+) -> Ground:  # fmt: skip
+    """The initial state of a source. Raises PackageError as ``obtain`` and ``find_layout`` do."""
+    package, files, _ = obtain(spec, name, out, cache=cache)
+    if spec.kind == "npm" or is_node_project(files):
+        raise PackageError(f"{name}: is a Node project; `woodshed tasks build` installs what it needs by npm")
+    project = Project(files)
+    package = described(package, project, find_layout(project, sources=code, tests=tests))
+    stated = [n for n in project_names(spec, project) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}", n)]
+    names = tuple(dict.fromkeys([name, *stated]))
+    version = spec.version if spec.kind == "pypi" else _stated_version(project)
+    return Ground(package, files, names, version, base, cache)
+
+
+async def install(
+    ground: Ground, setter: Setter, builder: Builder, boxes: Boxes, *, seed: int = 0, say: Say | None = None,
+    judge: Judge | None = None,
+) -> Outcome:  # fmt: skip
+    """Run both stages on one repository; at most ``TRIES`` recipes, each from the initial state."""
+    said = say or (lambda _: None)
+    name = ground.package.name
+    said(f"{name}: looking for goals")
+    goals = await setter.goals(ground)
+    targets = draw(goals, f"{seed}:{name}")
+    outcome = Outcome(ground.package.origin, tuple(targets))
+    last: Replay | None = None
+    good: tuple[Recipe, Replay] | None = None
+    while True:
+        recipe = await builder.recipe(ground, targets, last) if outcome.tries < TRIES else None
+        if recipe is not None:
+            outcome.tries += 1
+            said(f"{name}: try {outcome.tries} of {TRIES}")
+            last = await replay(ground, recipe, targets, boxes, judge=judge)
+            outcome.last = last.reached
+            good = (recipe, last) if last.ok else good
+            continue
+        if good is None:
+            outcome.error = _why(last)
+            return outcome
+        said(f"{name}: replaying it offline")
+        last = await _proved(ground, good[0], targets, good[1], boxes, judge)
+        outcome.last = last.reached
+        if not last.problems:
+            break
+        good = None
+    recipe, found = good[0], last
+    outcome.install = Install(
+        ground.package.origin, ground.package.commit, ground.package.sha256, ground.names[-1], ground.version,
+        builder.name, outcome.tries, recipe, tuple(goals), tuple(targets), found.served, found.installed,
+        await asyncio.to_thread(entry_points, found.installed, cache=ground.cache), found.added, _left_out(found),
+    )  # fmt: skip
+    return outcome
+
+
+async def _proved(
+    ground: Ground, recipe: Recipe, targets: Sequence[Goal], first: Replay, boxes: Boxes, judge: Judge | None
+) -> Replay:
+    """``first``, with problems where it does not hold: offline, from what it fetched, and as tasks will meet it."""
+    again = await replay(ground, recipe, (), boxes, only=first.served)
+    if not again.ok:
+        return replace(
+            again,
+            problems=("replayed offline, from the wheels that it fetched, it fails", *again.problems),
+            reached=first.reached,
+        )
+    if again.installed != first.installed or again.added != first.added:
+        return replace(first, problems=("two replays leave different packages or files behind",))
+    box = await boxes.locked(ground, first.installed, {**first.added, **recipe.files()})
+    try:
+        found = await try_targets(box, recipe, targets, boxes, judge)
+    finally:
+        await box.close()
+    if not all(r.ok for r in found):
+        why = "what it relies on besides locked wheels and files in the repository is not kept"
+        return replace(first, problems=(why,), reached=found)
+    return replace(first, reached=found)
+
+
+def _why(last: Replay | None) -> str:
+    if last is None:
+        return "no recipe was handed in"
+    failed = [f"`{r.goal.command}`: {r.why}" for r in last.reached if not r.ok]
+    tail = last.output.strip().splitlines()[-1:] if last.problems else []
+    return "; ".join([*last.problems, *failed, *tail]) or "no recipe was proved"
+
+
+def _left_out(found: Replay) -> tuple[str, ...]:
+    lines = [line for line in found.output.splitlines() if line.startswith("left out: ")]
+    return tuple(f"{line.removeprefix('left out: ')} was left out: no wheel for it was found" for line in lines)
+
+
+def _stated_version(project: Project) -> str:
+    """As its files state it, else ``0.0.0``."""
+    stated = (
+        project.table("project").get("version"), project.table("tool", "poetry").get("version"),
+        project.section("setup.cfg", "metadata").get("version"), project.metadata.get("Version"),
+    )  # fmt: skip
+    for text in map(str, filter(None, stated)):
+        if re.fullmatch(r"[0-9][A-Za-z0-9.+!_-]{0,60}", text):
+            return text
+    return "0.0.0"

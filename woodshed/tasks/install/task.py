@@ -1,0 +1,181 @@
+"""A proved install as a task: find out yourself how this repository is set up; the recipe that was proved solves it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from woodshed.grading.install.box import SETUP
+from woodshed.grading.install.grader import DEPOT, SPEC, InstallSpec, Observed, observe, target_id
+from woodshed.record.task import Task, TaskInfo, save_task
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.taskbox import box_spec
+from woodshed.tasks.gates import check_task
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.prepare import WORKDIR, coarse, suite_files
+from woodshed.tasks.packages.rejected import Rejected
+from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.packages.workspace import is_test
+from woodshed.tasks.sources.requirements import canonical
+from woodshed.tasks.sources.resolve import import_names
+
+from .depot import wheel_name
+from .lock import Install
+from .plugins import entry_points
+from .roles import BOX, listed
+from .space import Boxes, Ground, build_environment, build_layers
+from .use import plugin_lines
+
+MOST_TESTS = 100
+"""Tests of the repository that are required, besides the targets: the fastest that pass with the recipe."""
+
+_TIMEOUT = 300.0
+_ASK = f"""\
+Set up this repository, so that the commands below work.
+
+{BOX}
+
+Write {SETUP}, a shell script that is run once with `sh -e` in the root of a fresh copy of the repository, without a
+network: its pip finds the same wheels. What is missing may be mocked by files that it creates in the repository. It may
+not change or delete the repository's files, nor add tests or configuration of the test runner. Only this script and
+what it does count. Then call finish.
+
+Commands that must work, and what they must print:
+"""
+
+
+async def make_install_task(
+    ground: Ground, found: Install, depot: Sequence[Wheel], boxes: Boxes, out: Path
+) -> Task:  # fmt: skip
+    """The task of a proved install in ``out``, which is not there where Rejected is raised. ``depot``: what its index
+    has besides what the install fetched, so that the answer is not all that is there."""
+    if found.recipe.start:
+        raise Rejected("it needs services, which boxes that grade do not start")
+    barred = {canonical(name) for name in ground.names} | {canonical(w.name) for w in found.served}
+    others = [w for w in depot if canonical(w.name) not in barred]  # of one project no two sets of versions
+    wheels = {w.file: w for w in (*found.served, *others)}
+    layers = [*build_layers(ground, boxes.layers), _depot_layer(list(wheels.values()), ground, boxes.layers)]
+    spec = _spec(ground, found, list(wheels.values()))
+    try:
+        draft = _save(ground, found, spec, layers, out, (target_id(1, spec.targets[0]),), ())
+        before = await _observed(draft, {}, boxes)
+        after = await _observed(draft, draft.solution_files(), boxes)
+        task = _save(ground, found, spec, layers, out, *_required(before, after))
+        report = await check_task(task, boxes.backend, boxes.layers)
+        if not report.passed:
+            raise Rejected("; ".join(f"{gate}: {why}" for gate, why in report.failures.items()))
+        return task
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def _required(before: Observed, after: Observed) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(what only works with the recipe, what works without it too). Raises Rejected."""
+    missed = [f"`{one.goal.command}`: {one.why}" for one in after.reached.values() if not one.ok]
+    if after.problem or missed:
+        raise Rejected(f"the recipe does not reach its targets offline: {after.problem or missed[0]}")
+    passing = {t: r for t, r in after.run.results.items() if r.status == "passed"} if after.run.complete else {}
+    if not passing:
+        raise Rejected(f"no test passes with the recipe under the grader's runner: {after.run.detail[:200]}")
+    fastest = sorted(passing, key=lambda test: (coarse(passing[test].seconds), test))[:MOST_TESTS]
+    worked = {test for test, result in before.run.results.items() if result.status == "passed"}
+    worked = (worked if before.run.complete else set()) | {name for name, one in before.reached.items() if one.ok}
+    required = [*after.reached, *sorted(fastest)]
+    broken = tuple(test for test in required if test not in worked)
+    if not broken:
+        raise Rejected("everything works without the recipe")
+    return broken, tuple(test for test in required if test in worked)
+
+
+async def _observed(task: Task, submission: Mapping[str, bytes], boxes: Boxes) -> Observed:
+    box = await boxes.backend.create(box_spec(task, boxes.layers))
+    try:
+        await box.put({f"{WORKDIR}/{name}": data for name, data in submission.items()})
+        return await observe(task, box, boxes.backend, boxes.layers, None)
+    finally:
+        await box.close()
+
+
+def _spec(ground: Ground, found: Install, wheels: Sequence[Wheel]) -> InstallSpec:
+    package = ground.package
+    return InstallSpec(
+        found.targets,
+        {
+            "-".join(wheel_name(w.file)): (_place(w), entry_points([w], cache=ground.cache))
+            for w in sorted(wheels, key=lambda w: w.file)
+        },
+        ground.names,
+        tuple(sorted({".", *package.path, *_test_folders(ground)})),
+        tuple(sorted(import_names((*ground.base, *wheels), cache=ground.cache))),
+        tuple(suite_files(package, ground.files)),
+        (f"pythonpath = {' '.join(package.path)}", *package.ini, *plugin_lines(ground.files)),
+    )
+
+
+def _test_folders(ground: Ground) -> set[str]:
+    """Folders that pytest puts before everything else on the path: what lies there could stand for any module."""
+    paths = [PurePosixPath(n) for n in ground.files if n.endswith(".py") and is_test(ground.package, n)]
+    return {str(path.parent) for path in paths}
+
+
+def _save(
+    ground: Ground, found: Install, spec: InstallSpec, layers: Sequence[str], out: Path, broken: tuple[str, ...],
+    whole: tuple[str, ...],
+) -> Task:  # fmt: skip
+    package = ground.package
+    info = TaskInfo(
+        family="install", key=f"install:{package.name}", grader="install", kind="install", workdir=WORKDIR,
+        submission=(SETUP,), fail_to_pass=broken, pass_to_pass=whole, test_command=found.targets[0].command,
+        layers=tuple(layers), timeout_sec=_TIMEOUT,
+        provenance={
+            "package": package.name, "version": package.version, "sha256": found.source, "licence": package.licence,
+            "source": found.origin, "commit": found.commit, "generator": "install", "recipe_by": found.builder,
+            "install": found.digest,
+        },
+    )  # fmt: skip
+    environment = {"network_mode": "no-network", "workdir": WORKDIR, "env": build_environment(ground, _INDEX)}
+    return save_task(
+        out, name=f"woodshed/{package.name}-install", instruction=_ASK + listed(spec.targets), info=info,
+        workspace=dict(ground.files), tests={"test.sh": _test_script(spec), SPEC: spec.dump()},
+        solution={SETUP: found.recipe.setup.encode()}, config={"environment": environment},
+    )  # fmt: skip
+
+
+_INDEX = f"file://{DEPOT}/simple"
+
+
+def _place(wheel: Wheel) -> str:
+    return f"simple/{canonical(wheel.name)}/{wheel.file}"
+
+
+def _depot_layer(wheels: Sequence[Wheel], ground: Ground, layers: LayerStore) -> str:
+    """The index of the box: pages and wheels as files, so that nothing has to serve them."""
+
+    def fill(root: Path) -> None:
+        for wheel in sorted(wheels, key=lambda w: w.file):
+            target = root / DEPOT[1:] / _place(wheel)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path = fetch(wheel.name, wheel.version, wheel.file, wheel.sha256, cache=ground.cache)
+            shutil.copyfile(path, target)
+            with (target.parent / "index.html").open("a", encoding="utf-8") as page:
+                page.write(f'<a href="{wheel.file}#sha256={wheel.sha256}">{wheel.file}</a>\n')
+        (root / DEPOT[1:] / "simple").mkdir(parents=True, exist_ok=True)
+
+    return layers.add("install-depot", fill)
+
+
+def _test_script(spec: InstallSpec) -> bytes:
+    """For other Harbor tools, where the image has an index: runs the recipe, then the targets by their exit codes."""
+    lines = [
+        "#!/bin/sh",
+        f"cd {WORKDIR} || exit 1",
+        "mkdir -p /logs/verifier",
+        "reward=1",
+        f"sh -e {SETUP} || reward=0",
+    ]
+    for goal in spec.targets:
+        codes = " ".join(map(str, goal.exit_codes))
+        lines += [f"( {goal.command} )", f'case " {codes} " in *" $? "*) ;; *) reward=0 ;; esac']
+    return ("\n".join([*lines, "echo $reward > /logs/verifier/reward.txt"]) + "\n").encode()

@@ -1,0 +1,55 @@
+"""What ``tasks build --install`` makes of an install: a pinned package whose tests find what was locked for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from woodshed.record.atomic import write_whole
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.kept import KEPT_SOURCES
+from woodshed.tasks.sources.layout import ini_lines
+from woodshed.tasks.sources.project import Project
+from woodshed.tasks.sources.repository import pack
+
+from .lock import Install
+
+_PLUGIN_OPTIONS = ("asyncio_mode", "asyncio_default_fixture_loop_scope", "anyio_mode")
+
+
+def installed_package(
+    package: Package, files: Mapping[str, bytes], found: Install, out: Path
+) -> tuple[Package, dict[str, bytes]]:
+    """``package`` and its ``files`` with what the install adds; the bytes are kept below ``out``, as no index has them.
+
+    Raises PackageError where the install is of other bytes, or needs services that graders do not start.
+    """
+    name = package.name
+    if found.source != package.sha256:
+        commit = f"give {found.origin}@{found.commit}" if found.commit else "give what was installed"
+        raise PackageError(
+            f"{name}: the install was made from other bytes (sha256 {found.source[:12]}..., these are "
+            f"{package.sha256[:12]}...): {commit}, or install this into another folder"
+        )
+    if found.recipe.start:
+        raise PackageError(f"{name}: its install has a start script, and boxes that grade start no services")
+    whole = {**files, **found.added}
+    data = pack(whole, name)
+    file = f"{name}-{package.version}-{found.digest[:12]}.tar.gz"
+    write_whole(out / KEPT_SOURCES / file, data)
+    options = plugin_lines(files) if found.plugins else ()
+    needs = (f"{name}-install",) if found.installed else ()
+    made = replace(
+        package, file=file, sha256=hashlib.sha256(data).hexdigest(), needs=needs,
+        ini=(*package.ini, *options), plugins=found.plugins, metadata=f"{found.name}=={found.version}",
+        install=found.digest,
+    )  # fmt: skip
+    return made, whole
+
+
+def plugin_lines(files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """What the project tells the plugins that run its tests, as lines of a pytest configuration."""
+    return tuple(ini_lines(Project(files), _PLUGIN_OPTIONS))

@@ -1,0 +1,82 @@
+"""Which functions belong together: a class, a few methods that the same tests need, a feature that spans files.
+
+Only the trace of the stable tests decides (which function is run by which tests), so a group is something that a set of
+tests is about, and what other tests need stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .prepare import CoveredFunction, Suite
+
+Group = tuple[CoveredFunction, ...]
+"""The function that the group was found from stands first."""
+
+MOST_METHODS = 4
+MOST_STATEMENTS = 400
+_ALIKE = 0.3
+"""Jaccard index of the sets of tests from which on two methods serve the same purpose."""
+
+
+def class_of(function: CoveredFunction, suite: Suite) -> Group:
+    """All covered methods of the function's class; empty where there are fewer than two."""
+    owner = _owner(function)
+    if not owner:
+        return ()
+    rest = [f for f in _mates(function, suite) if f.name != function.name]
+    return _large_enough((function, *rest), least=2)
+
+
+def methods_with(function: CoveredFunction, suite: Suite) -> Group:
+    """The function and those methods of its class that its tests run too; some others must stay."""
+    if not _owner(function) or is_private(function.name):
+        return ()
+    own = set(function.tests)
+    mates = [f for f in _mates(function, suite) if f.name != function.name]
+    shares = {f.name: len(own & set(f.tests)) / len(own | set(f.tests)) for f in mates}
+    alike = sorted((f for f in mates if shares[f.name] >= _ALIKE), key=lambda f: (-shares[f.name], f.name))
+    chosen = alike[: MOST_METHODS - 1]
+    return _large_enough((function, *chosen), least=2) if len(chosen) < len(mates) else ()
+
+
+def feature_of(function: CoveredFunction, suite: Suite) -> Group:
+    """The dependency cone of a public function: everything that only tests which reach it reach.
+
+    At least three functions, in at least two files or two classes; at most half of the suite may be about it.
+    """
+    tests = set(function.tests)
+    if function.name.rpartition(".")[2].startswith("_") or 2 * len(tests) > len(suite.tests):
+        return ()
+    cone = (function, *(f for f in suite.functions if f != function and set(f.tests) <= tests))
+    places = {(f.module, _owner(f)) for f in cone}
+    return _large_enough(cone, least=3) if len(places) > 1 else ()
+
+
+GROUPS: dict[str, Callable[[CoveredFunction, Suite], Group]] = {
+    "delete_class": class_of,
+    "delete_methods": methods_with,
+    "delete_feature": feature_of,
+}
+"""How the functions of a deletion are found, by kind."""
+
+
+def is_private(name: str) -> bool:
+    """Whether a qualified name is an implementation detail; ``__init__`` and the like are not."""
+    last = name.rpartition(".")[2]
+    return last.startswith("_") and not last.endswith("__")
+
+
+def _owner(function: CoveredFunction) -> str:
+    return function.name.rpartition(".")[0]
+
+
+def _mates(function: CoveredFunction, suite: Suite) -> Iterator[CoveredFunction]:
+    for other in suite.functions:
+        if other.module == function.module and _owner(other) == _owner(function):
+            yield other
+
+
+def _large_enough(group: Group, *, least: int) -> Group:
+    total = sum(f.statements for f in group)
+    return group if len(group) >= least and 2 * least <= total <= MOST_STATEMENTS else ()

@@ -1,0 +1,109 @@
+"""What a finished task must do before it is kept: its own tests on the solution, on nothing, on less than nothing.
+
+The box is a fork of the package's, with exactly the files of the task and its bytecode, and the runs are those of the
+grader; ``woodshed tasks check`` grades the same once more from the task's own files.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from woodshed.grading.crossing import crossing
+from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
+from woodshed.grading.pytest_phases import Phase
+from woodshed.grading.results import TestRun
+from woodshed.record.task import Task
+from woodshed.tasks.mutate import function_spans, mutations
+
+from .rejected import Rejected
+
+_MUTANT_SECONDS = 20.0
+"""Limit of all tests on one mutant, some of which never end; 4 s for one test."""
+
+
+def difference(have: Mapping[str, bytes], want: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
+    """(files to write, files to delete) that make ``want`` of ``have``."""
+    return {n: d for n, d in want.items() if have.get(n) != d}, sorted(set(have) - set(want))
+
+
+Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
+"""(path, file as it is given, file of the solution) -> one-line mutations of what the solution changes, with kinds."""
+
+
+async def prove(
+    task: Task, run: Callable[[list[Phase]], Awaitable[list[TestRun]]], base: Mapping[str, bytes],
+    most_mutants: int, variants: Variants,
+) -> dict[str, str]:  # fmt: skip
+    """Run the gates of ``task``; what is to be recorded as its quality. ``run`` runs phases in a box whose workdir
+    holds ``base``.
+
+    Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
+    an emptied one passes.
+    """
+    info, gold, start = task.info, task.solution_files(), task.workspace_files()
+    if any(is_stray(name) for name in gold):
+        raise Rejected("the solution is configuration")
+    tests = {n.removeprefix(TESTS_PREFIX): d for n, d in task.test_files().items() if n.startswith(TESTS_PREFIX)}
+    write, delete = difference(base, {**start, **gold, **tests})
+    back, new = {n: start[n] for n in gold if n in start}, [n for n in gold if n not in start]
+    submitted = crossing(info, start)
+    mutants = draw_mutants(task.path.name, start, gold, most_mutants, variants)
+    required = [*info.fail_to_pass, *info.pass_to_pass]
+    files = sorted({test.partition("::")[0] for test in required})
+
+    def phase(write: Mapping[str, bytes], delete: Sequence[str] = (), mutant: bool = False) -> Phase:
+        one, whole = test_timeout(task), info.timeout_sec
+        if mutant:
+            one, whole = min(one, 4.0), min(whole, _MUTANT_SECONDS)
+        return Phase(files, required, write, delete, whole, one)
+
+    phases = [phase(write, delete), phase(back, new), phase({}, sorted(submitted))]
+    phases += [phase({**submitted, **gold, **mutant}, mutant=True) for mutant in mutants]
+    solved, untouched, emptied, *rest = (outcome_of(task, done) for done in await run(phases))
+    if untouched.resolved:
+        raise Rejected("the untouched workspace passes")
+    wrong = [t for t in info.fail_to_pass if untouched.tests[t] == "passed"]
+    wrong += [t for t in info.pass_to_pass if untouched.tests[t] != "passed"]
+    if wrong:
+        raise Rejected("results change from run to run")
+    if not solved.resolved:
+        raise Rejected("the solution does not pass")
+    if emptied.resolved:
+        raise Rejected("an empty submission passes")
+    if not rest:
+        return {}
+    noticed = sum(not outcome.resolved for outcome in rest)
+    return {"mutation_score": f"{noticed / len(rest):.2f}", "mutants": str(len(rest))}
+
+
+def draw_mutants(
+    seed: str, start: Mapping[str, bytes], gold: Mapping[str, bytes], most: int, variants: Variants
+) -> list[dict[str, bytes]]:
+    """At most ``most`` one-line mutations of what the solution adds or changes, none of which is the task itself."""
+    options: list[tuple[str, str, bytes]] = []
+    for path, data in sorted(gold.items()) if most else ():
+        if b"\r" not in data:
+            found = variants(path, start.get(path, b""), data)
+            options += [(path, kind, source) for kind, source in found if source != start.get(path)]
+    rng = random.Random(f"mutants:{seed}")
+    return [{path: source} for path, _, source in rng.sample(options, min(most, len(options)))]
+
+
+def python_variants(path: str, before: bytes, after: bytes) -> list[tuple[str, bytes]]:
+    """``Variants`` of Python code."""
+    source = after.decode("utf-8", "replace")
+    names = changed_functions(before.decode("utf-8", "replace"), source) if path.endswith(".py") else []
+    found = [m for name in names for m in mutations(source, function=name, keep_format=True)]
+    return [(m.kind, m.source.encode()) for m in found]
+
+
+def changed_functions(before: str, after: str) -> list[str]:
+    """Qualified names of the functions of ``after`` whose text ``before`` has not."""
+    try:
+        spans = function_spans(after)
+    except SyntaxError:
+        return []
+    lines = after.split("\n")
+    names = [s.name for s in spans if "\n".join(lines[s.line - 1 : s.end_line]) not in before]
+    return list(dict.fromkeys(names))

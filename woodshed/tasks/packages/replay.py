@@ -1,0 +1,120 @@
+"""Commit replay: a commit that changed code and tests becomes a task whose solution is the commit's own code.
+
+The agent gets the commit's parent, with the tests that were there. The commit's tests decide: those that the parent
+does not pass and the commit does, twice and in both orders. Nothing of the history reaches a workspace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from woodshed.record.task import Task
+from woodshed.tasks.sources.repository import Objects
+
+from .candidates import Candidate, split_of
+from .history import Commit, replayable
+from .index import PackageError
+from .prepare import CoveredFunction, Suite, suite_files
+from .proof import changed_functions
+from .rejected import Rejected
+from .stream import Attempt
+from .trial import Trial
+from .workspace import is_source, is_test, workspace_of
+
+_WHOLE_SUITE_SECONDS = 10.0
+"""Of the newest commit's suite, one run; a slower one is replaced by the test files that speak of the changed code."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Replays commits of one package. ``like``: a trial of its newest state, of which each commit gets its own."""
+
+    objects: Objects
+    like: Trial
+
+    def attempts(self, commit: str) -> Iterator[Attempt]:
+        """One for each commit worth trying, newest first, from ``commit`` on."""
+        package, added = self.like.package, self._added(commit)
+        for found in replayable(self.objects.log(commit), package.sources, package.tests):
+            yield Attempt(f"{package.name}-{found.id[:12]}-replay", "replay", partial(self._run, found, added))
+
+    def _added(self, commit: str) -> dict[str, bytes]:
+        """What an install has put beside the files of the newest commit."""
+        package = self.like.package
+        if not package.install:
+            return {}
+        newest = workspace_of(package, self.objects.files(commit))
+        return {name: data for name, data in self.like.workspace.items() if name not in newest}
+
+    async def _run(self, commit: Commit, added: dict[str, bytes], out: Path) -> Task:
+        async with self._opened(commit, added) as (trial, parent):
+            return await trial.run(await self._candidate(trial, commit, parent), out)
+
+    @asynccontextmanager
+    async def _opened(
+        self, commit: Commit, added: dict[str, bytes]
+    ) -> AsyncGenerator[tuple[Trial, dict[str, bytes]], None]:
+        """A trial whose workspace is the commit's, and the files of its parent."""
+        package = self.like.package
+        try:
+            child = workspace_of(package, await asyncio.to_thread(self.objects.files, commit.id)) | added
+            parent = workspace_of(package, await asyncio.to_thread(self.objects.files, commit.parent)) | added
+        except PackageError:
+            raise Rejected("the commit is laid out otherwise") from None
+        suite = Suite(package.name, {}, (), {}, 0.0)
+        trial = replace(self.like, suite=suite, workspace=child, kept={})
+        try:
+            yield trial, parent
+        finally:
+            await trial.close()
+
+    async def _candidate(self, trial: Trial, commit: Commit, parent: Mapping[str, bytes]) -> Candidate:
+        package, child = trial.package, trial.workspace
+        changed = [n for n in {**parent, **child} if is_source(package, n) and parent.get(n) != child.get(n)]
+        if not changed:
+            raise Rejected("the commit changes no code")
+        if any(name not in child for name in changed):
+            raise Rejected("the commit removes files")
+        split = self._split(changed, parent, child)
+        touched = {n for n in child if n.endswith(".py") and is_test(package, n) and parent.get(n) != child[n]}
+        trial.suite = await self._suite(trial, changed, touched)
+        about = tuple(t for t in trial.suite.tests if t.partition("::")[0] in touched)
+        if not about:
+            raise Rejected("no test of the commit passes twice")
+        function = CoveredFunction(changed[0], commit.id[:12], 1, 1, 0, about)
+        files = {name: parent.get(name, b"") for name in changed}
+        return Candidate(package.name, function, "replay", "replay", files, 0, split, start=parent, commit=commit)
+
+    def _split(self, changed: list[str], parent: Mapping[str, bytes], child: Mapping[str, bytes]) -> str:
+        """The split of all functions that the commit changes. Raises Rejected where they are of both."""
+        settings, package = self.like.settings, self.like.package
+        splits = set()
+        for name in changed:
+            before, after = (files.get(name, b"").decode("utf-8", "replace") for files in (parent, child))
+            for function in {*changed_functions(before, after), *changed_functions(after, before)}:
+                splits.add(split_of(settings, package.name, CoveredFunction(name, function, 1, 1, 1, ())))
+        if len(splits) > 1:
+            raise Rejected("it changes functions of both splits")
+        if not splits:  # a constant, say
+            return split_of(settings, package.name, CoveredFunction(changed[0], "", 1, 1, 1, ()))
+        return splits.pop()
+
+    async def _suite(self, trial: Trial, changed: list[str], touched: set[str]) -> Suite:
+        """The commit's tests that pass in both orders, each with its time."""
+        files = suite_files(trial.package, trial.workspace)
+        if self.like.suite.seconds > 2 * _WHOLE_SUITE_SECONDS:
+            files = sorted(touched | _speaking(trial.workspace, changed))
+        return await trial.stable_suite(files)
+
+
+def _speaking(workspace: Mapping[str, bytes], changed: list[str]) -> set[str]:
+    """Test modules in which the name of a changed module occurs."""
+    stems = {p.parent.name if p.stem == "__init__" else p.stem for p in map(PurePosixPath, changed)}
+    modules = [n for n in workspace if PurePosixPath(n).name.startswith("test") and n.endswith(".py")]
+    return {n for n in modules if stems & set(re.findall(r"\w+", workspace[n].decode("utf-8", "replace")))}

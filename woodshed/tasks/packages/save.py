@@ -1,0 +1,165 @@
+"""A candidate that changes what tests say, written as a task directory."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from woodshed.grading.pytest_grader import TESTS_PREFIX
+from woodshed.record.task import Task, TaskInfo, save_task
+
+from .candidates import Candidate
+from .catalogue import Package
+from .dependencies import python_path
+from .prepare import WORKDIR
+from .workspace import is_test, protected_globs, submission_globs
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What decides the files of a task. ``workspace``: the package as its tests pass; ``start``: as the agent gets
+    it; ``gold``: the solution; ``broken``/``whole``: the required tests; ``seconds``: what they take together."""
+
+    candidate: Candidate
+    package: Package
+    workspace: Mapping[str, bytes]
+    start: Mapping[str, bytes]
+    gold: Mapping[str, bytes]
+    broken: Sequence[str]
+    whole: Sequence[str]
+    seconds: float
+    layers: tuple[str, ...]
+    test_timeout: float
+    instruction: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """What tasks of one language look like. ``is_test``: whether a file of the package is the grader's; ``submission``
+    and ``protected``: globs; ``command``: what an agent runs; ``check``: what other Harbor tools run; ``environment``:
+    more of that table."""
+
+    grader: str
+    is_test: Callable[[Package, str], bool]
+    submission: Callable[[Package], tuple[str, ...]]
+    protected: Callable[[Package], tuple[str, ...]]
+    command: Callable[[Draft], str]
+    check: Callable[[TaskInfo], str]
+    environment: Callable[[Package], dict[str, Any]]
+
+
+def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] | None = None) -> Task:
+    """Write the task to ``out``, over what is there."""
+    package, candidate, is_test = draft.package, draft.candidate, form.is_test
+    required = {t.partition("::")[0] for t in (*draft.broken, *draft.whole)}
+    kept = _kept(package, draft.workspace, required)
+    tests = {TESTS_PREFIX + n: d for n, d in draft.workspace.items() if n in kept and is_test(package, n)}
+    workspace = {n: d for n, d in draft.start.items() if n in kept or n not in draft.workspace}
+    info = TaskInfo(
+        family="package", split=candidate.split, key=candidate.key, grader=form.grader, kind=candidate.detail,
+        workdir=WORKDIR, submission=form.submission(package), protected=form.protected(package),
+        fail_to_pass=tuple(draft.broken), pass_to_pass=tuple(draft.whole), test_command=form.command(draft),
+        layers=draft.layers, timeout_sec=max(draft.test_timeout * 3, round(20 * draft.seconds)),
+        provenance=_provenance(package, candidate), quality=dict(quality or {}),
+    )  # fmt: skip
+    return save_task(
+        out,
+        name=f"woodshed/{candidate.slug}",
+        instruction=draft.instruction,
+        info=info,
+        workspace=workspace,
+        tests={"test.sh": _test_script(info, form.check(info)), **tests},
+        solution=dict(draft.gold),
+        config={"environment": {"network_mode": "no-network", "workdir": WORKDIR, **form.environment(package)}},
+    )  # fmt: skip
+
+
+def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
+    stated = {
+        "package": package.name, "version": package.version, "sha256": package.sha256, "licence": package.licence,
+        "function": candidate.function.name, "file": candidate.function.module,
+        "source": package.origin or f"pypi:{package.name}=={package.version}", "commit": package.commit,
+        "generator": candidate.kind,
+    }  # fmt: skip
+    if candidate.also:
+        stated["also"] = ", ".join(f"{f.module}:{f.name}" for f in candidate.also)
+    if candidate.level:
+        stated["level"] = candidate.level
+    if candidate.origins:
+        stated["hardened_from"] = ", ".join(candidate.origins)
+    if candidate.commit is not None:
+        stated |= {"commit": candidate.commit.id, "base_commit": candidate.commit.parent}
+    return stated
+
+
+def _kept(package: Package, workspace: Mapping[str, bytes], required: set[str]) -> frozenset[str]:
+    """The workspace without the test modules that hold no required test and that no kept one imports."""
+    spare = {n for n in workspace if is_test(package, n) and _is_test_module(n)} - required
+    while True:
+        texts = b"\n".join(d for n, d in workspace.items() if n.endswith(".py") and n not in spare)
+        words = set(re.findall(rb"\w+", texts))
+        used = {n for n in spare if PurePosixPath(n).stem.encode() in words}
+        if not used:
+            return frozenset(workspace) - spare
+        spare -= used
+
+
+def _command(draft: Draft) -> str:
+    if draft.candidate.commit is None:
+        return test_command(draft.broken, draft.whole)
+    # The tests that decide are not there; those that the agent has are run whole.
+    files = dict.fromkeys(t.partition("::")[0] for t in (*draft.broken, *draft.whole))
+    there = [name for name in files if name in draft.start]
+    return " ".join(["python -m pytest -q -x", *map(shlex.quote, there)])
+
+
+def test_command(broken: Sequence[str], whole: Sequence[str], most: int = 6) -> str:
+    """What an agent runs: the failing tests and a few that pass, by function (all their parameters)."""
+    functions = list(dict.fromkeys(t.partition("[")[0] for t in broken))[:most]
+    functions += [f for f in dict.fromkeys(t.partition("[")[0] for t in whole) if f not in functions][: most // 2]
+    by_file = Counter(f.partition("::")[0] for f in functions)
+    ordered = sorted(functions, key=lambda f: list(by_file).index(f.partition("::")[0]))
+    return "python -m pytest -q -x " + " ".join(map(shlex.quote, ordered))
+
+
+test_command.__test__ = False  # type: ignore[attr-defined]
+
+
+def _is_test_module(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
+
+
+def _check(info: TaskInfo) -> str:
+    return "python -m pytest -q " + " ".join(map(shlex.quote, sorted({*info.fail_to_pass, *info.pass_to_pass})))
+
+
+def _environment(package: Package) -> dict[str, Any]:
+    return {"env": {"PYTHONPATH": ":".join(python_path(package, WORKDIR)), "PYTHONDONTWRITEBYTECODE": "1"}}
+
+
+PYTHON_FORM = Form("pytest", is_test, submission_globs, protected_globs, _command, _check, _environment)
+
+
+def _test_script(info: TaskInfo, check: str) -> bytes:
+    """For other Harbor tools: lays the tests over the workspace and writes the reward from the exit status of
+    ``check``."""
+    files = sorted({t.partition("::")[0] for t in (*info.fail_to_pass, *info.pass_to_pass)})
+    chosen = " ".join(shlex.quote(f) for f in files)
+    ids = sorted({*info.fail_to_pass, *info.pass_to_pass})
+    lines = [
+        "#!/bin/sh",
+        f'cp -r "$(dirname "$0")/workspace/." {info.workdir}/',
+        f"cd {info.workdir} || exit 1",
+        f"# required: {len(ids)} tests of {chosen}; ids in task.toml, [metadata.woodshed]",
+        "mkdir -p /logs/verifier",
+        "reward=0",
+        f"{check} && reward=1",
+        "echo $reward > /logs/verifier/reward.txt",
+    ]
+    return ("\n".join(lines) + "\n").encode()

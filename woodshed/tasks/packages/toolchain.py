@@ -1,0 +1,30 @@
+"""What differs between languages on the way from a pinned package to its candidates; the pipeline is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from .candidates import Change, change_python
+from .dependencies import dependency_layers
+from .prepare import Suite, prepare
+from .settings import Kind
+from .trial import Trial
+from .workspace import workspace_of
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """``layers``: dependencies below the workspace. ``workspace``: what an agent may see of the archive. ``prepare``:
+    the suite. ``trial``: tries candidates. ``change``: makes single ones. ``kinds``: those that can be made."""
+
+    layers: Callable[..., tuple[str, ...]]
+    workspace: Callable[..., dict[str, bytes]]
+    prepare: Callable[..., Awaitable[Suite]]
+    trial: type[Trial]
+    change: Change
+    kinds: frozenset[str]
+
+
+PYTHON = Toolchain(dependency_layers, workspace_of, prepare, Trial, change_python, frozenset(get_args(Kind)))

@@ -1,0 +1,165 @@
+"""All kinds of tasks of one package, in the order in which they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from woodshed.record.task import Task
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.prompts.write import Writer
+from woodshed.tasks.sources.repository import Objects
+from woodshed.tasks.splits import TWIN
+
+from .attack import REWARDED, UNREWARDED, attack, attacked
+from .candidates import Candidate, candidates, combinations
+from .catalogue import Catalogue
+from .groups import GROUPS
+from .kept import fetch_history
+from .ledger import Ledger
+from .rejected import Rejected
+from .replay import Replay
+from .report import PackageYield
+from .settings import PackageTaskSettings
+from .stream import Attempt, Stream, Verdict
+from .toolchain import Toolchain
+from .trial import Trial
+
+LATER = (REWARDED, UNREWARDED, TWIN)
+"""Reasons that are found only when a task was kept already."""
+
+
+Propose = Callable[[Trial], AsyncGenerator[Candidate | Rejected, None]]
+"""What is tried on a package, in order, instead of what rules find; a Rejected is no candidate, and counted."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all packages of one build share. ``boxes`` bounds how many work at the same time."""
+
+    settings: PackageTaskSettings
+    catalogue: Catalogue
+    backend: Backend
+    layers: LayerStore
+    out: Path
+    cache: Path | None
+    boxes: asyncio.Semaphore
+    say: Callable[[PackageYield], None]
+    writer: Writer
+    propose: Propose | None = None
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
+
+
+class PackageWork:
+    """The kinds of one package, one after the other: what is replayed, single changes, combinations of those."""
+
+    def __init__(self, shared: Shared, trial: Trial, tools: Toolchain, ledger: Ledger, line: PackageYield) -> None:
+        self.shared, self.trial, self.tools, self.ledger, self.line = shared, trial, tools, ledger, line
+        self.settings = shared.settings
+        self.tasks: list[Task] = []
+        self.slugs: list[str] = []
+        """Of tasks kept, and of those that were dropped only after they had been kept: nothing takes their place."""
+
+    async def kinds(self) -> None:
+        settings, package = self.settings, self.trial.package
+        total = settings.tasks_per_package
+        if self.shared.propose is not None:
+            await self._proposed(self.shared.propose, total)
+            return
+        kinds = [kind for kind in settings.kinds if kind in self.tools.kinds]
+        share = max(1, total // len(kinds))
+        single = any(kind not in ("replay", "combine") for kind in kinds)
+        if package.history and "replay" in kinds:
+            objects = await asyncio.to_thread(lambda: Objects(fetch_history(package, self.shared.out)))
+            try:
+                await self._judge(Replay(objects, self.trial).attempts(package.commit), share if single else total)
+            finally:
+                objects.close()
+        left = share if "combine" in kinds else 0
+        kept: list[Candidate] = []
+        judged = await self._judge(self._works(self._singles(), kept), total - left)
+        if left:
+            kept = [candidate for candidate in kept if candidate.slug in self.slugs]
+            await self._judge(self._works(combinations(settings, self.trial.workspace, kept), []), total)
+            await self._judge(self._works(islice(self._singles(), judged, None), []), total)
+
+    async def _proposed(self, propose: Propose, total: int) -> None:
+        """One after the other: nobody is asked for a candidate that may not be needed."""
+        async with aclosing(propose(self.trial)) as proposals:
+            async for found in proposals:
+                if isinstance(found, Rejected):
+                    self._count(Verdict("", "delete_function", None, str(found)))
+                else:
+                    await self._judge(self._works(iter([found]), []), total)
+                if len(self.slugs) >= total:
+                    break
+
+    def _singles(self) -> Iterator[Candidate]:
+        tools = self.tools
+        return candidates(
+            self.settings, self.trial.suite, self.trial.workspace, tools.change, tools.kinds & GROUPS.keys()
+        )
+
+    def _works(self, found: Iterator[Candidate], tried: list[Candidate]) -> Iterator[Attempt]:
+        """Notes in ``tried`` what it hands out."""
+        for candidate in found:
+            tried.append(candidate)
+            yield Attempt(candidate.slug, candidate.kind, partial(self.trial.run, candidate))
+
+    async def _judge(self, works: Iterator[Attempt], until: int) -> int:
+        """Try ``works`` until ``until`` tasks are there, or too many were in vain; how many were tried."""
+        limit = (until - len(self.slugs)) * self.settings.attempts
+        if limit <= 0:
+            return 0
+        tried = 0
+        stream = Stream(self.ledger, self.shared.out, self.shared.boxes, self.settings.parallel)
+        async with aclosing(stream.judged(works)) as verdicts:
+            async for verdict in verdicts:
+                tried += 1
+                self._count(verdict)
+                if len(self.slugs) >= until or tried == limit:
+                    break
+        return tried
+
+    def _count(self, verdict: Verdict) -> None:
+        line = self.line
+        line.tried += 1
+        line.count(verdict.kind, verdict.task is not None)
+        if verdict.task is not None:
+            self.tasks.append(verdict.task)
+            self.trial.kept[verdict.slug] = verdict.task
+        else:
+            line.rejected[verdict.why] += 1
+        if verdict.task is not None or verdict.why.startswith(LATER):
+            self.slugs.append(verdict.slug)
+        line.kept = len(self.tasks)
+        self.shared.say(line)
+
+    async def attack(self) -> None:
+        """Try a sample of the exploits on one task; it is dropped where one of them is rewarded."""
+        slug = attacked(self.slugs)
+        task = next((task for task in self.tasks if task.path.name == slug), None)
+        if task is None or self.ledger.has_passed(slug, "exploits"):
+            return
+        why = await attack(task, self.settings.exploits, self.shared.backend, self.shared.layers)
+        if why:
+            self.tasks.remove(task)
+            drop(task, why, self.line, self.ledger)
+        else:
+            self.ledger.note_passed(slug, "exploits")
+
+
+def drop(task: Task, why: str, line: PackageYield, ledger: Ledger) -> None:
+    """Take back a task that was kept."""
+    ledger.note(task.path.name, why)
+    shutil.rmtree(task.path)
+    line.kept -= 1
+    line.rejected[why] += 1
+    line.kinds[task.info.provenance["generator"]][1] -= 1

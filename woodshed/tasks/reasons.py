@@ -1,0 +1,67 @@
+"""Why a test fails: because of what the task took away, or because something around it broke.
+
+A test that cannot be imported, misses a fixture or runs out of time says nothing about the code. An import that misses
+exactly what the solution defines does.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+
+_WRONG = re.compile(
+    r"^(?:E +)?((?:ModuleNotFound|Import|Syntax|Indentation|Tab|Memory)Error\b.*|fixture '.*' not found.*"
+    r"|(?:\w+\.)*TimeLimit\b.*|KeyboardInterrupt\b.*|OSError: \[Errno (?:12|23|24|28|30)\].*)$",
+    re.MULTILINE,
+)
+_WRONG_IN_NODE = re.compile(
+    r"^((?:Error: )?(?:Cannot find (?:module|package) '.*|E(?:NOSPC|MFILE|NFILE|ROFS)\b.*))$", re.MULTILINE
+)
+"""A SyntaxError is none: it is what ``JSON.parse`` throws, and a change always parses."""
+_NAMED = re.compile(r"'([\w.]+)'")
+_LACKS = re.compile(r"\b(?:ModuleNotFound|Import|Attribute|Name)Error\b")
+
+
+def wrong_reason(text: str, defined: Iterable[str] = (), grader: str = "pytest") -> str:
+    """The line of a test's ``text`` that speaks of something else than the code under test, empty where none does.
+
+    ``defined``: names that only the solution has; an import that fails for want of one is a right reason.
+    """
+    own = frozenset(defined)
+    for match in (_WRONG_IN_NODE if grader == "node" else _WRONG).finditer(text):
+        names = {part for name in _NAMED.findall(match[1]) for part in name.split(".")}
+        if not ("Import" in match[1] or "ModuleNotFound" in match[1]) or not names & own:
+            return match[1].strip()
+    return ""
+
+
+def names_missing(text: str, defined: Iterable[str]) -> bool:
+    """Whether a ``text`` of pytest says that something is missing which only the solution has."""
+    lines = [line for line in text.splitlines() if _LACKS.search(line)]
+    return bool({part for line in lines for name in _NAMED.findall(line) for part in name.split(".")} & set(defined))
+
+
+def defined_names(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> frozenset[str]:
+    """Names that the files of the solution define, or modules that they are, and that the workspace has not."""
+    known = {name for path in gold if path in before for name in _names(path, before[path])}
+    return frozenset(name for path, data in gold.items() for name in _names(path, data)) - known
+
+
+def _names(path: str, data: bytes) -> Iterator[str]:
+    pure = PurePosixPath(path)
+    yield pure.parent.name if pure.stem == "__init__" else pure.stem
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]

@@ -1,0 +1,81 @@
+"""Self-distillation of a multi-token-prediction head: the network itself is the teacher, and stays as it is.
+
+loss = sum over depths d, positions i of w[i] KL(p_i || q_i^d) / (D sum of w), where p_i is what the network says at i
+(temperature 1, all of the vocabulary) and q_i^d what the head says there after d of its own steps (soft targets as in
+the recipe of Composer 2, section 3.1; forward KL). Depth d starts from the network's hidden state at i - d, so the head
+learns to go on from its own output as it does when it drafts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.mtp import MtpHead
+
+
+def distill(
+    decoder: Decoder,
+    head: MtpHead,
+    tokens_BT: Tensor,
+    weights_BT: Tensor,
+    *,
+    depth: int = 2,
+    denominator: float,
+    logits_elements: int = 1 << 24,
+) -> tuple[float, float]:
+    """Adds the gradient to the head's ``.grad`` and returns (loss, share of the weight where teacher and depth 1 agree
+    on the most probable token, which is what a greedy draft needs).
+
+    tokens: int64 ``[B, T]``, padded on the right; weights: float ``[B, T]``, of what is predicted *at* each position, 0
+    where nothing is (padding). ``denominator``: sum of the weights of the optimizer step's whole batch.
+    Nothing flows into the decoder. Logits exist for at most ``logits_elements`` numbers at a time.
+    """
+    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    with torch.no_grad():
+        hidden_BTD = decoder.forward(tokens_BT, positions_BT, causal_attend())
+    loss = agreed = 0.0
+    guess_BTD = hidden_BTD
+    total = torch.zeros((), device=tokens_BT.device)
+    for d in range(1, depth + 1):
+        guess_BTD = head(decoder, guess_BTD.roll(1, 1), tokens_BT, positions_BT, causal_attend())
+        weights = weights_BT.clone()
+        weights[:, :d] = 0.0  # there is no hidden state d positions before
+        at_M = weights.reshape(-1).nonzero()[:, 0]
+        if not len(at_M):
+            continue
+        teacher_MD = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[at_M]
+        student_MD = guess_BTD.reshape(-1, guess_BTD.shape[-1])[at_M]
+        weights_M = weights.reshape(-1)[at_M] / (denominator * depth)
+        grad_MD, part, same = _kl(decoder, teacher_MD, student_MD.detach(), weights_M, logits_elements)
+        loss += part
+        agreed += same * depth if d == 1 else 0.0
+        total = total + (student_MD * grad_MD).sum()  # its gradient with respect to the student is grad_MD
+    if total.requires_grad:
+        total.backward()
+    return loss, agreed
+
+
+@torch.no_grad()
+def _kl(
+    decoder: Decoder, teacher_MD: Tensor, student_MD: Tensor, weights_M: Tensor, logits_elements: int
+) -> tuple[Tensor, float, float]:
+    """Gradient of sum of w KL(teacher || student) with respect to the student's hidden states ``[M, D]``, its value,
+    and the weight where both have the same most probable token. d KL / d logits = softmax(student) - softmax(teacher).
+    """
+    grad_MD = torch.empty_like(student_MD)
+    head_VD = decoder.head_weight
+    value = same = 0.0
+    chunk = max(1, logits_elements // decoder.config.vocab_size)
+    for start in range(0, len(student_MD), chunk):
+        span = slice(start, start + chunk)
+        p_CV = decoder.logits(teacher_MD[span]).log_softmax(-1)
+        q_CV = decoder.logits(student_MD[span]).log_softmax(-1)
+        w_C = weights_M[span]
+        agree_C = p_CV.argmax(-1) == q_CV.argmax(-1)
+        same += float((w_C * agree_C).sum())
+        p = p_CV.exp()
+        value += float((w_C * (p * (p_CV - q_CV)).sum(-1)).sum(dtype=torch.float64))
+        grad_MD[span] = ((q_CV.exp_() - p) * w_C[:, None]).to(head_VD.dtype) @ head_VD
+    return grad_MD, value, same

@@ -1,0 +1,146 @@
+"""Between the tensors that a trainer or an engine holds and the canonical ones, in which versions travel.
+
+Versions hold one tensor per Hugging Face name. Trainers and engines fuse those (query, key and value; gate and up),
+stack them (experts), leave them out (a tied head) and keep shares of them. A ``Layout`` says, for each local tensor,
+where boxes of canonical tensors lie in it. ``split`` reads it from a trainer's shards to canonical ones, ``join`` from
+canonical pieces to an engine's tensors; the two need not be laid out alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..policy.decoder import Decoder
+from ..policy.state import hf_state
+from .delta import Wanted
+from .errors import ChainError
+from .image import Piece
+from .shards import Box, Shard, publishes, shard_of
+
+
+@dataclass(frozen=True)
+class Slot:
+    """``box`` of the canonical tensor ``name`` begins at ``at`` in the local tensor, which may have further axes in
+    front: there, ``at`` is an index (the number of a stacked expert)."""
+
+    name: str
+    box: Box
+    at: tuple[int, ...]
+
+    @property
+    def local(self) -> tuple[tuple[int, int], ...]:
+        """From and to, along every axis of the local tensor."""
+        lead = len(self.at) - len(self.box.shape)
+        return tuple((a, a + n) for a, n in zip(self.at, (1,) * lead + self.box.shape))
+
+
+Layout = dict[str, list[Slot]]
+"""Local name -> what lies in it."""
+
+
+def decoder_layout(decoder: Decoder) -> Layout:
+    """Of our own network, trainer and engine alike: read off the views that ``hf_state`` takes of its parameters."""
+    owners = {p.untyped_storage()._cdata: (name, p) for name, p in decoder.named_parameters()}
+    layout: Layout = {name: [] for name, _ in decoder.named_parameters()}
+    for name, view in hf_state(decoder).items():
+        local, parameter = owners[view.untyped_storage()._cdata]
+        at, rest = [], view.storage_offset() - parameter.storage_offset()
+        for stride in parameter.stride():
+            at.append(rest // stride)
+            rest %= stride
+        layout[local].append(Slot(name, Box.all_of(tuple(view.shape)), tuple(at)))
+    return layout
+
+
+def split(state: Mapping[str, Tensor | Shard], layout: Layout) -> dict[str, Tensor | Shard]:
+    """A trainer rank's tensors (plain, DTensor, or Shard of a local tensor) as canonical ones, for ``Publisher``.
+
+    Views, no copies. What is the same on all ranks stays a plain tensor; of replicas only the first gives anything.
+    """
+    out: dict[str, Tensor | Shard] = {}
+    for local, value in state.items():
+        if local not in layout:
+            raise ChainError(f"{local}: not in the layout, which has {', '.join(sorted(layout)[:3])}, ...")
+        if not publishes(value):
+            continue
+        shard = shard_of(value)
+        held = tuple((a, a + n) for a, n in zip(shard.box.start, shard.box.shape))
+        for slot in layout[local]:
+            common = _common(held, slot.local)
+            if common is None:
+                continue
+            lead = len(slot.at) - len(slot.box.shape)
+            tensor = shard.tensor[_inside(common, held)].reshape([b - a for a, b in common[lead:]])
+            if not isinstance(value, (DTensor, Shard)):
+                out[slot.name] = tensor
+                continue
+            start = tuple(o + a - s for o, (a, _), s in zip(slot.box.start, common[lead:], slot.at[lead:]))
+            out[slot.name] = Shard(tensor, Box(slot.box.whole, start, tuple(tensor.shape)))
+    return out
+
+
+def join(pieces: Iterable[Piece], layout: Layout, tensors: Mapping[str, Tensor]) -> None:
+    """Copy canonical pieces into an engine's local tensors, converting dtype and device.
+
+    Raises ChainError, before anything is written, where the pieces leave a part of a local tensor unset.
+    """
+    by_name: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_name.setdefault(piece.name, []).append(piece)
+    copies: list[tuple[Tensor, Tensor]] = []
+    for local, slots in layout.items():
+        missing = tensors[local].numel()
+        for slot in slots:
+            lead = len(slot.at) - len(slot.box.shape)
+            wanted = _bounds(slot.box)
+            for piece in by_name.get(slot.name, []):
+                if piece.box.whole != slot.box.whole:
+                    raise ChainError(f"{slot.name}: published as {piece.box.whole}, expected {slot.box.whole}")
+                held = _bounds(piece.box)
+                common = _common(held, wanted)
+                if common is None:
+                    continue
+                at = [slice(a, a + 1) for a in slot.at[:lead]]
+                at += [slice(s + a - w, s + b - w) for s, (a, b), (w, _) in zip(slot.at[lead:], common, wanted)]
+                source = piece.tensor()[_inside(common, held)]
+                target = tensors[local].detach()[tuple(at)]
+                missing -= target.numel()
+                copies.append((target, source.reshape(target.shape)))
+        if missing:
+            raise ChainError(f"{local}: {missing} of {tensors[local].numel()} elements are not in the version")
+    for target, source in copies:
+        target.copy_(source)
+
+
+def needs(layout: Layout) -> Wanted:
+    """For ``Follower(wanted=...)``: the pieces of which ``layout`` holds anything."""
+    boxes: dict[str, list[Box]] = {}
+    for slots in layout.values():
+        for slot in slots:
+            boxes.setdefault(slot.name, []).append(slot.box)
+
+    def wanted(name: str, box: Box) -> bool:
+        return any(_common(_bounds(box), _bounds(own)) is not None for own in boxes.get(name, []))
+
+    return wanted
+
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+def _bounds(box: Box) -> Bounds:
+    return tuple((a, a + n) for a, n in zip(box.start, box.shape))
+
+
+def _common(one: Bounds, other: Bounds) -> Bounds | None:
+    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return both if all(a < b for a, b in both) else None
+
+
+def _inside(bounds: Bounds, outer: Bounds) -> tuple[slice, ...]:
+    """Index of ``bounds`` in a tensor that holds ``outer``."""
+    return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(bounds, outer))

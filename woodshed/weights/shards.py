@@ -1,0 +1,104 @@
+"""Which box of a tensor a rank holds, and which rank publishes what several of them hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+@dataclass(frozen=True)
+class Box:
+    """``shape`` elements from ``start`` on, in a tensor of shape ``whole``."""
+
+    whole: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ends = [a + n for a, n in zip(self.start, self.shape, strict=True)]
+        if min((*self.start, *self.shape), default=0) < 0 or any(e > w for e, w in zip(ends, self.whole, strict=True)):
+            raise ValueError(f"box {self.shape} at {self.start} lies outside of a tensor of shape {self.whole}")
+
+    @staticmethod
+    def all_of(shape: tuple[int, ...]) -> Box:
+        return Box(shape, (0,) * len(shape), shape)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.shape == self.whole
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape))
+
+    @property
+    def suffix(self) -> str:
+        """``[0:4,8:16]``, empty for all of the tensor."""
+        if self.is_whole:
+            return ""
+        return "[" + ",".join(f"{a}:{a + n}" for a, n in zip(self.start, self.shape)) + "]"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What this rank holds of a tensor. Every element of the tensor is in exactly one rank's shards."""
+
+    tensor: Tensor
+    box: Box
+
+
+def shard_of(value: Tensor | NDArray | Shard) -> Shard:
+    """A plain tensor or array is all there is of it; a DTensor knows its place."""
+    if isinstance(value, Shard):
+        if tuple(value.tensor.shape) != value.box.shape:
+            raise ValueError(f"a shard of shape {tuple(value.tensor.shape)} does not fill its box {value.box.shape}")
+        return value
+    if isinstance(value, DTensor):
+        if any(p.is_partial() for p in value.placements):
+            raise ValueError(
+                f"a DTensor with placements {value.placements} is not summed up yet; redistribute it first"
+            )
+        shape, start = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+        return Shard(value.to_local(), Box(tuple(value.shape), tuple(start), tuple(shape)))
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    return Shard(tensor, Box.all_of(tuple(tensor.shape)))
+
+
+def own_part(
+    state: Mapping[str, Tensor | NDArray | Shard], rank: int, world: int
+) -> dict[str, Tensor | NDArray | Shard]:
+    """What ``rank`` of ``world`` publishes of ``state``, so that everything is published once and the load is even.
+
+    Plain tensors are taken to be the same on all ranks and are dealt out by size. A DTensor is published by its ranks,
+    its replicas by the first of them. A Shard is always published.
+    """
+    if world == 1:
+        return dict(state)
+    sizes = {name: prod(value.shape) for name, value in state.items() if not isinstance(value, (DTensor, Shard))}
+    owner, loads = {}, [0] * world
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        owner[name] = min(range(world), key=lambda r: (loads[r], r))
+        loads[owner[name]] += sizes[name]
+    return {name: value for name, value in state.items() if owner.get(name, rank) == rank and publishes(value)}
+
+
+def publishes(value: Tensor | NDArray | Shard) -> bool:
+    """Whether this rank is the one that publishes its share of a DTensor; True for anything else."""
+    if not isinstance(value, DTensor):
+        return True
+    at = value.device_mesh.get_coordinate()
+    if at is None or not value.to_local().numel():
+        return False  # Outside of the tensor's mesh, or an empty share of few rows.
+    return all(where == 0 for where, placement in zip(at, value.placements) if placement.is_replicate())

@@ -1,0 +1,99 @@
+"""Where a chain lies: named objects that appear whole or not at all. A folder, or any S3-compatible bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from ..record.atomic import write_whole
+from .errors import ChainError
+
+
+class Store(Protocol):
+    """Objects by key (``v000012/manifest.json``). Failures that a second try may heal are OSError."""
+
+    url: str
+    """What people call this place: a path or ``s3://bucket/prefix``; errors begin with it."""
+
+    def listing(self, *, after: str = "") -> list[str]:
+        """Keys above ``after`` in byte order, sorted; empty where nothing was ever written."""
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes; FileNotFoundError where there is none."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object: readers see the old bytes or the new ones. It lasts once this returns."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object, or with a trailing slash everything below; what is not there is no error."""
+
+
+class FolderStore:
+    """Objects as files. ``fsync`` flushes each before it becomes visible: survives a power cut too."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, fsync: bool = True) -> None:
+        self.folder, self.fsync = Path(folder), fsync
+        self.url = str(self.folder)
+
+    def listing(self, *, after: str = "") -> list[str]:
+        found: list[str] = []
+        top = after.partition("/")[0]
+        for name in _names(self.folder):
+            if name >= top:
+                found.extend(f"{name}/{file}" for file in _names(self.folder / name))
+        return sorted(key for key in found if key > after)
+
+    def get(self, key: str) -> bytes:
+        try:
+            return (self.folder / key).read_bytes()
+        except NotADirectoryError:
+            raise FileNotFoundError(f"{self.folder / key} is not there") from None
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self.folder / key
+        write_whole(path, data, fsync=self.fsync)
+        if self.fsync:
+            for folder in (path.parent, self.folder):
+                _sync(folder)
+
+    def delete(self, key: str) -> None:
+        if key.endswith("/"):
+            shutil.rmtree(self.folder / key, ignore_errors=True)
+        else:
+            (self.folder / key).unlink(missing_ok=True)
+
+
+def open_store(where: str | os.PathLike[str] | Store, *, fsync: bool = True) -> Store:
+    """A folder by its path, a bucket by ``s3://bucket/prefix`` (needs the extra ``s3``), or the store itself.
+
+    Raises ChainError where a URL is of another kind or what it needs is not installed.
+    """
+    if not isinstance(where, (str, os.PathLike)):
+        return where
+    text = os.fspath(where)
+    if text.startswith("s3://"):
+        from .s3 import BucketStore
+
+        return BucketStore(text)
+    if "://" in text:
+        raise ChainError(f"{text}: a weight chain lies in a folder or at s3://bucket/prefix")
+    return FolderStore(text, fsync=fsync)
+
+
+def _names(folder: Path) -> list[str]:
+    """Without files that are still being written, whose names begin with a dot."""
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _sync(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
