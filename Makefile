@@ -10,7 +10,7 @@ test: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/pytest -n auto --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 setup:
 	@scripts/setup

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import pickle
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +20,28 @@ from woodshed.sandbox.probe import probe_namespace
 # Tests assert no times: the machine may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
+
+
+_GRACE = 120.0
+"""Seconds beyond its own time limit after which a test that still does not end takes its whole process with it."""
+_errors: list[int] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _errors.append(os.dup(2))  # not yet captured
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Where an exception cannot get through (a call that waits in C, a clean-up that waits for ever), the process ends
+    with the stacks of its threads, so that the suite goes on without it and names the test."""
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + _GRACE, exit=True, file=_errors[0])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

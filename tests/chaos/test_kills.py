@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from real_runs import SmokeRun, begin, wait_until
+from real_runs import STEPS, SmokeRun, begin, wait_until
 
 from woodshed.weights.manifest import versions
 
@@ -124,10 +124,13 @@ def test_the_run_itself_is_killed(root: Path, tmp_path: Path, rng: random.Random
 
 
 def with_two_engines(root: Path) -> None:
+    """And with more steps, so that a fast machine is not done before the last kill."""
     recipe = root / "recipe.toml"
     text = recipe.read_text()
-    assert text.count("replicas = 1\n") == 1
-    recipe.write_text(text.replace("replicas = 1\n", "replicas = 2\n"))
+    for old, new in (("replicas = 1\n", "replicas = 2\n"), (f"\nsteps = {STEPS}\n", f"\nsteps = {STEPS + 2}\n")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    recipe.write_text(text)
 
 
 def newer(root: Path, than: int) -> Callable[[], bool]:

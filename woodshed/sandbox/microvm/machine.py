@@ -58,7 +58,7 @@ def arguments(
     mode = "share=on" if boot else "share=off,readonly=on,rom=off"
     found = [option for folder in firmware for option in ("-L", folder)]
     out = [
-        *found, "-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,memory-backend=m,suppress-vmdesc=on",
+        *found, "-M", "microvm,acpi=on,rtc=on,pit=on,pic=off,isa-serial=on,memory-backend=m,suppress-vmdesc=on",
         "-accel", ACCELERATORS[accelerator], "-cpu", processor, "-smp", "1", "-m", f"{size >> 20}M",
         "-object", f"memory-backend-file,id=m,size={size},mem-path={memory},{mode}",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-sandbox", _SANDBOX, "-serial", "stdio",
