@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import fcntl
 import os
@@ -58,4 +59,5 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> SmokeRun:
             folder = Path(tempfile.mkdtemp(prefix="smoke-", dir=shared))
             record.write_bytes(pickle.dumps(make_smoke_run(folder)))
         run: SmokeRun = pickle.loads(record.read_bytes())
-    return run
+    scratch = tmp_path_factory.mktemp("smoke-scratch")  # no other worker's temporary files are seen here
+    return dataclasses.replace(run, scratch=scratch)

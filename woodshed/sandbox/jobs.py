@@ -81,11 +81,13 @@ class Job:
                 os.read(self.pidfd, 4096)
 
     def kill(self) -> None:
-        """Kill the command's session: all that it started and that did not detach itself."""
-        for process in processes():
-            if process.session == self.pid:
-                kill(process.pid)
-        kill(self.pid)
+        """Kill the command's session: all that it started and that did not detach itself.
+
+        The command goes first: a shell whose child is killed would go on with what comes after it.
+        """
+        session = [process.pid for process in processes() if process.session == self.pid]
+        for pid in (self.pid, *session):
+            kill(pid)
 
     def result(self) -> tuple[dict[str, Any], bytes]:
         """The reply frame of an ended command. Closes its descriptors."""
