@@ -271,22 +271,22 @@ import socket
 held = []
 try:
     for _ in range(300):
-        s = socket.create_connection(("127.0.0.1", 3128), 5)
+        s = socket.create_connection(("127.0.0.1", 3128), 30)
         s.sendall(b"GET http://")
         held.append(s)
 except OSError:
     pass
 print(len(held))
-import time; time.sleep(20)
+import time; time.sleep(90)
 """
 
     async def body(backend: Any) -> None:
         async with site() as here:
             spec = BoxSpec(egress=Egress(allow=(f"127.0.0.1:{here.port}",), max_bytes=12_000))
             bad, good = await backend.create(spec), await backend.create(spec)
-            flooding = asyncio.create_task(bad.exec_python(flood, timeout=30))
+            flooding = asyncio.create_task(bad.exec_python(flood, timeout=120))
             url = f"http://127.0.0.1:{here.port}/"
-            for _ in range(200):
+            for _ in range(1200):
                 if bad.stats()["egress"]["refused"] > 100:
                     break
                 await asyncio.sleep(0.05)
