@@ -38,7 +38,7 @@ def build(
         list[str],
         typer.Argument(
             help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder, or a git repository (path, URL), the last two "
-            "@COMMIT; exercism:PATH, quixbugs:PATH"
+            "@COMMIT; exercism:PATH, quixbugs:PATH, refactorbench:PATH"
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
@@ -134,7 +134,7 @@ def check(
     json_: JsonOption = False,
 ) -> None:
     """Run every gate on Harbor task directories, in boxes; one line for each task. Exit code 1 if one fails."""
-    from .tasks.check import check_folders
+    from .tasks.check import check_folders, summary
 
     with _Bar(Console(stderr=True)) as progress:
         verdicts = _in_boxes(
@@ -149,7 +149,7 @@ def check(
     else:
         for verdict in verdicts:
             _print(str(verdict))
-        _print(f"{sum(v.passed for v in verdicts)} of {len(verdicts)} tasks pass every gate")
+        _print(summary(verdicts))
     raise typer.Exit(0 if all(v.passed for v in verdicts) else 1)
 
 

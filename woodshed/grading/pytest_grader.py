@@ -8,6 +8,7 @@ that ends early, claims another exit status than its results imply, or does not 
 
 from __future__ import annotations
 
+import ast
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -76,9 +77,9 @@ async def run_pytest(
 async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes] | None = None) -> Outcome:
     """Grade what lies in ``box``: a fresh box of ``task`` into which only the submission was put.
 
-    ``submission`` are the files that crossed (read from the box where None). Every id of ``fail_to_pass`` and
-    ``pass_to_pass`` must pass. A hang, crash or flood of the submission is a failed test; SandboxError is raised
-    only where the sandbox itself fails.
+    ``submission`` are the files that crossed (read from the box where None), as a ``Submission`` where files were
+    deleted. Every id of ``fail_to_pass`` and ``pass_to_pass`` must pass. A hang, crash or flood of the submission is
+    a failed test; SandboxError is raised only where the sandbox itself fails.
     """
     return await grade_by_tests(task, box, submission, screen, run_pytest_ids)
 
@@ -112,7 +113,8 @@ async def grade_by_tests(
         submission = await box.get(info.submission)
     known = _start_files(task, submission)
     changed = changed_files(task, submission)
-    if found := screen(changed, known, task.solution_files()):
+    moved = _moved(task, changed, known, submission) if task.withheld else {}
+    if found := screen(changed, known, task.solution_files(), moved):
         detail = "the submission was refused: " + "; ".join(found[:5])
         return Outcome(False, dict.fromkeys(required, "failed"), perf_counter() - start, detail)
     await lay_tests(task, box, changed)
@@ -130,6 +132,27 @@ def outcome_of(task: Task, run: TestRun) -> Outcome:
         tests = {i: "error" if s == "passed" else s for i, s in tests.items()}
     resolved = bool(task.info.fail_to_pass) and all(s == "passed" for s in tests.values())
     return Outcome(resolved, tests, run.seconds, run.detail)
+
+
+def _moved(
+    task: Task, changed: Mapping[str, bytes], known: Mapping[str, bytes], submission: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """What code may be that came from another file: for each changed file, all that changed and deleted files held.
+
+    A refactoring moves code, and without a solution nothing says which constructs it moves where.
+    """
+    gone = _start_files(task, getattr(submission, "deleted", ()))
+    sources = [data for name, data in {**known, **gone}.items() if name in changed or name in gone]
+    whole = b"\n".join(data for data in sources if _parses(data))
+    return dict.fromkeys(changed, whole)
+
+
+def _parses(data: bytes) -> bool:
+    try:
+        ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def changed_files(task: Task, submission: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -105,7 +105,7 @@ async def grade(
         elif task.info.grader == "install":
             outcome = await grade_install(task, box, backend, layers)
         else:
-            outcome = await grade_pytest(task, box, crossed)
+            outcome = await grade_pytest(task, box, Submission(crossed, gone))
     finally:
         await box.close()
     if outcome.resolved and task.info.grader not in ("cases", "install"):  # the latter submits no code that is tested

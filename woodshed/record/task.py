@@ -21,6 +21,10 @@ HISTORY = "history.jsonl"
 """What policies did on a task (``record/history.py``); it lies in the directory and is no part of the task."""
 
 
+WITHHELD = "withheld"
+"""What a provenance says as ``reference`` where the authors of a benchmark keep the solution of a task back."""
+
+
 class TaskError(Exception):
     """A task directory is not valid; the message names the file and the field."""
 
@@ -38,7 +42,8 @@ class TaskInfo:
     never count. ``test_command``: what the ``run_tests`` tool runs, empty for the grader's built-in runner.
     ``layers``: names of content-addressed layers (dependencies) below the workspace. ``kind``: what was done to make
     the task (``compare``, ``delete_function``, ...). ``provenance``: where the code is from (name, version, sha256,
-    licence). ``timeout_sec``: per test run. ``quality``: what was measured about the task (``mutation_score``: share of
+    licence); with ``reference = "withheld"`` there is no solution, and the split must be ``heldout``.
+    ``timeout_sec``: per test run. ``quality``: what was measured about the task (``mutation_score``: share of
     mutants of the solution that the required tests notice, and ``mutants``: of how many).
     """
 
@@ -111,6 +116,11 @@ class Task:
         """The reference solution as files relative to the workdir (``solution/workspace/...``)."""
         return _files(self.path / "solution" / "workspace")
 
+    @property
+    def withheld(self) -> bool:
+        """Whether its authors keep the solution back, so that it only measures (``Task.load`` holds it out)."""
+        return self.info.provenance.get("reference") == WITHHELD and not self.solution_files()
+
     @cached_property
     def digest(self) -> str:
         """sha256 over every file of the directory but its history, by path and content."""
@@ -136,7 +146,8 @@ def save_task(
 ) -> Task:
     """Write a task directory; ``tests`` must hold ``test.sh``. Overwrites files, leaves no partial task.toml.
 
-    ``solution`` is given relative to the workdir; a ``solve.sh`` that copies it is written for other Harbor tools.
+    ``solution`` is given relative to the workdir; a ``solve.sh`` that copies it is written for other Harbor tools, but
+    none where the provenance says that the solution is withheld.
     """
     if "test.sh" not in tests:
         raise TaskError(f"{path}: tests need a test.sh")
@@ -157,10 +168,11 @@ def save_task(
         (path / "environment").mkdir(parents=True, exist_ok=True)
         (path / "environment" / "Dockerfile").write_text(dockerfile)
     _write(path / "tests", tests)
-    _write(path / "solution" / "workspace", solution)
-    (path / "solution").mkdir(parents=True, exist_ok=True)
-    solve = f'#!/bin/sh\ncp -r "$(dirname "$0")/workspace/." {info.workdir}/\n'
-    (path / "solution" / "solve.sh").write_text(solve)
+    if solution or info.provenance.get("reference") != WITHHELD:
+        _write(path / "solution" / "workspace", solution)
+        (path / "solution").mkdir(parents=True, exist_ok=True)
+        solve = f'#!/bin/sh\ncp -r "$(dirname "$0")/workspace/." {info.workdir}/\n'
+        (path / "solution" / "solve.sh").write_text(solve)
     (path / "instruction.md").write_text(instruction, encoding="utf-8")
     write_whole(path / "task.toml", to_toml(merged))
     return Task.load(path)
@@ -189,7 +201,13 @@ def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
             raise TaskError(f"{toml_path}: [metadata.woodshed.{key}] must hold strings only")
         else:
             values[key] = value
-    return TaskInfo(**values)
+    info = TaskInfo(**values)
+    if info.provenance.get("reference") == WITHHELD and info.split != "heldout":
+        raise TaskError(
+            f'{toml_path}: [metadata.woodshed] split is {info.split!r}, but provenance says reference = "{WITHHELD}": '
+            'such a task only measures; write split = "heldout"'
+        )
+    return info
 
 
 def _info_table(info: TaskInfo) -> dict[str, Any]:

@@ -25,12 +25,11 @@ def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None, eg
     """
     workdir = task.info.workdir
     stack = [layers.path(name) for name in task.info.layers]
-    files = _workspace(task.path, workdir, _stamp(task))
-    if sum(map(len, files.values())) > _FEW:
+    files = _small_workspace(task.path, workdir, _stamp(task))
+    if files is None:
         stack.append(layers.path(_workspace_layer(task, layers)))
-        files = {}
     return BoxSpec(
-        layers=tuple(stack), files=files, workdir=workdir, env=_environment(task), limits=limits or _DEFAULT,
+        layers=tuple(stack), files=files or {}, workdir=workdir, env=_environment(task), limits=limits or _DEFAULT,
         egress=egress, preload=PRELOAD,
     )  # fmt: skip
 
@@ -47,9 +46,10 @@ def _stamp(task: Task) -> int:
 
 
 @lru_cache(maxsize=2048)
-def _workspace(path: Path, workdir: str, stamp: int) -> dict[str, bytes]:
-    task = Task.load(path)
-    return {f"{workdir}/{name}": data for name, data in task.workspace_files().items()}
+def _small_workspace(path: Path, workdir: str, stamp: int) -> dict[str, bytes] | None:
+    """None for a larger one, which is not kept in memory."""
+    files = {f"{workdir}/{name}": data for name, data in Task.load(path).workspace_files().items()}
+    return files if sum(map(len, files.values())) <= _FEW else None
 
 
 def _workspace_layer(task: Task, layers: LayerStore) -> str:

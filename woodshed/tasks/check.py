@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +14,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 
 from .find import task_folders
-from .gates import check_task
+from .gates import check_task, left_open
 from .splits import twins_of_heldout
 
 ADVICE = {
@@ -43,13 +43,15 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class Verdict:
-    """One task directory. ``failures``: gate -> what is wrong. ``seconds`` is wall time."""
+    """One task directory. ``failures``: gate -> what is wrong. ``unchecked``: gate -> why it could not be tried.
+    ``seconds`` is wall time."""
 
     path: Path
     name: str = ""
     fail_to_pass: int = 0
     pass_to_pass: int = 0
     failures: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -60,14 +62,24 @@ class Verdict:
         """One line."""
         if self.passed:
             counts = f"{self.fail_to_pass} fail-to-pass, {self.pass_to_pass} pass-to-pass"
-            return f"ok    {self.path}  {counts}, {self.seconds:.1f} s"
+            return f"ok    {self.path}  {counts}, {self.seconds:.1f} s{left_open(self)}"
         found = [(gate, why.rstrip(". "), ADVICE.get(gate, ADVICE["task"])) for gate, why in self.failures.items()]
         parts = [f"{gate}: {why} -> {advice}" for gate, why, advice in found]
-        return " ".join(f"FAIL  {self.path}  {'; '.join(parts)}".split("\n"))
+        return " ".join(f"FAIL  {self.path}  {'; '.join(parts)}{left_open(self)}".split("\n"))
 
     def as_json(self) -> dict[str, Any]:
         advice = {gate: ADVICE.get(gate, ADVICE["task"]) for gate in self.failures}
         return {**vars(self), "path": str(self.path), "passed": self.passed, "advice": advice}
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """The closing line: how many passed, and how many of those not by every gate that there is."""
+    passed = [v for v in verdicts if v.passed]
+    told = f"{len(passed)} of {len(verdicts)} tasks pass every gate"
+    if partly := [v for v in passed if v.unchecked]:
+        gates = ", ".join(sorted({gate for v in partly for gate in v.unchecked}))
+        told += f" that could be tried; not every gate could be in {len(partly)} of them ({gates})"
+    return told
 
 
 async def check_folders(
@@ -125,7 +137,8 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore) -> Verdict:
         elif missing := [name for name in info.layers if name not in layers.names()]:
             verdict.failures["layers"] = f"dependency layer {missing[0]} is not on this machine"
         else:
-            verdict.failures = (await check_task(task, backend, layers)).failures
+            report = await check_task(task, backend, layers)
+            verdict.failures, verdict.unchecked = report.failures, report.unchecked
     except (TaskError, OSError) as error:
         verdict.failures["task"] = str(error)
     verdict.seconds = perf_counter() - start

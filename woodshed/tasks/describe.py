@@ -28,13 +28,15 @@ class Description:
         """Sections with headings; may hold control characters of the task: pass it through ``visible`` to print it."""
         info = self.task.info
         count = f"{len(self.change.files)} file{'s' * (len(self.change.files) != 1)}, {self.change.lines} changed lines"
+        runner = "no tests of the task: they stay with the grader" if self.task.withheld else "the grader's own runner"
+        broken = f"what is broken ({count}; from the workspace to the solution)"
         parts = [
             f"{self.task.name}\n{self.task.path}",
             _section("instruction", self.task.instruction.strip()),
-            _section(f"what is broken ({count}; from the workspace to the solution)", self._diff()),
+            _section("what is broken" if self.task.withheld else broken, self._diff()),
             _section(f"fail to pass ({len(info.fail_to_pass)})", self._tests(info.fail_to_pass)),
             _section(f"pass to pass ({len(info.pass_to_pass)})", self._tests(info.pass_to_pass)),
-            _section("what an agent runs", info.test_command or "the grader's own runner"),
+            _section("what an agent runs", info.test_command or runner),
             _section("provenance", _rows(self.provenance())),
             _section("limits", _rows(self.limits())),
         ]
@@ -81,6 +83,8 @@ class Description:
         }  # fmt: skip
 
     def _diff(self) -> str:
+        if self.task.withheld:
+            return "not known: the authors of the task withhold the solution"
         if not self.change.files:
             return "nothing: the workspace is the solution, or there is no solution/workspace"
         return _cut(self.change.diff.split("\n"), self.limit, "lines")

@@ -3,7 +3,8 @@
 They are the union of what SWE-smith, R2E-Gym and SWE-bench post-mortems ask for: required tests of both kinds, a
 reference solution that passes twice, an untouched and an emptied workspace that score nothing, failures for the right
 reason, and no answer within the agent's reach. Everything is graded as it will be: in fresh boxes, by the task's own
-grader.
+grader. Where the authors of a benchmark keep the solution back (``Task.withheld``), the report says which gates that
+leaves without an answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from time import perf_counter
+from typing import Protocol
 
 from woodshed.grading.crossing import Submission, crossing
 from woodshed.grading.node.grader import run_node_ids
@@ -34,10 +36,12 @@ TEXT_TYPES = frozenset(f".{kind}" for kind in _TYPES.split())
 
 @dataclass
 class GateReport:
-    """``failures``: gate -> what is wrong, empty for a good task. ``seconds`` is wall time."""
+    """``failures``: gate -> what is wrong, empty for a good task. ``unchecked``: gate -> why it could not be tried.
+    ``seconds`` is wall time."""
 
     task: str
     failures: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -45,7 +49,21 @@ class GateReport:
         return not self.failures
 
     def __str__(self) -> str:
-        return f"{self.task}: " + ("; ".join(f"{k}: {v}" for k, v in self.failures.items()) or "all gates passed")
+        passed = f"all gates passed{' that could be tried' if self.unchecked else ''}"
+        return f"{self.task}: " + ("; ".join(f"{k}: {v}" for k, v in self.failures.items()) or passed) + left_open(self)
+
+
+def left_open(report: Unchecked) -> str:
+    """`` (not checked: GATE (why); ...)``, empty where every gate could be tried."""
+    found = "; ".join(f"{gate} ({why})" for gate, why in report.unchecked.items())
+    return f" (not checked: {found})" if found else ""
+
+
+class Unchecked(Protocol):
+    """What knows of gates that could not be tried."""
+
+    @property
+    def unchecked(self) -> dict[str, str]: ...
 
 
 async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateReport:
@@ -55,7 +73,9 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
     info = task.info
     if not info.fail_to_pass:
         report.failures["fail_to_pass"] = "no test tells the bug from the fix"
-    if not info.pass_to_pass and info.kind not in ("exercise", "install"):  # of which nothing works yet
+    if not info.pass_to_pass and task.withheld:  # the tests are its authors', and none can be added
+        report.unchecked["pass_to_pass"] = "no test of its authors passes before the change"
+    elif not info.pass_to_pass and info.kind not in ("exercise", "install"):  # of which nothing works yet
         report.failures["pass_to_pass"] = "no test guards what works"
     if both := set(info.fail_to_pass) & set(info.pass_to_pass):
         report.failures["ids"] = f"listed as failing and as passing: {min(both)}"
@@ -63,12 +83,17 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
     async def graded(submission: dict[str, bytes]) -> Outcome:
         return await grade(task, submission, backend, layers)
 
-    await _solution(task, graded, report)
+    if task.withheld:
+        report.unchecked["oracle"] = "its authors withhold the solution"
+    else:
+        await _solution(task, graded, report)
     await _untouched(task, graded, report)
     if info.grader in _RUN:
         await _reasons(task, backend, layers, report)
     if info.grader != "install":  # what a repository says of how it is set up is not the answer but the way to it
         _files(task, report)
+        if task.withheld:
+            report.unchecked["leak"] = "there is no solution to search for, only names of files were looked at"
         for leak in scan_task(task)[:1]:
             report.failures["leak"] = f"{leak.path} holds {leak.share:.0%} of the answer ({leak.kind}): {leak.sample}"
     report.seconds = perf_counter() - start
@@ -107,6 +132,10 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
         report.failures["guards"] = f"should pass before the fix and does not: {broken[0]} {start.detail}"
     if unreported:
         report.failures["reason"] = f"does not fail but is not run: {unreported[0]} {start.detail}"
+    if task.withheld:  # where there is a solution, it is what has to pass twice
+        again = await graded(crossing(task.info, workspace))
+        if unstable := [t for t, status in start.tests.items() if again.tests.get(t) != status]:
+            report.failures["stable"] = f"the untouched workspace gives another result each time: {unstable[0]}"
     emptied = await graded(Submission({}, crossing(task.info, workspace)))
     if emptied.resolved:
         report.failures["empty"] = "an empty submission scores"
@@ -135,15 +164,19 @@ def _missing_names(task: Task) -> frozenset[str]:
 def _files(task: Task, report: GateReport) -> None:
     """The ``files`` gate: every file of the workspace is of a known type or at least plain text."""
     for path, data in task.workspace_files().items():
-        if PurePosixPath(path).suffix in TEXT_TYPES:
-            continue
-        try:
-            data.decode("utf-8")
-            plain = b"\0" not in data
-        except UnicodeDecodeError:
-            plain = False
-        if not plain:
+        if not is_text(path, data):
             report.failures["files"] = f"{path} is neither of a known type nor text"
+
+
+def is_text(path: str, data: bytes) -> bool:
+    """Whether a file is of a known type, or plain UTF-8 text whatever its name is."""
+    if PurePosixPath(path).suffix in TEXT_TYPES:
+        return True
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
 
 
 def _bad(outcome: Outcome) -> str:

@@ -59,12 +59,17 @@ def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[
     wanted = answer_ngrams(before, gold)
     found: list[Leak] = []
     for path, data in files.items():
-        if _FORBIDDEN.search(path):
+        if forbidden_name(path):
             found.append(Leak(path, "path", 1.0, PurePosixPath(path).name))
         leak = _scan_text(path, data, wanted) or _scan_bytecode(path, data, before, gold)
         if leak is not None:
             found.append(leak)
     return found
+
+
+def forbidden_name(path: str) -> bool:
+    """Whether a file is a leak by its name alone: of version control, a cache, an installed copy, a backup."""
+    return _FORBIDDEN.search(path) is not None
 
 
 def interface_of(data: bytes) -> bytes:

@@ -60,12 +60,13 @@ class Writer:
 
 
 def level_of(settings: PackageTaskSettings, candidate: Candidate) -> str:
-    """The level of a task; ``mixed`` draws it by the task's name."""
-    if candidate.level:
-        return candidate.level
-    if settings.level != "mixed":
-        return settings.level
-    return random.Random(f"level:{candidate.slug}").choice(LEVELS)
+    """The level of a task: its own where it has one."""
+    return candidate.level or drawn_level(settings, candidate.slug)
+
+
+def drawn_level(settings: PackageTaskSettings, slug: str) -> str:
+    """The level that the settings say; ``mixed`` draws it by the name of the task."""
+    return settings.level if settings.level != "mixed" else random.Random(f"level:{slug}").choice(LEVELS)
 
 
 def template(settings: PackageTaskSettings, level: str, facts: Facts) -> str:

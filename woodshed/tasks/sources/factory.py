@@ -23,6 +23,8 @@ from woodshed.tasks.packages.stream import clear_staging
 from woodshed.tasks.packages.work import Propose
 from woodshed.tasks.prompts.reword import Reworder
 from woodshed.tasks.prompts.write import Writer
+from woodshed.tasks.refactorbench.build import build_refactorbench
+from woodshed.tasks.refactorbench.read import is_refactorbench
 
 from .lock import NAME, SourceLock
 from .pin import Pinned, Pinner, Wishes
@@ -45,15 +47,15 @@ async def build_from_sources(
 ) -> list[Task]:
     """Build tasks from ``sources`` (see ``parse_source``) under ``out``, and return them sorted by name.
 
-    Collections of exercises (``exercism:PATH``, ``quixbugs:PATH``) come first and are read anew each time.
+    Collections (``exercism:PATH``, ``quixbugs:PATH``, ``refactorbench:PATH``) come first and are read anew each time.
     Sources that ``out/sources.toml`` holds are taken from there; others are pinned first. Killed at any moment, the
     same call goes on and ends with the same folder. A source that cannot be used is reported and left out;
     PackageError where none can be, a source is not written properly, or ``out`` cannot be used. ``reworder`` puts
     instructions into a policy's words.
     """
     report = report if report is not None else BuildReport()
-    collections = list(dict.fromkeys(text for text in sources if is_collection(text)))
-    specs = list(dict.fromkeys(parse_source(text) for text in sources if not is_collection(text)))
+    collections = list(dict.fromkeys(text for text in sources if _is_collection(text)))
+    specs = list(dict.fromkeys(parse_source(text) for text in sources if not _is_collection(text)))
     with claim(out):
         cost, lock = Cost(out), SourceLock(out, settings)
 
@@ -70,9 +72,14 @@ async def build_from_sources(
             clear_staging(out)
             lock.write()  # makes the folder ours before the first task is there
         for text in collections:
-            made, line = await build_exercises(
-                text, settings, lock.catalogue, backend, layers, out, boxes, writer, cache=cache
-            )
+            if is_refactorbench(text):
+                made, line = await build_refactorbench(
+                    text, settings, lock.catalogue, backend, layers, out, boxes, cache=cache
+                )
+            else:
+                made, line = await build_exercises(
+                    text, settings, lock.catalogue, backend, layers, out, boxes, writer, cache=cache
+                )
             exercises += made
             report.packages.append(line)
         if not specs:
@@ -96,6 +103,10 @@ async def build_from_sources(
         report.packages = [*lines, *report.packages, *failed]
         _finish(report, cost, out)
         return sorted([*tasks, *exercises], key=lambda task: task.name)
+
+
+def _is_collection(source: str) -> bool:
+    return is_collection(source) or is_refactorbench(source)
 
 
 def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
