@@ -159,18 +159,13 @@ def test_moved_code_is_no_attack(built: tuple[Path, list[Task], BuildReport], pl
     def graded(files: dict[str, bytes], deleted: tuple[str, ...] = ()) -> Outcome:
         return place.boxes(lambda backend, layers: grade(task, Submission(files, deleted), backend, layers))
 
-    done = graded({"shop/price.py": cls, "shop/prices.py": rest})
+    ending = dict.fromkeys(("conftest.py", "shop/conftest.py", "refactorbench/conftest.py"), b"raise SystemExit\n")
+    done = graded({"shop/price.py": cls, "shop/prices.py": rest, **ending})
     assert done.resolved, done
     refused = graded({"shop/price.py": cls + b"import gc\n", "shop/prices.py": rest})
     assert not refused.resolved and "shop/price.py: import gc" in refused.detail and "__eq__" not in refused.detail
     half = graded({"shop/price.py": cls}, ("shop/prices.py",))
     assert not half.resolved and "refused" not in half.detail
-    other = {
-        **task.test_files(),
-        "conftest.py": b"raise SystemExit\n",
-        "refactorbench/conftest.py": b"raise SystemExit\n",
-    }
-    assert not graded(other).resolved
 
 
 @pytest.mark.parametrize("level", STYLES)
