@@ -20,6 +20,7 @@ from woodshed.tasks.packages.report import BuildReport
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.prompts.write import drawn_level
 from woodshed.tasks.refactorbench.read import files_read, read_tasks
+from woodshed.tasks.statistics import collect
 
 from . import repos
 from .place import Place
@@ -117,6 +118,7 @@ def test_a_task_measures_only(built: tuple[Path, list[Task], BuildReport], place
     assert workspace["shop/prices.py"] == PRICES and "conftest.py" in workspace and "logo.png" not in workspace
     assert not any(name.startswith("refactorbench") for name in workspace)
     assert "withhold the solution" in describe(task).text()
+    assert "Solution withheld: 1; their changed lines" in collect([task.path]).text()
     before = (task.path / "task.toml").stat().st_mtime_ns
     (again,) = place.build(f"refactorbench:{copy}", out=task.path.parent, tasks_per_package=9, heldout_share=0.0)
     assert (again.path / "task.toml").stat().st_mtime_ns == before

@@ -43,12 +43,14 @@ MEASURES = ("changed_lines", "files", "prompt", "fail_to_pass", "pass_to_pass")
 @dataclass(frozen=True)
 class Statistics:
     """``broken``: task directories that cannot be read -> why. ``duplicates``: pairs of almost equal tasks.
-    ``difficulty``: how each policy that rated them does."""
+    ``difficulty``: how each policy that rated them does. ``withheld``: tasks whose authors keep the solution back, of
+    which changed lines and files are not known and count as 0."""
 
     sizes: list[Size]
     duplicates: list[Pair]
     broken: dict[str, str]
     difficulty: list[Spread]
+    withheld: int = 0
 
     def groups(self) -> dict[str, dict[str, dict[str, float]]]:
         """all, generator, source, split -> group -> {tasks, median of each measure}."""
@@ -95,6 +97,8 @@ class Statistics:
         crossing = sum(p.crosses for p in self.duplicates)
         lines.append(f"Near-duplicate pairs: {len(self.duplicates)}, of which {crossing} across splits")
         lines += [f"  {p.similarity:.2f}  {p.first}  {p.second}" for p in self.duplicates[:10]]
+        if self.withheld:
+            lines.append(f"Solution withheld: {self.withheld}; their changed lines and files count as 0")
         lines += [f"cannot be read: {why}" for why in self.broken.values()]
         return "\n".join(lines)
 
@@ -106,6 +110,7 @@ class Statistics:
             "near_duplicates": [vars(p) for p in self.duplicates],
             "broken": self.broken,
             "difficulty": [asdict(each) for each in self.difficulty],
+            "withheld": self.withheld,
         }
 
 
@@ -132,7 +137,7 @@ def collect(paths: Iterable[Path]) -> Statistics:
         )
         for t, c, h in zip(tasks, changes, histories)
     ]  # fmt: skip
-    return Statistics(sizes, near_duplicates(tasks, changes), broken, spread(histories))
+    return Statistics(sizes, near_duplicates(tasks, changes), broken, spread(histories), sum(t.withheld for t in tasks))
 
 
 def _score(task: Task) -> float | None:
