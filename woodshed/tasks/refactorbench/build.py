@@ -19,6 +19,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec
 from woodshed.tasks.gates import check_task
+from woodshed.tasks.packages.build import Progress
 from woodshed.tasks.packages.catalogue import Catalogue, Package
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.ledger import Ledger
@@ -37,7 +38,7 @@ _KIND = "refactor"
 
 async def build_refactorbench(
     source: str, settings: PackageTaskSettings, catalogue: Catalogue, backend: Backend, layers: LayerStore, out: Path,
-    boxes: asyncio.Semaphore, *, cache: Path | None = None,
+    boxes: asyncio.Semaphore, progress: Progress | None = None, *, cache: Path | None = None,
 ) -> tuple[list[Task], PackageYield]:  # fmt: skip
     """Tasks of the copy that ``refactorbench:PATH`` names, at most ``tasks_per_package``, under ``out``; resumable.
 
@@ -58,6 +59,8 @@ async def build_refactorbench(
                 line.rejected[verdict.why] += 1
             else:
                 made.append(verdict.task)
+            if progress:
+                progress(line.tried, len(tasks), f"{verdict.slug}: {verdict.why or 'kept'}")
             if len(made) == settings.tasks_per_package:
                 break
     line.kept, line.seconds, line.finished = len(made), perf_counter() - start, True

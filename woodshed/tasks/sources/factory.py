@@ -74,7 +74,7 @@ async def build_from_sources(
         for text in collections:
             if is_refactorbench(text):
                 made, line = await build_refactorbench(
-                    text, settings, lock.catalogue, backend, layers, out, boxes, cache=cache
+                    text, settings, lock.catalogue, backend, layers, out, boxes, told, cache=cache
                 )
             else:
                 made, line = await build_exercises(
