@@ -85,7 +85,7 @@ def sort_out(instance: Instance, runs: Sequence[TestRun]) -> Listed:
                 raise Rejected(f"a FAIL_TO_PASS test does not pass after the fix: {test[:120]} {now}{_why(run, test)}")
         for run in before:
             if (now := _status(run, test)) not in ("failed", "error"):
-                raise Rejected(f"a FAIL_TO_PASS test does not fail before the fix: {test[:120]} {now}")
+                raise Rejected(f"a FAIL_TO_PASS test does not fail before the fix: {test[:120]} {now}{_why(run, test)}")
     kept = [
         t for t in instance.pass_to_pass
         if t not in instance.fail_to_pass and all(_status(run, t) == "passed" for run in runs)

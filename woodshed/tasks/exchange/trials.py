@@ -123,7 +123,8 @@ class InstanceTrials:
             before, after = apply_patch(base, instance.patch, "patch"), base
         if is_node_project(after):
             raise Rejected("it is no Python project")
-        spec = SourceSpec(f"{self.place}@{snapshot.commit}", "git", str(self.place), snapshot.commit)
+        place = str(self.place.resolve())  # as `tasks install` names it
+        spec = SourceSpec(f"{place}@{snapshot.commit}", "git", place, snapshot.commit)
         project = Project(after)
         try:
             layout = find_layout(project, sources=self.wishes.code, tests=self.wishes.tests)
@@ -172,14 +173,17 @@ class InstanceTrials:
             trial = self._trial(package, names, state.after)
             if attempt == _RETRIES:
                 break
-            text = await _complaints(trial, tests)
+            complete, text = await _complaints(trial, tests)
             missing = [m for m in missing_modules(text) if not is_own_module(m, package)]
             known = {r.name for r in requirements}
             found = [distribution_of(m, possible) for m in missing]
             more = [r for r in found if r is not None and r.name not in known]
-            if not more:
+            if complete and not more:
                 break
             await trial.close()
+            if not more:
+                said = " ".join(text.split())[-300:]
+                raise Rejected(f"its tests do not run to their end after the fix: {said}")
             requirements += more
         return trial
 
@@ -190,8 +194,8 @@ class InstanceTrials:
         )  # fmt: skip
 
 
-async def _complaints(trial: Trial, tests: Sequence[str]) -> str:
-    """What pytest says about those ``tests`` that do not pass, also where it does not come to run any."""
+async def _complaints(trial: Trial, tests: Sequence[str]) -> tuple[bool, str]:
+    """(whether the ``tests`` run to their end, what pytest says of those that do not pass, or of why none is run)."""
     try:
         box = await trial.fork()
         try:
@@ -201,7 +205,8 @@ async def _complaints(trial: Trial, tests: Sequence[str]) -> str:
     except BaseException:
         await trial.close()
         raise
-    return "\n".join([run.detail, *(r.text for r in run.results.values() if r.status in ("failed", "error"))])
+    texts = [r.text for r in run.results.values() if r.status in ("failed", "error")]
+    return run.complete, "\n".join([run.detail, *texts])
 
 
 def _package(instance: Instance, commit: str, digest: str) -> Package:
