@@ -183,7 +183,8 @@ class InstanceTrials:
             await trial.close()
             if not more:
                 said = " ".join(text.split())[-300:]
-                raise Rejected(f"its tests do not run to their end after the fix: {said}")
+                advice = f"; nothing brings {', '.join(missing)}: --needs, or --install" if missing else ""
+                raise Rejected(f"its tests do not run to their end after the fix: {said}{advice}")
             requirements += more
         return trial
 
