@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -225,20 +225,90 @@ def export(
 
 @app.command("import")
 def import_(
-    folder: Annotated[Path, typer.Argument(help="Folder with instances.jsonl and repositories, as export writes it")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder that `tasks export` wrote; or, with --repositories, instances of SWE-bench or SWE-smith as "
+            ".jsonl, .json or .parquet"
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
+    repositories: Annotated[
+        Path | None,
+        typer.Option(help="Folder of git repositories, bare or not: OWNER__NAME.git, OWNER/NAME or NAME.git"),
+    ] = None,
+    instance: Annotated[list[str] | None, typer.Option(help="Only the instance with this id; again for more")] = None,
+    tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
+    code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
+    needs: Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")] = None,
+    install: Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")] = None,
+    mutants: Annotated[int, typer.Option(min=0, help="Mutants of each solution, for its mutation score")] = 4,
+    exploits: Annotated[int, typer.Option(min=0, help="Exploits tried on a task of each repository")] = 4,
+    heldout_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of functions kept for evaluation (of SWE-smith instances)")
+    ] = 0.2,
+    catalogue: Annotated[str, typer.Option(help="Other catalogue of the test runner")] = "",
+    parallel: ParallelOption = None,
+    backend: BackendOption = "namespace",
+    json_: JsonOption = False,
 ) -> None:
-    """Make task directories from exported instances again. Exit code 1 if there is none among them."""
+    """Make task directories from instances: of our own exports again, or of SWE-bench and SWE-smith.
+
+    The latter need --repositories and no image: their tests run in boxes with what the repository states that it needs,
+    and an instance whose tests do not behave there as it lists them is left out, with the reason. SWE-bench instances
+    are held out from training. Interrupt it whenever you like, the same command continues. Exit code 1 if there is no
+    task among them.
+    """
+    if repositories is not None:
+        values = {
+            "catalogue": catalogue, "mutants": mutants, "exploits": exploits, "heldout_share": heldout_share,
+            "parallel": parallel or _cores(),
+        }  # fmt: skip
+        wishes = (tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install)
+        _import_datasets(source, repositories, out, values, wishes, instance or [], backend, json_)
+    if source.is_file():
+        raise _fail(ValueError(f"{source}: give the folder that holds the repositories with --repositories"))
     from .record.task import TaskError
     from .tasks.exchange.bring import import_tasks
 
     try:
         with _Bar(Console(stderr=True)) as progress:
-            made, left_out = import_tasks(folder, out, progress)
+            made, left_out = import_tasks(source, out, progress)
     except (TaskError, OSError) as error:
         raise _fail(error) from None
     _left_out(left_out)
     _print(f"{len(made)} tasks in {out}; 'woodshed tasks check {out}' runs every gate on them")
+    raise typer.Exit(0 if made else 1)
+
+
+def _import_datasets(
+    file: Path, repositories: Path, out: Path, values: dict[str, Any],
+    wishes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Path | None], only: list[str], backend: str,
+    json_: bool,
+) -> NoReturn:  # fmt: skip
+    from .tasks.exchange.build import build_from_instances
+    from .tasks.packages.report import BuildReport
+    from .tasks.packages.settings import PackageTaskSettings
+    from .tasks.sources.pin import Wishes
+
+    settings, report = PackageTaskSettings.model_validate(values), BuildReport()
+    with _Bar(Console(stderr=True)) as progress:
+        made, left_out = _in_boxes(
+            lambda boxes, layers: build_from_instances(
+                file, repositories, settings, boxes, layers, out, progress, wishes=Wishes(*wishes), report=report,
+                only=only,
+            ),
+            backend,
+            out,
+        )  # fmt: skip
+    if json_:
+        rows = [{**p.counts(), "notes": p.notes, "seconds": round(p.seconds, 2)} for p in report.packages]
+        _print_json({"out": str(out), "tasks": [str(t.path) for t in made], "sources": rows, "left_out": left_out,
+                     "core_seconds": round(report.core_seconds, 2)})  # fmt: skip
+    else:
+        _left_out(left_out)
+        _print(report.table())
+        _print(f"{len(made)} tasks in {out}; 'woodshed tasks check {out}' runs every gate on them")
     raise typer.Exit(0 if made else 1)
 
 

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks_sources import repos
 from tests.tasks_sources.place import Place
 from woodshed.grading.pytest_grader import TestRun, import_path, run_pytest
 from woodshed.grading.verify import grade
+from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
+from woodshed.tasks.exchange.build import build_from_instances
 from woodshed.tasks.install.lock import find_install, load_install
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.sources.pin import Wishes
 
 
@@ -92,3 +96,36 @@ def test_a_lock_that_was_changed_is_refused(installed: Path, tmp_path: Path) -> 
         load_install(copy)
     with pytest.raises(PackageError, match=r"has no install of nowhere; make one with `woodshed tasks install nowhere"):
         find_install(installed, "nowhere")
+
+
+def test_an_instance_runs_in_its_install(market: Place, installed: Path, tmp_path: Path) -> None:
+    """Its tests need a plugin, compiled code and the project's metadata; without the install they do not run."""
+    repository = market.root / "repository"
+    commit = repos.git(repository, "rev-parse", "HEAD")
+    code = repos.git(repository, "show", f"{commit}:src/prices/__init__.py")
+    place, line = next((n, text) for n, text in enumerate(code.split("\n"), 1) if "min(prices)" in text)
+    hunk = f"@@ -{place} +{place} @@\n-{line}\n+{line.replace('min', 'max')}\n"
+    (tmp_path / "repositories/acme").mkdir(parents=True)
+    (tmp_path / "repositories/acme/prices").symlink_to(repository)
+    row = {
+        "instance_id": "acme__prices.1", "repo": f"swesmith/acme__prices.{commit[:8]}", "problem_statement": "Wrong.\n",
+        "patch": f"--- a/src/prices/__init__.py\n+++ b/src/prices/__init__.py\n{hunk}", "image_name": "",
+        "FAIL_TO_PASS": ["tests/test_prices.py::test_cheapest"], "PASS_TO_PASS": ["tests/test_prices.py::test_split"],
+    }  # fmt: skip
+    file, settings = tmp_path / "rows.json", PackageTaskSettings(catalogue=str(market.catalogue), exploits=0)
+    file.write_text(json.dumps([row]))
+
+    def bring(out: Path, wishes: Wishes) -> tuple[list[Task], dict[str, str]]:
+        folder = tmp_path / "repositories"
+        return market.boxes(
+            lambda b, layers: build_from_instances(file, folder, settings, b, layers, out, wishes=wishes)
+        )
+
+    (task,), left_out = bring(tmp_path / "with", Wishes(installs=installed))
+    assert left_out == {} and "-p pytest_mock" in (task.workspace / "pytest.ini").read_text()
+    assert market.boxes(lambda b, layers: grade(task, task.solution_files(), b, layers)).resolved
+    tasks, left_out = bring(tmp_path / "without", Wishes())
+    assert tasks == [] and "does not pass after the fix" in left_out["acme__prices.1"]
+    assert "No module named 'fast'" in left_out["acme__prices.1"]
+    tasks, left_out = bring(tmp_path / "elsewhere", Wishes(installs=tmp_path))
+    assert left_out["acme__prices.1"].startswith("it has no install: ")

@@ -19,7 +19,8 @@ def import_tasks(
 ) -> tuple[list[Task], dict[str, str]]:
     """(tasks in ``out``, instance -> why it cannot be one) of a folder that ``export_tasks`` wrote.
 
-    Instances of other datasets say nothing of their environment that a box could be made from: they are left out.
+    Instances of other datasets say nothing of their environment: ``build.py`` needs their repositories for that, and
+    here they are left out.
     Raises TaskError where the file is missing or no JSON lines.
     """
     path = folder / INSTANCES
@@ -37,7 +38,9 @@ def import_tasks(
             raise TaskError(f"{path}:{number}: not an instance ({error!r})") from None
         progress(number - 1, len(lines), name)
         if not isinstance(instance.get("woodshed"), dict):
-            left_out[name] = "has no 'woodshed' object: what its tests run in is not known here"
+            left_out[name] = (
+                "has no 'woodshed' object: what its tests run in is not known here; give the file and --repositories"
+            )
             continue
         try:
             tasks.append(_task(instance, folder / "repositories", out / branch_name(name)))

@@ -27,7 +27,8 @@ class Candidate:
     mutation changed, 0 for all others. ``parts``: the candidates that a ``combine`` consists of. ``start``: all that
     the agent starts from, where that is not the package with ``files``: the parent of a ``commit``. ``text``: the
     instruction, where it is given. ``level``: how much that tells, where it is not as the settings say. ``origins``:
-    names of the tasks that this is a harder form of."""
+    names of the tasks that this is a harder form of. ``instance``: file name of the task where it is an instance of a
+    dataset; ``stated``: what its provenance says besides."""
 
     package: str
     function: CoveredFunction
@@ -43,6 +44,8 @@ class Candidate:
     text: str = ""
     level: str = ""
     origins: tuple[str, ...] = ()
+    instance: str = ""
+    stated: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def source(self) -> bytes:
@@ -56,7 +59,7 @@ class Candidate:
     @property
     def takes_all_tests(self) -> bool:
         """Whether its tests were written for it, and each may be the one that it is about."""
-        return self.commit is not None or self.kind == "exercise"
+        return self.commit is not None or bool(self.instance) or self.kind == "exercise"
 
     @property
     def key(self) -> str:
@@ -65,6 +68,8 @@ class Candidate:
     @property
     def slug(self) -> str:
         """File name of the task: readable, unique for the change."""
+        if self.instance:
+            return self.instance
         if self.commit is not None:
             return f"{self.package}-{self.commit.id[:12]}-replay"
         if self.kind == "exercise":

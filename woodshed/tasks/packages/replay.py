@@ -23,6 +23,7 @@ from .index import PackageError
 from .prepare import CoveredFunction, Suite, suite_files
 from .proof import changed_functions
 from .rejected import Rejected
+from .settings import PackageTaskSettings
 from .stream import Attempt
 from .trial import Trial
 from .workspace import is_source, is_test, workspace_of
@@ -81,7 +82,7 @@ class Replay:
             raise Rejected("the commit changes no code")
         if any(name not in child for name in changed):
             raise Rejected("the commit removes files")
-        split = self._split(changed, parent, child)
+        split = split_of_change(self.like.settings, package.name, changed, parent, child)
         touched = {n for n in child if n.endswith(".py") and is_test(package, n) and parent.get(n) != child[n]}
         trial.suite = await self._suite(trial, changed, touched)
         about = tuple(t for t in trial.suite.tests if t.partition("::")[0] in touched)
@@ -91,26 +92,29 @@ class Replay:
         files = {name: parent.get(name, b"") for name in changed}
         return Candidate(package.name, function, "replay", "replay", files, 0, split, start=parent, commit=commit)
 
-    def _split(self, changed: list[str], parent: Mapping[str, bytes], child: Mapping[str, bytes]) -> str:
-        """The split of all functions that the commit changes. Raises Rejected where they are of both."""
-        settings, package = self.like.settings, self.like.package
-        splits = set()
-        for name in changed:
-            before, after = (files.get(name, b"").decode("utf-8", "replace") for files in (parent, child))
-            for function in {*changed_functions(before, after), *changed_functions(after, before)}:
-                splits.add(split_of(settings, package.name, CoveredFunction(name, function, 1, 1, 1, ())))
-        if len(splits) > 1:
-            raise Rejected("it changes functions of both splits")
-        if not splits:  # a constant, say
-            return split_of(settings, package.name, CoveredFunction(changed[0], "", 1, 1, 1, ()))
-        return splits.pop()
-
     async def _suite(self, trial: Trial, changed: list[str], touched: set[str]) -> Suite:
         """The commit's tests that pass in both orders, each with its time."""
         files = suite_files(trial.package, trial.workspace)
         if self.like.suite.seconds > 2 * _WHOLE_SUITE_SECONDS:
             files = sorted(touched | _speaking(trial.workspace, changed))
         return await trial.stable_suite(files)
+
+
+def split_of_change(
+    settings: PackageTaskSettings, package: str, changed: list[str], before: Mapping[str, bytes],
+    after: Mapping[str, bytes],
+) -> str:  # fmt: skip
+    """The split of all functions in which the ``changed`` files differ. Raises Rejected where they are of both."""
+    splits = set()
+    for name in changed:
+        old, new = (files.get(name, b"").decode("utf-8", "replace") for files in (before, after))
+        for function in {*changed_functions(old, new), *changed_functions(new, old)}:
+            splits.add(split_of(settings, package, CoveredFunction(name, function, 1, 1, 1, ())))
+    if len(splits) > 1:
+        raise Rejected("it changes functions of both splits")
+    if not splits:  # a constant, say
+        return split_of(settings, package, CoveredFunction(changed[0], "", 1, 1, 1, ()))
+    return splits.pop()
 
 
 def _speaking(workspace: Mapping[str, bytes], changed: list[str]) -> set[str]:

@@ -94,7 +94,7 @@ def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
         stated["hardened_from"] = ", ".join(candidate.origins)
     if candidate.commit is not None:
         stated |= {"commit": candidate.commit.id, "base_commit": candidate.commit.parent}
-    return stated
+    return {**stated, **candidate.stated}
 
 
 def _kept(package: Package, workspace: Mapping[str, bytes], required: set[str]) -> frozenset[str]:
@@ -110,10 +110,11 @@ def _kept(package: Package, workspace: Mapping[str, bytes], required: set[str]) 
 
 
 def _command(draft: Draft) -> str:
-    if draft.candidate.commit is None:
+    files = dict.fromkeys(t.partition("::")[0] for t in (*draft.broken, *draft.whole))
+    hidden = bool(draft.candidate.instance) and any(draft.start.get(f) != draft.workspace[f] for f in files)
+    if draft.candidate.commit is None and not hidden:
         return test_command(draft.broken, draft.whole)
     # The tests that decide are not there; those that the agent has are run whole.
-    files = dict.fromkeys(t.partition("::")[0] for t in (*draft.broken, *draft.whole))
     there = [name for name in files if name in draft.start]
     return " ".join(["python -m pytest -q -x", *map(shlex.quote, there)])
 

@@ -124,7 +124,8 @@ class Trial:
         if run.detail.startswith("timed out"):
             raise Rejected("the run hangs")
         if not run.results:
-            raise Rejected("no test still passes" if candidate.commit else "the package no longer imports")
+            given = candidate.commit is not None or candidate.instance
+            raise Rejected("no test still passes" if given else "the package no longer imports")
         if not run.complete:
             raise Rejected("the run ends early")
         if collected.status not in _COLLECTED or not uncollected(collected) <= self._uncollected:

@@ -79,25 +79,25 @@ class PackageWork:
         if package.history and "replay" in kinds:
             objects = await asyncio.to_thread(lambda: Objects(fetch_history(package, self.shared.out)))
             try:
-                await self._judge(Replay(objects, self.trial).attempts(package.commit), share if single else total)
+                await self.judge(Replay(objects, self.trial).attempts(package.commit), share if single else total)
             finally:
                 objects.close()
         left = share if "combine" in kinds else 0
         kept: list[Candidate] = []
-        judged = await self._judge(self._works(self._singles(), kept), total - left)
+        judged = await self.judge(self._works(self._singles(), kept), total - left)
         if left:
             kept = [candidate for candidate in kept if candidate.slug in self.slugs]
-            await self._judge(self._works(combinations(settings, self.trial.workspace, kept), []), total)
-            await self._judge(self._works(islice(self._singles(), judged, None), []), total)
+            await self.judge(self._works(combinations(settings, self.trial.workspace, kept), []), total)
+            await self.judge(self._works(islice(self._singles(), judged, None), []), total)
 
     async def _proposed(self, propose: Propose, total: int) -> None:
         """One after the other: nobody is asked for a candidate that may not be needed."""
         async with aclosing(propose(self.trial)) as proposals:
             async for found in proposals:
                 if isinstance(found, Rejected):
-                    self._count(Verdict("", "delete_function", None, str(found)))
+                    self.count(Verdict("", "delete_function", None, str(found)))
                 else:
-                    await self._judge(self._works(iter([found]), []), total)
+                    await self.judge(self._works(iter([found]), []), total)
                 if len(self.slugs) >= total:
                     break
 
@@ -113,7 +113,7 @@ class PackageWork:
             tried.append(candidate)
             yield Attempt(candidate.slug, candidate.kind, partial(self.trial.run, candidate))
 
-    async def _judge(self, works: Iterator[Attempt], until: int) -> int:
+    async def judge(self, works: Iterator[Attempt], until: int) -> int:
         """Try ``works`` until ``until`` tasks are there, or too many were in vain; how many were tried."""
         limit = (until - len(self.slugs)) * self.settings.attempts
         if limit <= 0:
@@ -123,12 +123,13 @@ class PackageWork:
         async with aclosing(stream.judged(works)) as verdicts:
             async for verdict in verdicts:
                 tried += 1
-                self._count(verdict)
+                self.count(verdict)
                 if len(self.slugs) >= until or tried == limit:
                     break
         return tried
 
-    def _count(self, verdict: Verdict) -> None:
+    def count(self, verdict: Verdict) -> None:
+        """One more verdict, for the tasks and for the table."""
         line = self.line
         line.tried += 1
         line.count(verdict.kind, verdict.task is not None)

@@ -68,6 +68,13 @@ class SourceLock:
         )
         self.write()
 
+    def add_wheels(self, group: str, wheels: Sequence[Wheel]) -> None:
+        """Lock a group of wheels that no package of the lock needs."""
+        catalogue = self.catalogue
+        groups = dict(sorted({**catalogue.wheels, group: tuple(wheels)}.items()))
+        self.catalogue = Catalogue(catalogue.packages, groups, catalogue.modules)
+        self.write()
+
     def write(self) -> None:
         write_whole(self.path, _HEAD + to_toml({**dump_catalogue(self.catalogue), "settings": self.settings}))
 

@@ -99,7 +99,7 @@ class Pinner:
             catalogue = Catalogue({name: made}, {"pytest": self.base, **{k: tuple(v) for k, v in groups.items()}})
             suite, failure, text = await self._suite(made, catalogue, files)
             known = {r.name for r in requirements}
-            missing = [m for m in missing_modules(text) if not _own_module(m, made)]
+            missing = [m for m in missing_modules(text) if not is_own_module(m, made)]
             found = [distribution_of(m, possible) for m in missing]
             more = [r for r in found if r is not None and r.name not in known]
             if not more or attempt == _RETRIES:
@@ -128,7 +128,7 @@ class Pinner:
         if failure is not None:
             raise failure
         _of_use(made.name, suite)
-        missing = [m for m in missing_modules(text) if not _own_module(m, made)]
+        missing = [m for m in missing_modules(text) if not is_own_module(m, made)]
         notes += [f"some tests import {', '.join(missing)} and were not used"] if missing else []
         return Pinned(made, dict(groups), (*notes, *found.notes))
 
@@ -159,5 +159,6 @@ def _of_use(name: str, suite: Suite | None) -> None:
         raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
 
 
-def _own_module(module: str, package: Package) -> bool:
+def is_own_module(module: str, package: Package) -> bool:
+    """Whether the project itself is what is imported, so that no wheel can bring it."""
     return any(Path(root).name.removesuffix(".py") == module for root in (*package.sources, *package.tests))

@@ -11,6 +11,7 @@ from typing import Any
 from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
+from .setup_script import read_setup
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSION = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[\w.*+!-]+"
@@ -121,6 +122,7 @@ def _runtime(project: Project) -> list[Requirement]:
     lines += [
         (line, "setup.cfg") for line in project.section("setup.cfg", "options").get("install_requires", "").splitlines()
     ]
+    lines += [(line, "setup.py install_requires") for line in read_setup(project.text("setup.py")).install]
     lines += [(line, "PKG-INFO") for line in project.metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     lines += [(line, "requirements.txt") for line in project.text("requirements.txt").splitlines()]
     poetry = project.table("tool", "poetry", "dependencies")
@@ -141,6 +143,8 @@ def _groups(project: Project) -> list[tuple[str, Requirement]]:
         found += [(group, line, f"setup.cfg extra {group}") for line in text.splitlines()]
     for line in project.section("setup.cfg", "options").get("tests_require", "").splitlines():
         found.append(("tests", line, "setup.cfg tests_require"))
+    for group, texts in read_setup(project.text("setup.py")).groups.items():
+        found += [(group, line, f"setup.py extra {group}") for line in texts]
     for line in project.section("tox.ini", "testenv").get("deps", "").splitlines():
         found.append(("tests", line.rpartition(": ")[2], "tox.ini [testenv]"))
     for line in project.metadata.get_all("Requires-Dist", []):

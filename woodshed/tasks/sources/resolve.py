@@ -25,6 +25,10 @@ from .requirements import Requirement, canonical
 _UNREACHABLE = re.compile(r"(?i)connection|timed out|name resolution|retries|proxy|certificate|unreachable")
 
 
+class Contradiction(PackageError):
+    """Requirements of which each can be had, and not all together."""
+
+
 @dataclass(frozen=True)
 class Resolved:
     """``wheels``: what to install, sorted by name. ``left_out``: requirement -> why it cannot be had."""
@@ -37,7 +41,8 @@ def resolve(requirements: Sequence[Requirement], base: Sequence[Wheel], *, witho
     """Wheels for ``requirements`` and all they need, beside those of ``base``, which stay as they are pinned.
 
     A requirement that cannot be had as pure Python is left out. ``without`` names projects that are never installed:
-    those under test, whose copy would hold the answers. Raises PackageError where pip or the index cannot be used.
+    those under test, whose copy would hold the answers. Raises PackageError where pip or the index cannot be used,
+    Contradiction where not all of them can be had together.
     """
     pinned = {canonical(w.name) for w in base}
     barred = {*pinned, *map(canonical, without)}
@@ -56,7 +61,7 @@ def resolve(requirements: Sequence[Requirement], base: Sequence[Wheel], *, witho
                 possible.append(requirement)
         report = _pip(possible, base) if possible else []
         if isinstance(report, str):
-            raise PackageError(f"its requirements contradict each other: {report}")
+            raise Contradiction(f"its requirements contradict each other: {report}")
     wheels = [w for w in report if canonical(w.name) not in barred]
     return Resolved(tuple(sorted(wheels, key=lambda w: canonical(w.name))), left_out)
 
