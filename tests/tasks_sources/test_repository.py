@@ -53,6 +53,24 @@ def test_nothing_of_a_repository_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_partial_clone_fetches_nothing_by_the_program_that_it_names(tmp_path: Path) -> None:
+    origin, clone, ran = tmp_path / "origin", tmp_path / "clone", tmp_path / "ran"
+    repos.repository(origin, {"a.py": b"1\n", "b.py": b"2\n"})
+    repos.git(origin, "config", "uploadpack.allowFilter", "true")
+    repos.git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", f"file://{origin}", str(clone))
+    script = tmp_path / "evil"
+    script.write_text(f'#!/bin/sh\ntouch {ran}\nexec git-upload-pack "$@"\n')
+    script.chmod(0o755)
+    repos.git(clone, "config", "remote.origin.uploadpack", str(script))
+    with pytest.raises(PackageError):
+        read_repository(str(clone), "")
+    with pytest.raises(PackageError):
+        read_repository(f"file://{clone}", "")
+    assert not ran.exists()
+    repos.git(clone, "checkout", "-q", "HEAD")  # a person's own git does what the configuration says
+    assert ran.exists()
+
+
 def test_failures_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     repos.git(tmp_path / "empty", "init", "-q")

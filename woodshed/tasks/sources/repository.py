@@ -171,8 +171,14 @@ def _blobs(folder: Path, entries: list[tuple[str, str]], place: str) -> dict[str
 def _git(folder: Path | None, *arguments: str, where: str, stdin: bytes = b"", may_fail: bool = False) -> bytes:
     # Nothing that a repository's own configuration names is started; no question is asked on the terminal.
     safe = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*"]
+    if arguments[0] not in (
+        "clone",
+        "fetch",
+    ):  # a partial clone would fetch what it lacks, by the program that it names
+        safe += ["-c", "protocol.allow=never"]
     at = ["-C", str(folder)] if folder else []
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    asks = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
+    environment = {**os.environ, **asks, "LC_ALL": "C"}
     environment.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")
     try:
         done = subprocess.run(
