@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.record.task import TaskError
+from woodshed.tasks.exchange.git import GitRepository
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.source import read_sdist
 from woodshed.tasks.sources.repository import pack, read_folder, read_repository
@@ -66,6 +68,8 @@ def test_a_partial_clone_fetches_nothing_by_the_program_that_it_names(tmp_path: 
         read_repository(str(clone), "")
     with pytest.raises(PackageError):
         read_repository(f"file://{clone}", "")
+    with pytest.raises(TaskError, match="is missing; is this a partial clone"):
+        GitRepository(clone / ".git").files(repos.git(clone, "rev-parse", "HEAD"))
     assert not ran.exists()
     repos.git(clone, "checkout", "-q", "HEAD")  # a person's own git does what the configuration says
     assert ran.exists()

@@ -1,9 +1,20 @@
-"""Answers of ``git cat-file --batch``."""
+"""git on repositories that somebody else may have made: how it is called, and what ``cat-file --batch`` answers."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+
+QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+"""Environment of every call."""
+
+
+def git_command(verb: str, *arguments: str, more: Sequence[str] = ()) -> list[str]:
+    """A call that starts nothing that the configuration of the repository names; ``more``: options before the verb."""
+    safe = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
+    if verb not in ("clone", "fetch"):  # a partial clone would fetch what it lacks, by the program that it names
+        safe += ["-c", "protocol.allow=never"]
+    return ["git", *safe, *more, verb, *arguments]
 
 
 def blobs_of(answer: bytes, digests: Sequence[str]) -> list[bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from woodshed.record.task import TaskError
 
-from ..gitobjects import blobs_of
+from ..gitobjects import QUIET, blobs_of, git_command
 
 _WHO = b"committer woodshed <woodshed@localhost> 0 +0000\n"
 
@@ -49,7 +49,10 @@ class GitRepository:
                 entries[name] = head.split()[2]
         digests = list(entries.values())
         answer = self._git("cat-file", "--batch", stdin="".join(f"{d}\n" for d in digests).encode())
-        return dict(zip(entries, blobs_of(answer, digests), strict=True))
+        try:
+            return dict(zip(entries, blobs_of(answer, digests), strict=True))
+        except KeyError as error:
+            raise TaskError(f"{self.path}: object {error.args[0][:12]} is missing; is this a partial clone?") from None
 
     def patched(self, commit: str, patch: str) -> dict[str, bytes]:
         """The files of a commit with a patch applied to them, as an index does it: nothing is checked out."""
@@ -71,12 +74,13 @@ class GitRepository:
         # Nothing that somebody's configuration or the repository's names is started.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         environment = {
-            **clean, "GIT_DIR": str(self.path), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull,
-            "LC_ALL": "C", **(extra or {}),
+            **clean, **QUIET, "GIT_DIR": str(self.path), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull,
+            **(extra or {}),
         }  # fmt: skip
-        command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *arguments]
         try:
-            done = subprocess.run(command, input=stdin, capture_output=True, env=environment, cwd=self.path)
+            done = subprocess.run(
+                git_command(*arguments), input=stdin, capture_output=True, env=environment, cwd=self.path
+            )
         except FileNotFoundError:
             raise TaskError("git is not installed, and instances refer to commits; install it") from None
         if done.returncode and not may_fail:

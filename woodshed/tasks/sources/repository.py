@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.gitobjects import blobs_of
+from woodshed.tasks.gitobjects import QUIET, blobs_of, git_command
 from woodshed.tasks.packages.history import LOG, Commit, parse_log
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
@@ -169,21 +169,12 @@ def _blobs(folder: Path, entries: list[tuple[str, str]], place: str) -> dict[str
 
 
 def _git(folder: Path | None, *arguments: str, where: str, stdin: bytes = b"", may_fail: bool = False) -> bytes:
-    # Nothing that a repository's own configuration names is started; no question is asked on the terminal.
-    safe = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*"]
-    if arguments[0] not in (
-        "clone",
-        "fetch",
-    ):  # a partial clone would fetch what it lacks, by the program that it names
-        safe += ["-c", "protocol.allow=never"]
     at = ["-C", str(folder)] if folder else []
-    asks = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
-    environment = {**os.environ, **asks, "LC_ALL": "C"}
+    command = git_command(*arguments, more=["-c", "safe.directory=*", *at])
+    environment = {**os.environ, **QUIET, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # nothing is asked
     environment.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")
     try:
-        done = subprocess.run(
-            ["git", *safe, *at, *arguments], input=stdin, capture_output=True, env=environment, timeout=1800
-        )
+        done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=1800)
     except FileNotFoundError:
         raise PackageError(f"{where}: git is not installed; install it, or give a folder without .git") from None
     except subprocess.TimeoutExpired:
