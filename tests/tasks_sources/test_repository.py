@@ -68,7 +68,7 @@ def test_a_partial_clone_fetches_nothing_by_the_program_that_it_names(tmp_path: 
         read_repository(str(clone), "")
     with pytest.raises(PackageError):
         read_repository(f"file://{clone}", "")
-    with pytest.raises(TaskError, match="promisor remote|partial clone"):
+    with pytest.raises(TaskError, match=r"promisor remote|partial clone"):
         GitRepository(clone / ".git").files(repos.git(clone, "rev-parse", "HEAD"))
     assert not ran.exists()
     repos.git(clone, "checkout", "-q", "HEAD")  # a person's own git does what the configuration says
