@@ -23,7 +23,7 @@ from result import write_result
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-SOURCES = ("pypi:inflection==0.5.1", "pypi:pluggy==1.7.0", "npm:flat@5.0.2")
+SOURCES = ("pypi:inflection==0.5.1", "pypi:humanize==4.17.0", "npm:flat@5.0.2")
 
 
 def build(sources: list[str], per_source: int, out: Path, cache: Path) -> subprocess.Popen[bytes]:
