@@ -32,6 +32,7 @@ import transformers
 from peers.in_transformers import Generate, continuous_batching, full_logprobs, gap_after, reference
 from peers.llama import llama
 from peers.policies import LOADS, Load, open_decoder, prompts, save
+from peers.products import product_seconds
 from peers.table import Peer, Reply, table, timed
 from peers.traffic import Served, traffic
 from result import write_result
@@ -120,6 +121,7 @@ async def measure(size: str, load: Load, vllm: str | None, llama_python: str | N
         stack.push_async_callback(ours.close)
         rates, seen = await table({"engine": Served(ours), **field.peers}, load, vocabulary)
         clock, gaps = await traffic({"engine": ours, **beside}, model, load, vocabulary)
+        products = [round(product_seconds(decoder, load), 3) for _ in range(load.runs)]
         update = await ours.update_weights(1, {k: v.clone() for k, v in hf_state(decoder).items()})
     wall = {name: statistics.median(seconds) for name, seconds in clock.wall.items()}
     cpu = {name: statistics.median(seconds) for name, seconds in clock.cpu.items()}
@@ -134,7 +136,9 @@ async def measure(size: str, load: Load, vllm: str | None, llama_python: str | N
         "table": rates,
         "wall_seconds": clock.wall,
         "cpu_seconds": clock.cpu,
+        "single_products_seconds": products,
         "single_vs_generate": ratio(wall, "generate", "single"),
+        "single_vs_generate_at_most": round(wall["generate_single"] / statistics.median(products), 2),
         "multiturn_vs_generate": ratio(wall, "generate", "agents"),
         "single_vs_vllm": ratio(wall, "vllm", "single"),
         "multiturn_vs_vllm": ratio(wall, "vllm", "agents"),
@@ -186,8 +190,9 @@ def main() -> None:
         },
         {
             "note": "each figure is the worst over the sizes; ratios are of medians of wall-clock seconds, cpu_ratio "
-            "of this process's CPU seconds. generate computes the whole context every turn, and gives no "
-            "log-probabilities. The table's rates are per wall-clock second; float32 except llama.cpp F16",
+            "of this process's CPU seconds. at_most is the ratio of an engine that does nothing but multiply matrices. "
+            "generate computes the whole context every turn, and gives no log-probabilities. The table's rates are per "
+            "wall-clock second; float32 except llama.cpp F16",
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "sizes": sizes,

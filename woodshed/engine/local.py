@@ -20,6 +20,7 @@ from woodshed.engine.delivery import Outbox
 from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
 from woodshed.engine.fair import FairQueue
 from woodshed.engine.forward import Forward
+from woodshed.engine.packing import PackedLinear, packs
 from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
 from woodshed.engine.request import Request, seeded
 from woodshed.engine.scheduler import Scheduler
@@ -60,6 +61,10 @@ class LocalEngine:
         if self.settings.dtype != "auto":
             decoder.to(getattr(torch, self.settings.dtype))
         self.decoder = decoder
+        self._packed: PackedLinear | None = None
+        if self.settings.pack == "auto" and packs(decoder):
+            self._packed = PackedLinear(decoder)
+            decoder.compute_with(self._packed)
         self.mtp = self._head(mtp)
         self._version = version
         self._random = random.Random(self.settings.seed)
@@ -347,6 +352,8 @@ class LocalEngine:
             self._outbox.put(swap.loop, swap.future, failure)
             return
         self._version = swap.version
+        if self._packed is not None:
+            self._packed.refresh()
         if swap.kv != "keep":
             self._scheduler.invalidate()
         seconds = time.perf_counter() - began

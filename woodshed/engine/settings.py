@@ -67,6 +67,10 @@ class EngineSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and cache; ``auto`` keeps that of the policy. float32 is fastest on most CPUs."""
 
+    pack: Literal["auto", "off"] = "auto"
+    """On a CPU, ``auto`` keeps a second copy of float32 matrices too large for a cache (64 MiB together), in the layout
+    that batches of a few tokens read; new weights are copied once more. ``off`` saves the memory."""
+
     threads: int | None = Field(default=None, ge=1)
     """Threads of torch on a CPU; None leaves torch's setting alone (a run chooses for its size of policy and for what
     else is running). One is best for small policies."""

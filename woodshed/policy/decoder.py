@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from woodshed.policy.config import DecoderConfig
-from woodshed.policy.layers import Attend, Layer, causal_attend, rope_table
+from woodshed.policy.layers import Attend, Layer, Linear, causal_attend, rope_table
 
 __all__ = ["Attend", "Decoder", "causal_attend"]
 
@@ -32,6 +32,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False
+        self.linear: Linear = F.linear
         self.replay_ratio = 0.0
         with torch.device("meta"):
             self.embed = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
@@ -62,6 +63,13 @@ class Decoder(nn.Module):
                     std *= residual_scale
                 # Drawn on the CPU in fp32, so that a seed means the same weights on every device and dtype.
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+    def compute_with(self, linear: Linear) -> None:
+        """Multiply with ``linear`` from here on instead of torch's own. Experts go on with the latter."""
+        self.linear = linear
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.linear = linear
 
     @property
     def head_weight(self) -> Tensor:
@@ -125,7 +133,7 @@ class Decoder(nn.Module):
         """float32 ``[..., V]`` of hidden ``[..., D]``, accumulated in float32 whatever the weights' dtype."""
         weight = self.head_weight
         if weight.dtype == torch.float32:
-            return F.linear(hidden, weight)
+            return self.linear(hidden, weight, None)
         if hidden.is_cuda and not torch.is_grad_enabled():
             flat = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.t(), out_dtype=torch.float32)
             return flat.view(*hidden.shape[:-1], -1)

@@ -20,6 +20,9 @@ from woodshed.policy.moe import Experts
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, q [..., H, Dh], k [..., Hkv, Dh], v [..., Hkv, Dh]) -> [..., H, Dh]``."""
 
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""``linear(x [..., I], weight [O, I], bias [O] or None) -> [..., O]``."""
+
 
 def inverse_frequencies(config: DecoderConfig) -> Tensor:
     """float64 ``[Dh / 2]``: theta^(-2i/Dh) (RoFormer, Su et al. 2021), scaled as the config says (Llama 3.1's rule)."""
@@ -75,6 +78,7 @@ class Layer(nn.Module):
         super().__init__()
         c = config
         self.index, self.eps = index, c.norm_eps
+        self.linear: Linear = F.linear
         self.heads, self.kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
         qkv_dim = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         self.attn_norm = nn.Parameter(torch.empty(c.d_model))
@@ -107,17 +111,17 @@ class Layer(nn.Module):
         q, k, v = self.heads_of(x, cos, signed_sin)
         if ends is not None:
             x, q = x.index_select(0, ends), q.index_select(0, ends)
-        x = x + F.linear(attend(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
+        x = x + self.linear(attend(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
         y = F.rms_norm(x, x.shape[-1:], self.mlp_norm, self.eps)
         if self.experts is not None:
             mixed, chosen = self.experts(y, replay, replay_ratio)
             return x + mixed, chosen
-        gate, up = F.linear(y, self.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down), None
+        gate, up = self.linear(y, self.gate_up, None).chunk(2, -1)
+        return x + self.linear(F.silu(gate) * up, self.down, None), None
 
     def heads_of(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[..., H, Dh]``, keys and values ``[..., Hkv, Dh]`` of x ``[..., D]``, normalised and rotated."""
-        qkv = F.linear(F.rms_norm(x, x.shape[-1:], self.attn_norm, self.eps), self.qkv, self.qkv_bias)
+        qkv = self.linear(F.rms_norm(x, x.shape[-1:], self.attn_norm, self.eps), self.qkv, self.qkv_bias)
         qkv = qkv.unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
         if self.q_norm is not None and self.k_norm is not None:

@@ -1,0 +1,74 @@
+"""Rearranged copies of the matrices change how long a product takes, and nothing else."""
+
+import asyncio
+
+import pytest
+import torch
+
+from woodshed.engine import packing
+from woodshed.engine.packing import ROWS, PackedLinear, packs
+from woodshed.engine.protocol import Sampling
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
+
+from .models import DENSE, MOE, clone_state, decoder, prompt, run, running, worst_gap
+
+
+def products(monkeypatch) -> list[tuple[int, ...]]:
+    """Shapes of what oneDNN multiplies from here on."""
+    seen, real = [], torch.ops.mkldnn._linear_pointwise
+
+    def counted(x, *rest):
+        seen.append(tuple(x.shape))
+        return real(x, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    return seen
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 33, 256, 257])
+def test_products_are_those_of_float64(rows, monkeypatch):
+    policy = decoder(DecoderConfig(**{**DENSE.__dict__, "qkv_bias": True}))
+    layer = policy.layers[0]
+    layer.qkv_bias.data.normal_()
+    packed, seen = PackedLinear(policy), products(monkeypatch)
+    x = torch.randn(rows, 2 * layer.qkv.shape[1])[:, ::2]  # not contiguous
+    with torch.inference_mode():
+        for weight, bias in ((layer.qkv, layer.qkv_bias), (layer.gate_up, None), (policy.head_weight, None)):
+            wanted = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+            assert (packed(x, weight, bias) - wanted).abs().max() < 1e-5
+    assert len(seen) == (3 if rows in ROWS else 0)
+
+
+@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
+def test_the_engine_samples_from_the_weights_that_it_was_given_last(config, monkeypatch):
+    monkeypatch.setattr(packing, "WORTH_BYTES", 0)
+    seen = products(monkeypatch)
+
+    async def gaps(engine, reference: Decoder) -> list[float]:
+        asks = [prompt(20 + i, seed=i) for i in range(6)]
+        done = await asyncio.gather(*(engine.generate(ask, Sampling(max_tokens=8)) for ask in asks))
+        return [worst_gap(reference, ask, one.tokens, one.logprobs) for ask, one in zip(asks, done)]
+
+    async def main():
+        async with running(decoder(config)) as engine:
+            assert max(await gaps(engine, decoder(config))) < 1e-4
+            assert seen and all(shape[0] in ROWS for shape in seen)
+            await engine.update_weights(1, clone_state(decoder(config, seed=1)))
+            assert max(await gaps(engine, decoder(config, seed=1))) < 1e-4
+
+    run(main())
+
+
+def test_only_where_it_pays(monkeypatch):
+    assert not packs(decoder())  # fits a cache
+    monkeypatch.setattr(packing, "WORTH_BYTES", 0)
+    assert packs(decoder()) and not packs(decoder().to(torch.bfloat16))
+    seen = products(monkeypatch)
+
+    async def main():
+        async with running(decoder(), pack="off") as engine:
+            await engine.generate(prompt(20), Sampling(max_tokens=3))
+
+    run(main())
+    assert not seen

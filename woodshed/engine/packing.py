@@ -1,0 +1,60 @@
+"""Matrices in the layout that oneDNN's kernels read, beside the ones that the decoder has.
+
+For a batch of few tokens MKL first rearranges every matrix, and reading it that once more is most of what a step of
+decoding costs where the weights do not fit the processor's caches. A second copy is arranged once for each version.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.layers import Layer
+
+WORTH_BYTES = 64 << 20
+"""Matrices that together are smaller stay in a cache, and arranging them costs next to nothing."""
+
+ROWS = range(3, 257)
+"""Numbers of tokens for which it pays: one or two are not rearranged by MKL either, and for many it does not matter."""
+
+
+def packs(decoder: Decoder) -> bool:
+    """Whether a second copy makes this decoder faster, and torch can make one."""
+    can = decoder.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    size = sum(weight.numel() * weight.element_size() for weight in _matrices(decoder))
+    return can and decoder.dtype == torch.float32 and size >= WORTH_BYTES
+
+
+class PackedLinear:
+    """``linear`` of a decoder, with copies of its matrices as they were at the last ``refresh``."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._matrices = _matrices(decoder)
+        self._packed: dict[int, Tensor] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """The matrices have changed."""
+        self._packed.clear()
+        for weight in self._matrices:
+            self._packed[id(weight)] = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        packed = self._packed.get(id(weight))
+        if packed is None or x.numel() // x.shape[-1] not in ROWS:
+            return F.linear(x, weight, bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        return out
+
+
+def _matrices(decoder: Decoder) -> list[Tensor]:
+    """What ``Decoder.compute_with`` multiplies with."""
+    found: list[Tensor] = [decoder.head_weight]
+    for layer in decoder.layers:
+        assert isinstance(layer, Layer)
+        found += [layer.qkv, layer.out]
+        if layer.experts is None:
+            found += [layer.gate_up, layer.down]
+    return found
