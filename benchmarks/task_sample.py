@@ -33,7 +33,7 @@ async def look(task: Task, backend: Backend, layers: LayerStore, most: int) -> d
     report = await check_task(task, backend, layers)
     fitting = [e for e in EXPLOITS if task.info.grader in e.graders]
     chosen = random.Random(task.name).sample(fitting, most) if most else fitting
-    attempts = await run_battery([task], backend, layers, exploits=[*CONTROLS, *chosen], concurrency=2)
+    attempts = await run_battery([task], backend, layers, exploits=[*CONTROLS, *chosen], concurrency=6)
     controls = {e.name for e in CONTROLS}
     return {
         "task": task.path.name, "kind": task.info.kind, "grader": task.info.grader, "failed_gates": report.failures,
