@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from woodshed.grading.heldout import _rounded
 from woodshed.grading.pytest_alter import alter
 from woodshed.grading.results import _parse
+from woodshed.grading.verify import grade
+
+from . import toy
 
 HEAD = "import pytest\n\n\n"
 
@@ -73,3 +80,27 @@ def test_a_malformed_frame_ends_the_reading(frame: str) -> None:
     good = 'NONCE {"test": "t", "status": "passed", "seconds": 0.1}\n'
     results, end, problems = _parse(f'{good}NONCE {frame}\nNONCE {{"end": 0, "collected": 1}}\n'.encode(), "NONCE")
     assert set(results) == {"t"} and end is None and problems == ["malformed result"]
+
+
+def test_a_value_of_the_clock_fails_nobody(tmp_path: Path, in_boxes: Any) -> None:
+    """It is the same in two runs of the solution, kept for later ones, and another when the next submission runs."""
+    clock = "import time\n\n\ndef window(seconds):\n    return int(time.time()) // seconds\n"
+    tests = toy.TESTS.replace("area, double", "area, double, window")
+    tests = tests.replace("def test_area():\n", "def test_area():\n    assert window(3) > 5\n")
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=f"{clock}\n\n{toy.SHAPES}", tests=tests)
+        fixed = task.solution_files()
+        text = fixed["shapes/measure.py"].decode()
+        known = text.replace("return width * height", "return {2: 6, 10: 70, 1: 1}[width]")
+        assert known != text
+        first = await grade(task, fixed, backend, layers)
+        now = int(time.time()) // 4
+        while int(time.time()) // 4 == now:  # altered, the test asks for windows of four seconds
+            await asyncio.sleep(0.05)
+        later = await grade(task, fixed, backend, layers)
+        assert first.resolved and later.resolved, later.detail
+        cheat = await grade(task, {"shapes/measure.py": known.encode()}, backend, layers)
+        assert not cheat.resolved and "other inputs" in cheat.detail
+
+    in_boxes(run)

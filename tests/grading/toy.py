@@ -66,10 +66,12 @@ def pytest_layer(layers: LayerStore) -> str:
     return layers.add("pytest", fill)
 
 
-def toy_task(path: Path, layer: str, extra: dict[str, bytes] | None = None) -> Task:
+def toy_task(
+    path: Path, layer: str, extra: dict[str, bytes] | None = None, *, shapes: str = SHAPES, tests: str = TESTS
+) -> Task:
     """``extra`` files are added to the workspace."""
     workspace = {
-        "shapes/__init__.py": b"", "shapes/measure.py": SHAPES.encode(), "tests/test_measure.py": TESTS.encode(),
+        "shapes/__init__.py": b"", "shapes/measure.py": shapes.encode(), "tests/test_measure.py": tests.encode(),
         "pytest.ini": b"[pytest]\n",
     }  # fmt: skip
     return save_task(
@@ -83,9 +85,9 @@ def toy_task(path: Path, layer: str, extra: dict[str, bytes] | None = None) -> T
         ),
         workspace={**workspace, **(extra or {})},
         tests={
-            "test.sh": b"#!/bin/sh\n", "workspace/tests/test_measure.py": TESTS.encode(),
+            "test.sh": b"#!/bin/sh\n", "workspace/tests/test_measure.py": tests.encode(),
             "workspace/pytest.ini": b"[pytest]\n",
         },
-        solution={"shapes/measure.py": SHAPES.replace("width + height", "width * height").encode()},
+        solution={"shapes/measure.py": shapes.replace("width + height", "width * height").encode()},
         config={"environment": {"workdir": "/workspace", "env": {"PYTHONPATH": f"{SITE_PACKAGES}:/workspace"}}},
     )  # fmt: skip
