@@ -18,6 +18,15 @@ from woodshed.grading.verify import grade
 from . import toy
 
 HEAD = "import pytest\n\n\n"
+_ELSE = "else:\n{0}    woodshed_seen('no exception')"
+_NOTE = "except Exception as woodshed_error:\n{0}    woodshed_seen(type(woodshed_error).__name__)"
+NOTED = "\n    ".join((_NOTE, _ELSE)).format(" " * 4)
+NOTED_AND_RAISED = "\n        ".join((f"{_NOTE}\n{{0}}    raise", _ELSE)).format(" " * 8)
+
+
+def test_an_assertion_of_the_file_itself_is_called() -> None:
+    altered = alter("def assert_twice(x):\n    assert f(x) == 1\n\n\ndef test_it():\n    assert_twice(3)\n", "numbers")
+    assert altered is not None and "woodshed_seen(f(x))" in altered and "assert_twice(4)" in altered
 
 
 @pytest.mark.parametrize(
@@ -35,6 +44,13 @@ HEAD = "import pytest\n\n\n"
         ("strings", "assert getattr(f('a'), 'name')", None),
         ("strings", "assert f('a') and getattr(x, 'name')", "woodshed_seen(f('b') and getattr(x, 'name'))"),
         ("numbers", "assert f(f'{x:10}', True, None) == 'a'", None),
+        ("numbers", "assert_equal(f(1), 2)", "woodshed_seen(f(2))"),
+        ("numbers", "assert_warns(f, 1)", "assert_warns(f, 2)\n    woodshed_seen('the end')"),
+        ("numbers", "f('a')", "f('a')\n    woodshed_seen('the end')"),
+        ("numbers", "self.assertRaises(KeyError, f, 1, x=2)", f"try:\n        f(2, x=3)\n    {NOTED}"),
+        ("strings", "with raises(E) as e:\n        f('a')\n    assert e.value == 1",
+         f"with raises(E) as e:\n        try:\n            f('b')\n        {NOTED_AND_RAISED}\n"
+         "    woodshed_seen(e.value)"),
     ],
 )  # fmt: skip
 def test_assertions_become_records(kind: str, before: str, after: str | None) -> None:
@@ -44,7 +60,8 @@ def test_assertions_become_records(kind: str, before: str, after: str | None) ->
         assert altered is None
     else:
         assert altered is not None
-        assert ast.dump(ast.parse(altered).body[1].body[0]) == ast.dump(ast.parse(after).body[0])  # type: ignore[attr-defined]
+        wanted = f"def test_it(self):\n    {after}\n"
+        assert ast.dump(ast.parse(altered).body[1]) == ast.dump(ast.parse(wanted).body[0])
 
 
 def test_parameters_change_and_names_of_things_do_not() -> None:
@@ -70,6 +87,7 @@ def test_the_last_bit_of_a_float_does_not_matter() -> None:
     assert _rounded("[f0.30000000000000004,f1e-20]") == _rounded("[f0.3,f1.00000000000000001e-20]")
     assert _rounded("f0.3") != _rounded("f0.31") and _rounded('"f 1"') == '"f 1"'
     assert _rounded("finf") == "finf"
+    assert _rounded('"of. f.. f1.2.3"') == '"of. f.. f1.2.3"'  # texts are whatever a submission likes
 
 
 @pytest.mark.parametrize(

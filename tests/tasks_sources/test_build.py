@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.record.task import Task
 from woodshed.tasks.check import check_folders
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.report import BuildReport
@@ -199,3 +200,29 @@ def tree(folder: Path) -> dict[str, bytes]:
     files = [p for p in folder.rglob("*") if p.is_file()]
     names = {p: p.relative_to(folder) for p in files}
     return {str(n): p.read_bytes() for p, n in names.items() if not n.parts[0].startswith(".")}
+
+
+def test_tests_that_anything_passes_make_no_task(place: Place, tmp_path: Path) -> None:
+    """Of two functions one has a single answer for every input that is asked."""
+    code = (
+        'def valid(text):\n    """Says."""\n    found = text.strip()\n    size = len(found)\n    if size > 90:\n'
+        "        size = 90\n    return size > 0\n\n\n"
+        'def double(text):\n    """Doubles."""\n    found = text.strip()\n    size = len(found)\n    if size > 90:\n'
+        "        found = found[:90]\n    return found + found\n"
+    )
+    tests = (
+        "import unknown\n\n\ndef test_other():\n    assert unknown.OTHER == 3\n\n\n"
+        "def test_valid():\n    assert unknown.valid('abc')\n    assert unknown.valid(' d')\n\n\n"
+        "def test_double():\n    assert unknown.double('ab') == 'abab'\n"
+    )
+    folder = repos.write(tmp_path / "unknown", {
+        "unknown.py": f"OTHER = 3\n\n\n{code}".encode(), "tests/test_unknown.py": tests.encode(),
+        "pyproject.toml": b"[project]\nname = 'unknown'\nversion = '1'\n",
+    })  # fmt: skip
+    said = place.command(
+        "build", folder, "--out", tmp_path / "made", "--per-source", "9", "--catalogue", place.catalogue,
+        "--kind", "delete_function", "--mutants", "1", "--exploits", "0",
+    )  # fmt: skip
+    assert "1 a constant answer passes" in said.stdout, said.stdout + said.stderr
+    kept = [Task.load(path.parent).info.provenance["function"] for path in (tmp_path / "made").glob("*/task.toml")]
+    assert kept == ["double"]

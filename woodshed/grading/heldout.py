@@ -31,7 +31,7 @@ Expected = dict[str, list[str | None]]
 Lay = Callable[[Sandbox], Awaitable[None]]
 
 _UNKNOWN = "?"
-_FLOAT = re.compile(r"\bf(-?[\d.]+(?:e[+-]?\d+)?)")
+_FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _KEPT = 256
 _expected: OrderedDict[str, Expected] = OrderedDict()
 
@@ -109,6 +109,21 @@ def altered_tests(task: Task, how: Altering | None = None) -> dict[str, bytes]:
     return files
 
 
+def altered_ids(task: Task) -> list[str]:
+    """The tests of ``altered_tests`` that stand for failing ones, without parameters."""
+    return sorted({
+        test.partition("[")[0].replace(name, _altered_name(name, kind), 1)
+        for test in task.info.fail_to_pass
+        for name in [test.partition("::")[0]]
+        for kind in KINDS
+    })  # fmt: skip
+
+
+def answers(run: TestRun) -> set[str]:
+    """The different plain values of a run of altered tests."""
+    return {_rounded(value) for result in run.results.values() for value in result.seen} - {_UNKNOWN}
+
+
 def _altered_name(name: str, kind: str) -> str:
     path = PurePosixPath(name)
     return str(path.with_name(f"{path.stem}_with_other_{kind}{path.suffix}"))
@@ -166,18 +181,12 @@ async def _values(
     how: Altering,
 ) -> tuple[Values, bool]:
     """One run of the altered tests in a fresh box, and whether it ended in time."""
-    functions = [
-        test.partition("[")[0].replace(name, _altered_name(name, kind), 1)
-        for test in task.info.fail_to_pass
-        for name in [test.partition("::")[0]]
-        for kind in KINDS
-    ]
     box = await backend.create(box_spec(task, layers))
     try:
         await lay(box)
         await lay_tests(task, box, changed)
         await box.put({f"{task.info.workdir}/{name}": data for name, data in files.items()})
-        run = await how.run(task, box, files, sorted(set(functions)))
+        run = await how.run(task, box, files, altered_ids(task))
     finally:
         await box.close()
     found: Values = defaultdict(list)
@@ -190,7 +199,7 @@ async def _values(
 async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids: Sequence[str]) -> TestRun:
     return await run_pytest(
         box, sorted(files), ids, path=import_path(task), workdir=task.info.workdir,
-        timeout=task.info.timeout_sec, test_timeout=test_timeout(task), encoder=_encoder(),
+        timeout=task.info.timeout_sec, test_timeout=test_timeout(task), encoder=encoder(),
     )  # fmt: skip
 
 
@@ -202,5 +211,6 @@ def _rounded(text: str) -> str:
     return _FLOAT.sub(lambda match: f"f{float(match[1]):.9g}", text)
 
 
-def _encoder() -> str:
+def encoder() -> str:
+    """Source of what turns values into text in a box."""
     return Path(__file__).with_name("cases_runner.py").read_text("utf-8")

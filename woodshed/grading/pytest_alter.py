@@ -2,6 +2,7 @@
 
 An altered test does not judge. Where it compared two values it hands them to ``woodshed_seen`` (see
 ``pytest_runner.py``) and goes on, so one run says what the code under test answers to inputs that no visible test has.
+Where it expected an exception it notes which one came, and a test that does neither notes that it came to its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ Kind = Literal["numbers", "strings"]
 KINDS: tuple[Kind, ...] = ("numbers", "strings")
 
 _RECORD = "woodshed_seen"
+_ERROR = "woodshed_error"
 _BY_NAME = frozenset(
     ("getattr", "setattr", "hasattr", "delattr", "import_module", "importorskip", "__import__", "open", "fixture")
 )
@@ -20,7 +22,8 @@ _BY_NAME = frozenset(
 
 
 def alter(source: str, kind: Kind) -> str | None:
-    """The altered source, None where it has no constant of that kind to change or is no Python.
+    """The altered source, None where it is no Python or has neither a constant of that kind to change nor a test that
+    compares nothing.
 
     Numbers keep their sign and 0 stays 0, strings keep their length and change one letter: most altered inputs are
     as valid as the ones they come from. Constants that are indices, keys, docstrings, in decorators other than
@@ -30,14 +33,16 @@ def alter(source: str, kind: Kind) -> str | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
-    changer = _Alter(kind)
+    changer = _Alter(kind, {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)})
     altered = ast.fix_missing_locations(changer.visit(tree))
     return ast.unparse(altered) if changer.changed else None
 
 
 class _Alter(ast.NodeTransformer):
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+    """``own``: functions of the file; an assertion among them is altered where it stands, and called as before."""
+
+    def __init__(self, kind: Kind, own: set[str]) -> None:
+        self.kind, self.own = kind, own
         self.changed = False
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
@@ -49,9 +54,12 @@ class _Alter(ast.NodeTransformer):
         if isinstance(node.value, ast.Constant):
             return node  # a docstring
         call = self.visit(node.value)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and _compares(call.func):
-            return _recorded(call.args)
-        return ast.Expr(call)
+        if not isinstance(call, ast.Call) or _asserts(call.func) in self.own:
+            return ast.Expr(call)
+        if _expects_exception(call) and len(call.args) > 1:
+            self.changed = True
+            return _noted([ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))], again=False)
+        return _recorded(call.args) if _compares(call.func) else ast.Expr(call)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         value = node.value
@@ -82,10 +90,16 @@ class _Alter(ast.NodeTransformer):
             for d in node.decorator_list
         ]
         node.body = [self.visit(statement) for statement in node.body]
+        if node.name.startswith("test") and not _records(node):
+            self.changed = True
+            node.body.append(_call(ast.Constant("the end")))
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST:
         node.body = [self.visit(statement) for statement in node.body]
+        if any(isinstance(i.context_expr, ast.Call) and _expects_exception(i.context_expr) for i in node.items):
+            self.changed = True
+            node.body = [_noted(node.body, again=True)]
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -109,8 +123,24 @@ class _Alter(ast.NodeTransformer):
 
 def _recorded(values: list[ast.expr]) -> ast.Expr:
     """A call that notes the values; those written out in the test say nothing about the code under test."""
-    computed = [value for value in values if not _literal(value)]
-    return ast.Expr(ast.Call(ast.Name(_RECORD, ast.Load()), computed, []))
+    return _call(*(value for value in values if not _literal(value)))
+
+
+def _call(*values: ast.expr) -> ast.Expr:
+    return ast.Expr(ast.Call(ast.Name(_RECORD, ast.Load()), list(values), []))
+
+
+def _records(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == _RECORD for node in ast.walk(tree))
+
+
+def _noted(body: list[ast.stmt], *, again: bool) -> ast.Try:
+    """``body``, and a note of the name of the exception that ends it; with ``again`` it goes on from there."""
+    name = ast.parse(f"type({_ERROR}).__name__", mode="eval").body
+    handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [_call(name)])
+    if again:
+        handler.body.append(ast.Raise())
+    return ast.Try(body, [handler], [_call(ast.Constant("no exception"))], [])
 
 
 def _literal(value: ast.expr) -> bool:
@@ -121,12 +151,26 @@ def _literal(value: ast.expr) -> bool:
     return True
 
 
-def _compares(function: ast.Attribute) -> bool:
-    """Whether it is an assertion of unittest about values: ``self.assertEqual``, not ``self.assertRaises``."""
-    own = isinstance(function.value, ast.Name) and function.value.id == "self"
-    return (
-        own and function.attr.startswith("assert") and not any(w in function.attr for w in ("Raises", "Warns", "Logs"))
-    )
+def _compares(function: ast.expr) -> bool:
+    """Whether it is an assertion about values: ``self.assertEqual``, ``assert_equal``, not ``self.assertRaises``."""
+    name = _asserts(function)
+    return name.startswith("assert") and not any(w in name.lower() for w in ("raises", "warns", "logs"))
+
+
+def _expects_exception(call: ast.Call) -> bool:
+    """``pytest.raises``, ``self.assertRaises``, ``assert_raises``; not what expects warnings."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and function.attr == "raises":
+        return True
+    return getattr(function, "id", "") == "raises" or "raises" in _asserts(function).lower()
+
+
+def _asserts(function: ast.expr) -> str:
+    """The name of an assertion of unittest, or of one that is a function; empty where it is neither."""
+    name = getattr(function, "id", "")
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
+        name = function.attr
+    return name if name.startswith("assert") else ""
 
 
 def other_letter(text: str) -> str:

@@ -36,6 +36,8 @@ class Phase:
     test_timeout: float = 10.0
     bytecode: bool = False
     reverse: bool = False
+    encoder: str = ""
+    """Source of an encoder of the values that altered tests note."""
 
 
 async def run_phases(
@@ -66,7 +68,7 @@ def _phase(phase: Phase, nonce: str, path: Sequence[str], workdir: str) -> dict[
     run = {
         "nonce": nonce, "files": list(phase.files), "ids": None if phase.ids is None else list(phase.ids),
         "path": list(path), "workdir": workdir, "test_timeout": phase.test_timeout, "reverse": phase.reverse,
-        "trace": [], "encoder": "", "bytecode": phase.bytecode,
+        "trace": [], "encoder": phase.encoder, "bytecode": phase.bytecode,
     }  # fmt: skip
     write = {name: base64.b64encode(data).decode() for name, data in phase.write.items()}
     return {"run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout}

@@ -10,16 +10,20 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from woodshed.grading.crossing import crossing
+from woodshed.grading.exploits.base import Target
+from woodshed.grading.exploits.values import constant
+from woodshed.grading.heldout import altered_ids, answers, encoder
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
-from woodshed.record.task import Task
+from woodshed.record.task import Task, TaskError
+from woodshed.record.trajectory import Outcome
 from woodshed.tasks.mutate import function_spans, mutations
 
 from .rejected import Rejected
 
-_MUTANT_SECONDS = 20.0
-"""Limit of all tests on one mutant, some of which never end; 4 s for one test."""
+_BRIEF_SECONDS = 20.0
+"""Limit of all tests on one mutant or constant, some of which never end; 4 s for one test."""
 
 
 def difference(have: Mapping[str, bytes], want: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
@@ -33,13 +37,13 @@ Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
 
 async def prove(
     task: Task, run: Callable[[list[Phase]], Awaitable[list[TestRun]]], base: Mapping[str, bytes],
-    most_mutants: int, variants: Variants,
+    most_mutants: int, variants: Variants, altered: Mapping[str, bytes] | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Run the gates of ``task``; what is to be recorded as its quality. ``run`` runs phases in a box whose workdir
-    holds ``base``.
+    holds ``base``. ``altered``: its tests with other inputs; None for a language of which they are asked elsewhere.
 
     Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
-    an emptied one passes.
+    an emptied one passes, or code that computes nothing does.
     """
     info, gold, start = task.info, task.solution_files(), task.workspace_files()
     if any(is_stray(name) for name in gold):
@@ -52,29 +56,54 @@ async def prove(
     required = [*info.fail_to_pass, *info.pass_to_pass]
     files = sorted({test.partition("::")[0] for test in required})
 
-    def phase(write: Mapping[str, bytes], delete: Sequence[str] = (), mutant: bool = False) -> Phase:
+    def phase(write: Mapping[str, bytes], delete: Sequence[str] = (), brief: bool = False) -> Phase:
         one, whole = test_timeout(task), info.timeout_sec
-        if mutant:
-            one, whole = min(one, 4.0), min(whole, _MUTANT_SECONDS)
+        if brief:
+            one, whole = min(one, 4.0), min(whole, _BRIEF_SECONDS)
         return Phase(files, required, write, delete, whole, one)
 
     phases = [phase(write, delete), phase(back, new), phase({}, sorted(submitted))]
-    phases += [phase({**submitted, **gold, **mutant}, mutant=True) for mutant in mutants]
-    solved, untouched, emptied, *rest = (outcome_of(task, done) for done in await run(phases))
+    phases += [phase({**submitted, **gold, **mutant}, brief=True) for mutant in mutants]
+    if altered is not None:
+        phases += [phase({**submitted, **back, **answer}, new, brief=True) for answer in constants(task)]
+        phases.append(Phase(sorted(altered), altered_ids(task), {**submitted, **gold, **altered}, (),
+                            info.timeout_sec, test_timeout(task), encoder=encoder()))  # fmt: skip
+    runs = await run(phases)
+    if altered is not None and not answers(runs.pop()):
+        # Tests and code share a process: only values that the code has not seen tell a fix from a trick.
+        raise Rejected("its failing tests compare no values that can be checked on other inputs")
+    solved, untouched, emptied, *rest = (outcome_of(task, done) for done in runs)
+    noticed, guessed = rest[: len(mutants)], rest[len(mutants) :]
+    _judge(task, solved, untouched, emptied)
+    if any(outcome.resolved for outcome in guessed):
+        raise Rejected("a constant answer passes")
+    if not noticed:
+        return {}
+    score = sum(not outcome.resolved for outcome in noticed) / len(noticed)
+    return {"mutation_score": f"{score:.2f}", "mutants": str(len(noticed))}
+
+
+def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:
+    """Raises Rejected."""
     if untouched.resolved:
         raise Rejected("the untouched workspace passes")
-    wrong = [t for t in info.fail_to_pass if untouched.tests[t] == "passed"]
-    wrong += [t for t in info.pass_to_pass if untouched.tests[t] != "passed"]
+    wrong = [t for t in task.info.fail_to_pass if untouched.tests[t] == "passed"]
+    wrong += [t for t in task.info.pass_to_pass if untouched.tests[t] != "passed"]
     if wrong:
         raise Rejected("results change from run to run")
     if not solved.resolved:
         raise Rejected("the solution does not pass")
     if emptied.resolved:
         raise Rejected("an empty submission passes")
-    if not rest:
-        return {}
-    noticed = sum(not outcome.resolved for outcome in rest)
-    return {"mutation_score": f"{noticed / len(rest):.2f}", "mutants": str(len(rest))}
+
+
+def constants(task: Task) -> list[dict[str, bytes]]:
+    """Submissions that answer the same to everything."""
+    try:
+        target = Target.of(task)
+    except TaskError:
+        return []
+    return [constant(target, answer) for answer in ("True", "False", "None")]
 
 
 def draw_mutants(

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from woodshed.grading.heldout import altered_tests
 from woodshed.grading.pytest_phases import Phase, run_phases
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
@@ -171,11 +172,15 @@ class Trial:
         """``Variants`` of its language."""
         return python_variants(path, before, after)
 
+    def altered(self, task: Task) -> dict[str, bytes] | None:
+        """The task's tests with other inputs; None where they are asked for elsewhere, or are a benchmark's."""
+        return None if task.info.kind == "exercise" else altered_tests(task)
+
     async def _prove(self, task: Task) -> dict[str, str]:
         box = await self.fork()
         try:
-            run = partial(self._phases, box)
-            return await prove(task, run, self.workspace, self.settings.mutants, self.variants)
+            run, variants, altered = partial(self._phases, box), self.variants, self.altered(task)
+            return await prove(task, run, self.workspace, self.settings.mutants, variants, altered)
         finally:
             await box.close()
 
