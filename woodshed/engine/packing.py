@@ -22,9 +22,11 @@ ROWS = range(3, 257)
 
 def packs(decoder: Decoder) -> bool:
     """Whether a second copy makes this decoder faster, and torch can make one."""
-    can = decoder.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    # not public: a torch without them goes without copies
+    ops = torch.ops.mkldnn if torch.backends.mkldnn.is_available() else None
+    there = all(hasattr(ops, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
     size = sum(weight.numel() * weight.element_size() for weight in _matrices(decoder))
-    return can and decoder.dtype == torch.float32 and size >= WORTH_BYTES
+    return there and decoder.device.type == "cpu" and decoder.dtype == torch.float32 and size >= WORTH_BYTES
 
 
 class PackedLinear:

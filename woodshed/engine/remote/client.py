@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import httpx
@@ -142,10 +142,8 @@ class RemoteEngine:
     async def _release(self) -> None:
         while self._released:
             sessions, self._released = self._released, []
-            try:
+            with suppress(EngineError):  # the engine is gone, and what it kept with it
                 await self._call("POST", "/release", {"sessions": sessions})
-            except EngineError:
-                pass  # the engine is gone, and what it kept with it
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float = PROBE_SECONDS

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from woodshed.engine.checks import check_sampling, checked_prompt
@@ -220,7 +220,5 @@ class VllmEngine:
         return max(0, min(same, len(before) - 1, len(prompt) - 1))
 
     async def _abort(self, requests: list[str]) -> None:
-        try:
+        with suppress(EngineError):  # the server is gone, and what it ran with it
             await self._server.abort(requests)
-        except EngineError:
-            pass  # the server is gone, and what it ran with it
