@@ -13,6 +13,9 @@ from typing import Literal
 Kind = Literal["numbers", "strings"]
 KINDS: tuple[Kind, ...] = ("numbers", "strings")
 
+THE_END = "the end"
+"""What a test notes that has nothing else to note."""
+
 _RECORD = "woodshed_seen"
 _ERROR = "woodshed_error"
 _BY_NAME = frozenset(
@@ -33,7 +36,8 @@ def alter(source: str, kind: Kind) -> str | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
-    changer = _Alter(kind, {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)})
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    changer = _Alter(kind, {node.name for node in ast.walk(tree) if isinstance(node, functions)})
     altered = ast.fix_missing_locations(changer.visit(tree))
     return ast.unparse(altered) if changer.changed else None
 
@@ -92,7 +96,7 @@ class _Alter(ast.NodeTransformer):
         node.body = [self.visit(statement) for statement in node.body]
         if node.name.startswith("test") and not _records(node):
             self.changed = True
-            node.body.append(_call(ast.Constant("the end")))
+            node.body.append(_call(ast.Constant(THE_END)))
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST:

@@ -18,6 +18,7 @@ from woodshed.tasks.packages.build import Progress, separated
 from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.ledger import Ledger
 from woodshed.tasks.packages.prepare import Suite
+from woodshed.tasks.packages.proof import GATES
 from woodshed.tasks.packages.report import BuildReport, PackageYield
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.packages.stream import Verdict, clear_staging
@@ -162,5 +163,5 @@ def _apart(tasks: list[Task], report: BuildReport, shared: Shared, left_out: dic
 
 def _fingerprint(settings: PackageTaskSettings, wishes: Wishes) -> str:
     """What decides the verdict on an instance besides the instance itself."""
-    asked = repr((settings.test_timeout_sec, settings.mutants, wishes))
+    asked = repr((GATES, settings.test_timeout_sec, settings.mutants, wishes))
     return hashlib.sha256(asked.encode()).hexdigest()[:12]

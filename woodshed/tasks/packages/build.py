@@ -22,6 +22,7 @@ from .catalogue import Catalogue, Package, load_catalogue
 from .index import PackageError
 from .kept import fetch_package
 from .ledger import Ledger
+from .proof import GATES
 from .report import BuildReport, PackageYield
 from .settings import PackageTaskSettings
 from .source import read_sdist
@@ -167,4 +168,4 @@ def _fetch(shared: Shared, package: Package) -> tuple[tuple[str, ...], dict[str,
 
 def _fingerprint(settings: PackageTaskSettings, package: Package) -> str:
     """What decides the verdict on a candidate besides the candidate itself."""
-    return f"{package.sha256[:12]}:{settings.max_tests}:{settings.max_test_seconds}:{settings.test_timeout_sec}"
+    return f"{GATES}:{package.sha256[:12]}:{settings.max_tests}:{settings.max_test_seconds}:{settings.test_timeout_sec}"

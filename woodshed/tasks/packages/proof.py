@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from woodshed.grading.crossing import crossing
 from woodshed.grading.exploits.base import Target
 from woodshed.grading.exploits.values import constant
-from woodshed.grading.heldout import altered_ids, answers, encoder
+from woodshed.grading.heldout import altered_ids, compares, encoder
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
@@ -21,6 +21,9 @@ from woodshed.record.trajectory import Outcome
 from woodshed.tasks.mutate import function_spans, mutations
 
 from .rejected import Rejected
+
+GATES = 2
+"""Number of this set of gates: verdicts of an earlier one are reached again."""
 
 _BRIEF_SECONDS = 20.0
 """Limit of all tests on one mutant or constant, some of which never end; 4 s for one test."""
@@ -69,7 +72,7 @@ async def prove(
         phases.append(Phase(sorted(altered), altered_ids(task), {**submitted, **gold, **altered}, (),
                             info.timeout_sec, test_timeout(task), encoder=encoder()))  # fmt: skip
     runs = await run(phases)
-    if altered is not None and not answers(runs.pop()):
+    if altered is not None and not compares(runs.pop()):
         # Tests and code share a process: only values that the code has not seen tell a fix from a trick.
         raise Rejected("its failing tests compare no values that can be checked on other inputs")
     solved, untouched, emptied, *rest = (outcome_of(task, done) for done in runs)
