@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from woodshed.grading.heldout import _rounded
-from woodshed.grading.pytest_alter import alter
-from woodshed.grading.results import _parse
+from woodshed.grading.cases_runner import encode
+from woodshed.grading.heldout import _rounded, compares
+from woodshed.grading.pytest_alter import THE_END, alter
+from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.verify import grade
 
 from . import toy
@@ -98,6 +99,14 @@ def test_a_malformed_frame_ends_the_reading(frame: str) -> None:
     good = 'NONCE {"test": "t", "status": "passed", "seconds": 0.1}\n'
     results, end, problems = _parse(f'{good}NONCE {frame}\nNONCE {{"end": 0, "collected": 1}}\n'.encode(), "NONCE")
     assert set(results) == {"t"} and end is None and problems == ["malformed result"]
+
+
+def test_coming_to_the_end_is_no_comparison() -> None:
+    def run(*seen: str) -> TestRun:
+        return TestRun({"t": TestResult("passed", seen=list(seen))}, True)
+
+    assert not compares(run()) and not compares(run("?", encode(THE_END)))
+    assert compares(run("?", encode("ValueError"))) and compares(run(encode(None)))
 
 
 def test_a_value_of_the_clock_fails_nobody(tmp_path: Path, in_boxes: Any) -> None:
