@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from .cli_tasks import BackendOption, JsonOption, _Bar, _fail, _in_boxes, _print, _print_json, app
+from .cli_tasks import BackendOption, JsonOption, _fail, _in_boxes, _print, _print_json, app
+from .view.bar import Bar
 
 if TYPE_CHECKING:
     from .record.task import Task
@@ -60,7 +61,7 @@ def install(
         raise _fail(ValueError("--judge needs --policy: there is nobody to judge"))
     place = PolicyPlace(policy, model, _key(key_env)) if policy is not None else None
     wishes = InstallWishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), seed, catalogue, place, judge)
-    with _Bar(Console(stderr=True)) as progress:
+    with Bar(Console(stderr=True)) as progress:
 
         async def work(boxes: Backend, layers: LayerStore) -> tuple[list[Outcome], list[Task], dict[str, str]]:
             found = await install_sources(sources, boxes, layers, out, wishes, progress)
@@ -111,7 +112,7 @@ def remove(
 
     settings = PackageTaskSettings(tasks_per_package=per_source, catalogue=catalogue, parallel=1, mutants=4, exploits=4)
     place, report = PolicyPlace(policy, model, _key(key_env)), BuildReport()
-    with _Bar(Console(stderr=True)) as progress:
+    with Bar(Console(stderr=True)) as progress:
         made = _in_boxes(
             lambda boxes, layers: removals(
                 sources, settings, boxes, layers, out, place, progress, wishes=Wishes(installs=installs), report=report

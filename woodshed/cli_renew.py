@@ -14,7 +14,6 @@ from .cli_tasks import (
     BackendOption,
     JsonOption,
     ParallelOption,
-    _Bar,
     _cores,
     _fail,
     _in_boxes,
@@ -22,6 +21,7 @@ from .cli_tasks import (
     _print_json,
     app,
 )
+from .view.bar import Bar
 
 if TYPE_CHECKING:
     from .learn.rate import Rated
@@ -73,7 +73,7 @@ def rate(
         raise _fail(ValueError(f"--split {split}: there are {', '.join(SPLITS)}"))
     try:
         tasks = [Task.load(path) for path in task_folders(folders)]
-        with _Bar(Console(stderr=True)) as progress:
+        with Bar(Console(stderr=True)) as progress:
             if policy is not None:
                 wanted = plan(policy, recipe, set or [], rollouts, store or tasks[0])
                 found = rate(wanted, chosen(tasks, split), progress)
@@ -135,7 +135,7 @@ def renew(
     except ValueError as error:
         raise _fail(ValueError(f"--{str(error).replace('_', '-')}")) from None
     wishes = Wishes(limits, [w for w in WAYS if not way or w in way], parallel or _cores())
-    with _Bar(Console(stderr=True)) as progress:
+    with Bar(Console(stderr=True)) as progress:
         found = _in_boxes(lambda boxes, layers: run(folder, out, wishes, boxes, layers, progress), backend, out)
     if json_:
         _print_json(found.as_json())

@@ -11,8 +11,10 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from .record.visible import visible
+from .view.bar import Bar
 
 app = typer.Typer(
     help="Make tasks from packages and repositories, check them, read them, count them.",
@@ -106,7 +108,7 @@ def build(
     wishes = Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install)
     report = BuildReport()
     console = Console(stderr=True)
-    with _Bar(console) as progress:
+    with Bar(console) as progress:
         made = _in_boxes(
             lambda boxes, layers: build_from_sources(
                 sources, settings, boxes, layers, out, progress, wishes=wishes, report=report, reworder=words
@@ -136,7 +138,7 @@ def check(
     """Run every gate on Harbor task directories, in boxes; one line for each task. Exit code 1 if one fails."""
     from .tasks.check import check_folders, summary
 
-    with _Bar(Console(stderr=True)) as progress:
+    with Bar(Console(stderr=True)) as progress:
         verdicts = _in_boxes(
             lambda boxes, layers: check_folders(
                 folders, boxes, layers, parallel=parallel or _cores(), progress=progress
@@ -214,7 +216,7 @@ def export(
     if chosen is None:
         raise _fail(ValueError(f"--format {format_}: there are {', '.join(FORMATS)}"))
     try:
-        with _Bar(Console(stderr=True)) as progress:
+        with Bar(Console(stderr=True)) as progress:
             found = export_tasks(load_all(task_folders(folders)), chosen, out, progress)
     except (TaskError, OSError) as error:
         raise _fail(error) from None
@@ -272,7 +274,7 @@ def import_(
     from .tasks.exchange.bring import import_tasks
 
     try:
-        with _Bar(Console(stderr=True)) as progress:
+        with Bar(Console(stderr=True)) as progress:
             made, left_out = import_tasks(source, out, progress)
     except (TaskError, OSError) as error:
         raise _fail(error) from None
@@ -292,7 +294,7 @@ def _import_datasets(
     from .tasks.sources.pin import Wishes
 
     settings, report = PackageTaskSettings.model_validate(values), BuildReport()
-    with _Bar(Console(stderr=True)) as progress:
+    with Bar(Console(stderr=True)) as progress:
         made, left_out = _in_boxes(
             lambda boxes, layers: build_from_instances(
                 file, repositories, settings, boxes, layers, out, progress, wishes=Wishes(*wishes), report=report,
@@ -349,32 +351,8 @@ def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, pla
         raise typer.Exit(130) from None
 
 
-class _Bar:
-    """A progress bar that is called with (done, total, note); silent where stderr is no terminal."""
-
-    def __init__(self, console: Console) -> None:
-        columns = [BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")]
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("starting", total=None)
-
-    def __call__(self, done: int, total: int, note: str) -> None:
-        from .harness.display import visible
-
-        shown = Text(visible(note.partition("\n")[0]))
-        self._progress.update(self._task, completed=done, total=total or None, description=shown.markup)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._progress.stop()
-
-
 def _print(text: str) -> None:
     """Text of tasks and packages: without control characters, and never read as markup."""
-    from .harness.display import visible
-
     sys.stdout.write(visible(text) + "\n")
 
 
@@ -383,8 +361,6 @@ def _print_json(value: object) -> None:
 
 
 def _fail(error: Exception) -> typer.Exit:
-    from .harness.display import visible
-
     text = Text.assemble(("woodshed: ", "bold red"), visible(str(error)))
     Console(stderr=True, soft_wrap=True, highlight=False).print(text)
     return typer.Exit(2)

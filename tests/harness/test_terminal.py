@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from woodshed.harness.changes import FolderError, changed, read_folder, unified, write_back
-from woodshed.harness.display import call_line, visible
+from woodshed.harness.display import call_line
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.episode import Episode
 from woodshed.harness.settings import HarnessSettings
 from woodshed.harness.terminal import run_agent
 from woodshed.record.task import TaskError, TaskInfo, save_task
+from woodshed.record.visible import visible
 
 from .conftest import Script, Step, call, say, serve
 from .folder_box import FolderBackend

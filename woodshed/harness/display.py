@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
+
+from woodshed.record.visible import visible
 
 from .episode import Moment, Reaction
 from .tools.base import ToolResult
@@ -110,14 +111,6 @@ def call_line(name: str, arguments: str) -> str:
     shown = (f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())
     line = visible(" ".join([name, *shown]).replace("\n", "⏎"))
     return line if len(line) <= 400 else line[:400] + "…"
-
-
-def visible(text: str) -> str:
-    """Text without control characters: what a policy or its programs print must not steer the terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def short(text: str) -> str:

@@ -10,10 +10,11 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from woodshed.record.task import Task, TaskError
+from woodshed.record.visible import visible
 from woodshed.sandbox.protocol import Backend, BoxSpec, Sandbox
 
 from .changes import FolderError, box_files, changed, read_folder, unified, write_back
-from .display import Ask, Display, Driver, short, visible
+from .display import Ask, Display, Driver, short
 from .endpoint import ChatEndpoint
 from .episode import Episode
 from .loop import run_episode

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from ..cluster.supervisor import ProgramFailed, Supervisor
@@ -37,7 +36,7 @@ from .demonstrator import must_search
 from .directory import DirectoryError, RunDirectory, write_text
 from .failures import disk_problem
 from .placed import PlacedBoxes, placed_boxes
-from .screen import Screen
+from .screen import screen_for
 from .stages import Stage, plan
 from .tasks import built_tasks
 
@@ -237,11 +236,10 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
     waiting = [s for s in plan(recipe, run) if run.stage_result(s.name) is None]
     finished = {s.name for s in plan(recipe, run)} - {s.name for s in waiting}
     running: dict[str, tuple[Stage, Supervisor, float]] = {}
-    screen = Screen(run, plan(recipe, run))
     mirror, noted = TensorBoardMirror(run.root), 0.0
     before = run.read_clock()
     try:
-        with Live(screen.render(running, finished), console=console, refresh_per_second=2, transient=False) as live:
+        with screen_for(run, plan(recipe, run), console) as screen:
             while waiting or running:
                 for stage in [s for s in waiting if _may_start(s, running, finished)]:
                     waiting.remove(stage)
@@ -267,15 +265,13 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
                     mirror.update()
                     run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
                     noted = time.monotonic()
-                live.update(screen.render(running, finished))
+                screen.update(running, finished)
                 time.sleep(0.2)
     finally:
         for _, supervisor, _ in running.values():
             supervisor.stop()
         with contextlib.suppress(OSError):  # a full disk, say, which is what ended the run
             run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
-        if not console.is_terminal:
-            console.print()  # there the live screen leaves its last line open
 
 
 def _may_start(stage: Stage, running: dict[str, tuple[Stage, Supervisor, float]], finished: set[str]) -> bool:

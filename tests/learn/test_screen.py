@@ -1,0 +1,64 @@
+"""What a run shows of its stages: one table on a terminal, lines in a log file."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from woodshed.learn import screen
+from woodshed.learn.directory import RunDirectory
+from woodshed.learn.screen import screen_for
+from woodshed.learn.stages import Stage
+
+STAGES = [Stage(name, title, (), list, ()) for name, title in [("corpus", "write corpus"), ("rl", "reinforce")]]
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def _show(run: RunDirectory, *, terminal: bool) -> str:
+    """The first stage begins, gets on and ends, a program dies, the second begins."""
+    out = io.StringIO()
+    with screen_for(run, STAGES, Console(file=out, force_terminal=terminal, width=100)) as shown:
+        first, second = (s.name for s in STAGES)
+        running = {first: (STAGES[0], None, time.time())}
+        shown.update(running, set())
+        run.write_progress(first, 3, 7, "files [read]")
+        shown.update(running, set())
+        shown.notice("rl/trainer died and was started again")
+        run.finish_stage(first, {"seconds": 65.0, "note": "7 files"})
+        shown.update({second: (STAGES[1], None, time.time())}, {first})
+        shown.update({second: (STAGES[1], None, time.time())}, {first})
+    return out.getvalue()
+
+
+def test_lines_where_there_is_no_terminal(run, monkeypatch):
+    monkeypatch.setattr(screen, "SECONDS_PER_LINE", 0.0)
+    lines = [re.sub(r"\d+:\d\d", "M:SS", line[9:]) for line in _show(run, terminal=False).splitlines()]
+    assert lines == [
+        "now   write corpus",
+        "      write corpus, M:SS  3/7  files [read]",
+        "rl/trainer died and was started again",
+        "done  write corpus, M:SS  7 files",
+        "now   reinforce",
+        "      reinforce, M:SS",
+    ]
+
+
+def test_progress_is_a_line_now_and_then(run, monkeypatch):
+    monkeypatch.setattr(screen, "SECONDS_PER_LINE", 3600.0)
+    shown = _show(run, terminal=False)
+    assert "files [read]" not in shown
+    assert shown.count("reinforce") == 1
+
+
+def test_a_table_on_a_terminal(run):
+    shown = _show(run, terminal=True)
+    for text in ("done", "1:05", "7 files", "died and was started again", "reinforce"):
+        assert text in shown
