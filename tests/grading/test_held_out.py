@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from woodshed.grading.cases_runner import encode
-from woodshed.grading.heldout import _rounded, compares
+from woodshed.grading.heldout import EndlessError, _rounded, plain, reference_of, values_of
 from woodshed.grading.pytest_alter import THE_END, alter
 from woodshed.grading.results import TestResult, TestRun, _parse
+from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
 
 from . import toy
@@ -102,11 +103,55 @@ def test_a_malformed_frame_ends_the_reading(frame: str) -> None:
 
 
 def test_coming_to_the_end_is_no_comparison() -> None:
-    def run(*seen: str) -> TestRun:
-        return TestRun({"t": TestResult("passed", seen=list(seen))}, True)
+    def values(*seen: str) -> int:
+        noted = values_of(TestRun({"t": TestResult("passed", seen=list(seen))}, True))
+        return plain(reference_of(noted, noted, {}).deciding)
 
-    assert not compares(run()) and not compares(run("?", encode(THE_END)))
-    assert compares(run("?", encode("ValueError"))) and compares(run(encode(None)))
+    assert not values() and not values("?", encode(THE_END))
+    assert values("?", encode("ValueError")) == 1 and values(encode(None)) == 1
+
+
+def test_what_the_given_files_answer_too_decides_nothing() -> None:
+    solution, given = {"t": ["1", "2", "3"], "u": ["4"], "w": ["5"]}, {"t": ["1", "0"], "u": ["4"]}
+    found = reference_of(solution, {**solution, "w": ["6"]}, given)
+    assert found.values == {"t": ["1", "2", "3"], "u": ["4"], "w": [None]}
+    assert found.deciding == {"t": [None, "2", "3"], "u": [None], "w": [None]}
+
+
+def test_one_visible_answer_is_not_enough_where_the_given_code_is_nearly_right(tmp_path: Path, in_boxes: Any) -> None:
+    """Of forty other inputs it is wrong for two: who answers the visible inputs by heart is right about the rest."""
+    nearly = toy.SHAPES.replace("return width + height", "return width * height if width != 9 else width + height")
+    many = "".join(f"    assert area({i}, 2) == {2 * i}\n" for i in (*range(10, 29), 9, 8))
+    tests = toy.TESTS.replace("    assert area(2, 3) == 6\n", many).replace("area(10, 7) == 70", "area(9, 7) == 63")
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=nearly, tests=tests)
+        honest = await grade(task, task.solution_files(), backend, layers)
+        assert honest.resolved, honest.detail
+        by_heart = nearly.replace("    return width", "    if (width, height) in ((9, 2), (9, 7)):\n"
+                                  "        return {2: 18, 7: 63}[height]\n    return width")  # fmt: skip
+        cheat = await grade(task, {"shapes/measure.py": by_heart.encode()}, backend, layers)
+        assert cheat.tests == dict.fromkeys(task.info.fail_to_pass, "failed") | dict.fromkeys(
+            task.info.pass_to_pass, "passed"
+        )
+        assert "as they were given are wrong" in cheat.detail
+
+    in_boxes(run)
+
+
+def test_a_solution_whose_run_is_cut_short_has_nobody_believed(tmp_path: Path, in_boxes: Any) -> None:
+    """Its process dies on other inputs, as where memory runs out: an infrastructure error, and not a reward."""
+    end = "    if width == 3:\n        import os\n        os._exit(9)\n"
+    dying = toy.SHAPES.replace("    return width + height", f"{end}    return width + height")
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=dying)
+        with pytest.raises(EndlessError, match="do not end on other inputs"):
+            await grade(task, task.solution_files(), backend, layers)
+        unasked = await grade(task, task.solution_files(), backend, layers, settings=GradingSettings(held_out_share=0))
+        assert unasked.resolved
+
+    in_boxes(run)
 
 
 def test_a_value_of_the_clock_fails_nobody(tmp_path: Path, in_boxes: Any) -> None:

@@ -14,11 +14,12 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend, Sandbox
+from woodshed.sandbox.protocol import Backend, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 
 from .pytest_alter import KINDS, THE_END, Kind, alter
@@ -35,7 +36,11 @@ _UNKNOWN = "?"
 _END = json.dumps(THE_END)
 _FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _KEPT = 256
-_expected: OrderedDict[str, Expected] = OrderedDict()
+_references: OrderedDict[str, Reference] = OrderedDict()
+
+
+class EndlessError(SandboxError):
+    """The tests with other inputs do not come to their end on the solution itself."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,14 @@ class Altering:
     run: Callable[[Task, Sandbox, Mapping[str, bytes], Sequence[str]], Awaitable[TestRun]]
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What the solution answers, and of that what the files that the task starts with answer otherwise."""
+
+    values: Expected
+    deciding: Expected
+
+
 async def held_out(
     task: Task,
     changed: Mapping[str, bytes],
@@ -60,27 +73,33 @@ async def held_out(
 ) -> str:
     """Why the submission that ``lay`` puts into a box is not believed; empty where it is. ``changed``: its new files.
 
-    At least ``share`` of the values that the reference solution gives must be the same; 0 asks for none. A task whose
-    tests give no values (no constants, only objects) cannot be checked so, and is believed. SandboxError where the
-    sandbox fails.
+    At least ``share`` of the values that the reference solution gives must be the same, and as much of those that the
+    task's own files get wrong: else an answer to the visible inputs alone would do where these files are right nearly
+    everywhere. ``share`` 0 asks for none. A task whose tests give no values (no constants, only objects) cannot be
+    checked so, and is believed. SandboxError where the sandbox fails or the solution's own run does not end.
     """
     how = how or PYTEST
     files = altered_tests(task, how) if share > 0 else {}
-    expected = await _reference(task, files, backend, layers, how) if files else {}
-    if not _total(expected):
+    known = await _reference(task, files, backend, layers, how) if files else Reference({}, {})
+    if not _total(known.values):
         return ""
     seen, _ = await _values(task, files, changed, lay, backend, layers, how)
-    if _same(expected, seen) >= share * _total(expected):
+    if not _objection(known, seen, share):
         return ""
     # What the clock decides can be the same twice and then not: the solution answers once more, after the submission.
     later, whole = await _solution_values(task, files, backend, layers, how)
-    if whole and all(len(later.get(test, ())) == len(values) for test, values in expected.items()):
-        expected = _agreed(expected, later)
-        _keep(task, expected)
-    total, same = _total(expected), _same(expected, seen)
-    if same >= share * total:
-        return ""
-    return f"{total - same} of {total} values differ from the solution's where tests have other inputs"
+    if whole and all(len(later.get(test, ())) == len(values) for test, values in known.values.items()):
+        known = Reference(_agreed(known.values, later), _agreed(known.deciding, later))
+        _keep(task, known)
+    return _objection(known, seen, share)
+
+
+def _objection(known: Reference, seen: Values, share: float) -> str:
+    for expected, where in ((known.values, ""), (known.deciding, " and the files as they were given are wrong")):
+        total, same = _total(expected), _same(expected, seen)
+        if same < share * total:
+            return f"{total - same} of {total} values differ from the solution's where tests have other inputs{where}"
+    return ""
 
 
 def _total(expected: Expected) -> int:
@@ -121,44 +140,73 @@ def altered_ids(task: Task) -> list[str]:
     })  # fmt: skip
 
 
-def compares(run: TestRun) -> bool:
-    """Whether altered tests have noted a plain value, and not just that they came to their end."""
-    return any(value not in (_UNKNOWN, _END) for result in run.results.values() for value in result.seen)
-
-
 def _altered_name(name: str, kind: str) -> str:
     path = PurePosixPath(name)
     return str(path.with_name(f"{path.stem}_with_other_{kind}{path.suffix}"))
 
 
-async def held_out_values(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> int:
-    """How many computed values of the reference solution a submission must match; 0 where the tests compare none."""
-    files = altered_tests(task, how)
-    expected = await _reference(task, files, backend, layers, how) if files else {}
-    return sum(
-        value is not None and not value.startswith("status ") for values in expected.values() for value in values
-    )
+async def reference(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> Reference:
+    """What a submission is compared with. Raises EndlessError, and SandboxError where the sandbox fails."""
+    return await _reference(task, altered_tests(task, how), backend, layers, how)
+
+
+def plain(expected: Expected) -> int:
+    """Number of computed values: not of ends of tests, and not of statuses."""
+    known = (value for values in expected.values() for value in values if value is not None)
+    return sum(value != _END and not value.startswith("status ") for value in known)
 
 
 async def _reference(
     task: Task, files: dict[str, bytes], backend: Backend, layers: LayerStore, how: Altering
-) -> Expected:
-    """What the solution answers, asked twice. Kept by the task's digest unless a busy machine cut a run short."""
-    if (known := _expected.get(task.digest)) is not None:
-        _expected.move_to_end(task.digest)
+) -> Reference:
+    """What the solution answers, asked twice, beside what the start answers. Kept by the task's digest.
+
+    Raises EndlessError: nobody is believed because a busy machine cut the solution's run short.
+    """
+    if (known := _references.get(task.digest)) is not None:
+        _references.move_to_end(task.digest)
         return known
-    first, whole = await _solution_values(task, files, backend, layers, how)
-    second, again = await _solution_values(task, files, backend, layers, how) if any(first.values()) else ({}, True)
-    stable = _agreed(first, second)
-    if whole and again:
-        _keep(task, stable)
-    return stable
+    solution = partial(_solution_values, task, files, backend, layers, how)
+    first, whole = await _twice(solution)
+    if not whole:
+        raise EndlessError(
+            f"{task.path}: the solution's tests do not end on other inputs, so no submission can be judged by them; "
+            "where that is so on an idle machine too, set grading.held_out_share to 0"
+        )
+    second: Values = {}
+    start: Values = {}
+    if any(first.values()):
+        second, _ = await _twice(solution)
+        start, _ = await _twice(partial(_values, task, files, {}, _nothing, backend, layers, how))
+    found = reference_of(first, second, start)
+    _keep(task, found)
+    return found
 
 
-def _keep(task: Task, expected: Expected) -> None:
-    _expected[task.digest] = expected
-    while len(_expected) > _KEPT:
-        _expected.popitem(last=False)
+async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Values, bool]:
+    """``run``, and once more where it was cut short: given code may never end, a busy machine is idle later."""
+    found, whole = await run()
+    return (found, whole) if whole else await run()
+
+
+def reference_of(first: Values, second: Values, start: Values) -> Reference:
+    """Of two answers of the solution and one of the files that the task starts with."""
+    values = _agreed(first, second)
+    return Reference(values, {test: _others(of_test, start.get(test, [])) for test, of_test in values.items()})
+
+
+def _others(values: Sequence[str | None], start: Sequence[str]) -> list[str | None]:
+    return [None if i < len(start) and start[i] == value else value for i, value in enumerate(values)]
+
+
+def _keep(task: Task, found: Reference) -> None:
+    _references[task.digest] = found
+    while len(_references) > _KEPT:
+        _references.popitem(last=False)
+
+
+async def _nothing(box: Sandbox) -> None:
+    """Lay nothing over the workspace."""
 
 
 async def _solution_values(
@@ -182,7 +230,7 @@ async def _values(
     layers: LayerStore,
     how: Altering,
 ) -> tuple[Values, bool]:
-    """One run of the altered tests in a fresh box, and whether it ended in time."""
+    """One run of the altered tests in a fresh box, and whether it came to its end."""
     box = await backend.create(box_spec(task, layers))
     try:
         await lay(box)
@@ -191,11 +239,16 @@ async def _values(
         run = await how.run(task, box, files, altered_ids(task))
     finally:
         await box.close()
+    return values_of(run), run.complete
+
+
+def values_of(run: TestRun) -> Values:
+    """What altered tests have noted, by test."""
     found: Values = defaultdict(list)
     for test, result in run.results.items():
         # A test that compares nothing (it expects an exception, say) gives its status instead.
         found[test.partition("[")[0]] += [_rounded(v) for v in result.seen] or [f"status {result.status}"]
-    return dict(found), not run.detail.startswith("timed out")
+    return dict(found)
 
 
 async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids: Sequence[str]) -> TestRun:

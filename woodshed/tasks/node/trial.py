@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from woodshed.grading.heldout import held_out_values
+from woodshed.grading.heldout import EndlessError, reference
 from woodshed.grading.node.grader import NODE
 from woodshed.grading.node.run import run_node
 from woodshed.grading.pytest_phases import Phase
@@ -15,6 +15,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import WORKDIR
+from woodshed.tasks.packages.proof import ENDLESS, require_values
 from woodshed.tasks.packages.rejected import Rejected
 from woodshed.tasks.packages.save import Form
 from woodshed.tasks.packages.trial import Trial, uncollected
@@ -50,9 +51,10 @@ class NodeTrial(Trial):
 
     async def _prove(self, task: Task) -> dict[str, str]:
         quality = await super()._prove(task)
-        if not await held_out_values(task, self.backend, self.layers, NODE):
-            # Code under test shares a process with its tests: only values that it has not seen tell them apart.
-            raise Rejected("its failing tests compare no values that can be checked on other inputs")
+        try:
+            require_values(await reference(task, self.backend, self.layers, NODE))
+        except EndlessError:
+            raise Rejected(ENDLESS) from None
         return quality
 
     async def _open(self) -> Snapshot:

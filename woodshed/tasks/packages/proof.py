@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from woodshed.grading.crossing import crossing
 from woodshed.grading.exploits.base import Target
 from woodshed.grading.exploits.values import constant
-from woodshed.grading.heldout import altered_ids, compares, encoder
+from woodshed.grading.heldout import Reference, altered_ids, encoder, plain, reference_of, values_of
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
@@ -22,8 +22,10 @@ from woodshed.tasks.mutate import function_spans, mutations
 
 from .rejected import Rejected
 
-GATES = 2
+GATES = 3
 """Number of this set of gates: verdicts of an earlier one are reached again."""
+
+ENDLESS = "the solution's tests do not end on other inputs"
 
 _BRIEF_SECONDS = 20.0
 """Limit of all tests on one mutant or constant, some of which never end; 4 s for one test."""
@@ -69,12 +71,13 @@ async def prove(
     phases += [phase({**submitted, **gold, **mutant}, brief=True) for mutant in mutants]
     if altered is not None:
         phases += [phase({**submitted, **back, **answer}, new, brief=True) for answer in constants(task)]
-        phases.append(Phase(sorted(altered), altered_ids(task), {**submitted, **gold, **altered}, (),
-                            info.timeout_sec, test_timeout(task), encoder=encoder()))  # fmt: skip
+        phases += _altered_phases(task, {**submitted, **gold, **altered}, back, new, sorted(altered))
     runs = await run(phases)
-    if altered is not None and not compares(runs.pop()):
-        # Tests and code share a process: only values that the code has not seen tell a fix from a trick.
-        raise Rejected("its failing tests compare no values that can be checked on other inputs")
+    if altered is not None:
+        *runs, first, second, given = runs
+        if not (first.complete and second.complete):
+            raise Rejected(ENDLESS)
+        require_values(reference_of(*map(values_of, (first, second, given))))
     solved, untouched, emptied, *rest = (outcome_of(task, done) for done in runs)
     noticed, guessed = rest[: len(mutants)], rest[len(mutants) :]
     _judge(task, solved, untouched, emptied)
@@ -84,6 +87,27 @@ async def prove(
         return {}
     score = sum(not outcome.resolved for outcome in noticed) / len(noticed)
     return {"mutation_score": f"{score:.2f}", "mutants": str(len(noticed))}
+
+
+def _altered_phases(
+    task: Task, solved: Mapping[str, bytes], back: Mapping[str, bytes], new: Sequence[str], files: Sequence[str]
+) -> list[Phase]:
+    """Tests with other inputs: twice on the solution, which ``solved`` lays, then on the files as they are given."""
+    ids, whole, one, text = altered_ids(task), task.info.timeout_sec, test_timeout(task), encoder()
+    return [
+        Phase(files, ids, solved, (), whole, one, encoder=text),
+        Phase(files, ids, {}, (), whole, one, encoder=text),
+        Phase(files, ids, back, new, min(whole, _BRIEF_SECONDS), min(one, 4.0), encoder=text),
+    ]
+
+
+def require_values(found: Reference) -> None:
+    """Raises Rejected: tests and code share a process, and only values that the code has not seen, and that the files
+    as they are given get wrong, tell a fix from a trick."""
+    if not plain(found.values):
+        raise Rejected("its failing tests compare no values that can be checked on other inputs")
+    if not plain(found.deciding):
+        raise Rejected("on other inputs the files as they are given are right already")
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:
