@@ -131,6 +131,7 @@ def build(
 @app.command()
 def check(
     folders: Annotated[list[Path], typer.Argument(help="Task directories, or folders of them")],
+    exploits: Annotated[int, typer.Option(min=0, help="Exploits of the battery tried on each task")] = 4,
     parallel: ParallelOption = None,
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
@@ -141,7 +142,7 @@ def check(
     with Bar(Console(stderr=True)) as progress:
         verdicts = _in_boxes(
             lambda boxes, layers: check_folders(
-                folders, boxes, layers, parallel=parallel or _cores(), progress=progress
+                folders, boxes, layers, parallel=parallel or _cores(), exploits=exploits, progress=progress
             ),
             backend,
             Path(),

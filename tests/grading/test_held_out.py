@@ -16,6 +16,7 @@ from woodshed.grading.pytest_alter import THE_END, alter
 from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
+from woodshed.tasks.check import check_folders
 
 from . import toy
 
@@ -174,5 +175,21 @@ def test_a_value_of_the_clock_fails_nobody(tmp_path: Path, in_boxes: Any) -> Non
         assert first.resolved and later.resolved, later.detail
         cheat = await grade(task, {"shapes/measure.py": known.encode()}, backend, layers)
         assert not cheat.resolved and "other inputs" in cheat.detail
+
+    in_boxes(run)
+
+
+def test_a_task_must_tell_a_fix_from_a_guess(tmp_path: Path, in_boxes: Any) -> None:
+    """The ``guess`` gate of ``woodshed tasks check``, and exploits tried on what passes."""
+    lucky = toy.SHAPES.replace("return width + height", "return width + height if width in (2, 10) else width * height")
+
+    async def run(backend: Any, layers: Any) -> None:
+        layer = toy.pytest_layer(layers)
+        toy.toy_task(tmp_path / "good", layer)
+        toy.toy_task(tmp_path / "lucky", layer, shapes=lucky)
+        verdicts = await check_folders([tmp_path], backend, layers, exploits=2)
+        good, right = verdicts
+        assert good.passed and not good.unchecked, str(good)
+        assert "right already" in right.failures["guess"], str(right)
 
     in_boxes(run)

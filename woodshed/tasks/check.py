@@ -15,6 +15,7 @@ from woodshed.sandbox.protocol import Backend
 
 from .find import task_folders
 from .gates import check_task, left_open
+from .packages.attack import attack
 from .splits import twins_of_heldout
 
 ADVICE = {
@@ -32,6 +33,8 @@ ADVICE = {
     "guards": "remove tests that fail untouched from pass_to_pass",
     "reason": "require tests that fail because of the code; correct an id that the test runner does not report",
     "empty": "require a test that runs the code",
+    "guess": "require tests that compare what the code computes; see `woodshed exploits` for what passes without",
+    "exploit": "run `woodshed exploits` on it for the whole battery; require tests that the exploit does not pass",
     "leak": "remove the file, or the part of it that holds the answer, from the workspace",
     "twin": "drop one of the two: what is trained on tells on what is evaluated",
     "files": "remove the file from environment/workspace, or store it as text",
@@ -88,9 +91,11 @@ async def check_folders(
     layers: LayerStore,
     *,
     parallel: int = 1,
+    exploits: int = 0,
     progress: Progress | None = None,
 ) -> list[Verdict]:
-    """A verdict for each task directory in ``paths``, in their order.
+    """A verdict for each task directory in ``paths``, in their order. ``exploits``: so many of the battery are tried
+    on each.
 
     A damaged task is a failed one. Raises TaskError where a path holds no task directory, SandboxError where the
     sandbox itself fails.
@@ -102,7 +107,7 @@ async def check_folders(
     async def one(folder: Path) -> Verdict:
         nonlocal done
         async with turns:
-            verdict = await _check(folder, backend, layers)
+            verdict = await _check(folder, backend, layers, exploits)
         done += 1
         if progress:
             progress(done, len(folders), f"{folder.name}: {', '.join(verdict.failures) or 'ok'}")
@@ -122,7 +127,7 @@ def mark_twins(verdicts: list[Verdict]) -> None:
             verdict.failures["twin"] = f"its change is almost that of the held-out {twins[verdict.name]}"
 
 
-async def _check(folder: Path, backend: Backend, layers: LayerStore) -> Verdict:
+async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: int) -> Verdict:
     start = perf_counter()
     verdict = Verdict(folder)
     try:
@@ -139,7 +144,19 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore) -> Verdict:
         else:
             report = await check_task(task, backend, layers)
             verdict.failures, verdict.unchecked = report.failures, report.unchecked
+            if exploits and report.passed:
+                await _attack(task, exploits, backend, layers, verdict)
     except (TaskError, OSError) as error:
         verdict.failures["task"] = str(error)
     verdict.seconds = perf_counter() - start
     return verdict
+
+
+async def _attack(task: Task, exploits: int, backend: Backend, layers: LayerStore, verdict: Verdict) -> None:
+    """The ``exploit`` gate: some of the battery, drawn by the task's name."""
+    if task.info.kind == "exercise":
+        verdict.unchecked["exploit"] = "its tests are a benchmark's"
+    elif task.withheld or task.info.grader == "install":
+        verdict.unchecked["exploit"] = "there is no solution to show what is rewarded" if task.withheld else "no code"
+    elif why := await attack(task, exploits, backend, layers):
+        verdict.failures["exploit"] = why

@@ -2,9 +2,9 @@
 
 They are the union of what SWE-smith, R2E-Gym and SWE-bench post-mortems ask for: required tests of both kinds, a
 reference solution that passes twice, an untouched and an emptied workspace that score nothing, failures for the right
-reason, and no answer within the agent's reach. Everything is graded as it will be: in fresh boxes, by the task's own
-grader. Where the authors of a benchmark keep the solution back (``Task.withheld``), the report says which gates that
-leaves without an answer.
+reason, values that only the solution gives, and no answer within the agent's reach. Everything is graded as it will
+be: in fresh boxes, by the task's own grader. Where the authors of a benchmark keep the solution back
+(``Task.withheld``), the report says which gates that leaves without an answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from time import perf_counter
 from typing import Protocol
 
 from woodshed.grading.crossing import Submission, crossing
-from woodshed.grading.node.grader import run_node_ids
+from woodshed.grading.heldout import PYTEST, EndlessError, reference
+from woodshed.grading.node.grader import NODE, run_node_ids
 from woodshed.grading.pytest_grader import RunIds, lay_tests, run_pytest_ids
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
@@ -25,6 +26,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 
+from .guessing import ENDLESS, constants, objection
 from .leaks import scan_task
 from .reasons import defined_names, names_missing, wrong_reason
 
@@ -90,6 +92,10 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
     await _untouched(task, graded, report)
     if info.grader in _RUN:
         await _reasons(task, backend, layers, report)
+        if task.withheld:
+            report.unchecked["guess"] = "there is no solution to compare with"
+        elif info.kind != "exercise" and "oracle" not in report.failures:  # whose tests are a benchmark's
+            await _guesses(task, graded, backend, layers, report)
     if info.grader != "install":  # what a repository says of how it is set up is not the answer but the way to it
         _files(task, report)
         if task.withheld:
@@ -154,6 +160,22 @@ async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: Gat
     for test in failing:
         if test in run.results and (why := wrong_reason(run.results[test].text, defined, task.info.grader)):
             report.failures["reason"] = f"{test} fails for another reason than the code under test: {why}"
+            return
+
+
+async def _guesses(task: Task, graded: Graded, backend: Backend, layers: LayerStore, report: GateReport) -> None:
+    """The ``guess`` gate: only who computes something passes."""
+    try:
+        found = await reference(task, backend, layers, NODE if task.info.grader == "node" else PYTEST)
+    except EndlessError:
+        report.failures["guess"] = ENDLESS
+        return
+    if why := objection(found):
+        report.failures["guess"] = why
+        return
+    for answer in constants(task):
+        if (await graded(answer)).resolved:
+            report.failures["guess"] = "a constant answer passes"
             return
 
 

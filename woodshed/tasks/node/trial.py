@@ -13,9 +13,9 @@ from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
+from woodshed.tasks.guessing import ENDLESS, objection
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import WORKDIR
-from woodshed.tasks.packages.proof import ENDLESS, require_values
 from woodshed.tasks.packages.rejected import Rejected
 from woodshed.tasks.packages.save import Form
 from woodshed.tasks.packages.trial import Trial, uncollected
@@ -52,9 +52,11 @@ class NodeTrial(Trial):
     async def _prove(self, task: Task) -> dict[str, str]:
         quality = await super()._prove(task)
         try:
-            require_values(await reference(task, self.backend, self.layers, NODE))
+            why = objection(await reference(task, self.backend, self.layers, NODE))
         except EndlessError:
-            raise Rejected(ENDLESS) from None
+            why = ENDLESS
+        if why:
+            raise Rejected(why)
         return quality
 
     async def _open(self) -> Snapshot:
