@@ -117,6 +117,11 @@ def test_host_files_and_installed_packages_are_not_visible(with_backend, tmp_pat
         result = await box.exec_python("import sys; print([n for n in sys.modules if 'woodshed' in n])")
         assert result.stdout == b"[]\n"
         assert not any(os.fsencode(str(tmp_path)) in r.stdout for r in [await box.exec("env; cat /proc/mounts")])
+        # what the interpreter and other programs bring along of packages: wheels of pip, modules of npm
+        kinds = "-name '*.whl' -o -name '*.dist-info' -o -name node_modules"
+        found = (await box.exec(f"find / -path '*/test/*' -o \\( {kinds} \\) -print 2>/dev/null")).stdout.split()
+        for name in map(os.fsdecode, found):
+            assert (await box.exec(["ls", "-A", name])).stdout == b"box.pth\n", name
 
     with_backend(body)
 

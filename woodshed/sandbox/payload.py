@@ -10,8 +10,8 @@ PLACE = "/.woodshed"
 CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN", "SETPCAP")
 """What the first process needs to become the box's user, and to end what that user started."""
 _MODULES = (
-    "agent", "boxfiles", "cgroups", "frames", "guest", "guestnet", "jobs", "kernel", "processes", "pyrun", "seccomp",
-    "template", "vmguest",
+    "agent", "boxfiles", "cgroups", "frames", "guest", "guestnet", "jobs", "kernel", "masks", "processes", "pyrun",
+    "seccomp", "template", "vmguest",
 )  # fmt: skip
 # Never compared with the source, which cannot change.
 _UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH

@@ -1,7 +1,7 @@
 """The read-only parts that all boxes of one zygote share, assembled once in the zygote's own mount namespace.
 
 ``usr`` is the host's /usr, ``prefix`` the running interpreter's installation (at its own path in the box), both with
-every folder of installed Python packages masked, ``dev`` six harmless devices, ``base`` the skeleton of a root folder.
+every folder of packages masked (``masks.py``), ``dev`` six harmless devices, ``base`` the skeleton of a root folder.
 The host's root is never part of it.
 """
 
@@ -12,6 +12,7 @@ import shutil
 import sys
 
 from . import kernel
+from .masks import installed_packages
 
 SITE_PACKAGES = "/opt/site-packages"
 """Where a layer puts Python packages: on the path of every interpreter in the box, also in isolated mode."""
@@ -118,22 +119,6 @@ def _bind(root: str, name: str, source: str, target: str) -> tuple[str, str]:
         kernel.mount(f"{root}/mask", folder, flags=kernel.MS_BIND)
     kernel.seal_mount(place, recursive=True, nodev=True)
     return name, target
-
-
-def installed_packages(place: str) -> list[str]:
-    """Folders that hold installed copies of packages, for any interpreter below ``place``."""
-    found = []
-    for lib in (f"{place}/lib", f"{place}/lib64", f"{place}/local/lib"):
-        if os.path.islink(lib) or not os.path.isdir(lib):
-            continue
-        for entry in sorted(os.listdir(lib)):
-            if entry.startswith(("python", "pypy")):
-                candidates = (f"{lib}/{entry}/{kind}" for kind in ("site-packages", "dist-packages"))
-                found += [c for c in candidates if os.path.isdir(c) and not os.path.islink(c)]
-    for name in ("src", "local/src", "share/python-wheels"):
-        if os.path.isdir(f"{place}/{name}") and not os.path.islink(f"{place}/{name}"):
-            found.append(f"{place}/{name}")
-    return found
 
 
 def _build_dev(dev: str) -> None:

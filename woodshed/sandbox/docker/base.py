@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import template
+from ..masks import installed_packages
 from ..template import UID
 
 
@@ -30,7 +31,7 @@ def stack(work: Path, layers: Sequence[Path], root: Path | None, out: Path) -> l
         mask.chmod(0o755)
         for _, source, target in template.skeleton(str(base)):
             binds.append((source, f"/{target}"))
-            binds += [(str(mask), place) for place in template.installed_packages(source)]
+            binds += [(str(mask), place) for place in installed_packages(source)]
         folders.insert(0, base)
     # Each name once, of the topmost folder that has it: engines take no archive that says a name twice.
     members = {path.relative_to(folder).as_posix(): path for folder in folders for path in (folder, *folder.rglob("*"))}

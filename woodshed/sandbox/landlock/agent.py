@@ -18,8 +18,8 @@ from typing import Any
 from .. import kernel, pyrun, seccomp
 from ..agent import Agent
 from ..guest import Guest, take_over
+from ..masks import installed_packages
 from ..processes import kill_all, memory, processes
-from ..template import installed_packages
 from . import rules
 
 _TOP = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

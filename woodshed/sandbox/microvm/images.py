@@ -17,6 +17,7 @@ from pathlib import Path
 from woodshed.record.cache import cache_directory
 
 from .. import layers, payload, template
+from ..masks import installed_packages
 from ..protocol import SandboxError
 from . import initrd, vmlinux
 from .qemu import Programs
@@ -85,7 +86,7 @@ class ImageStore:
         (inside / "boot.py").write_text(payload.boot("vmguest") + "\n")
         found = {}
         for name, source, target in parts:
-            masked = [os.path.relpath(folder, source) for folder in template.installed_packages(source)]
+            masked = [os.path.relpath(folder, source) for folder in installed_packages(source)]
             for folder in masked:
                 place = inside / "mask" / name / folder
                 place.mkdir(parents=True)
