@@ -28,7 +28,8 @@ from woodshed.sandbox.masks import installed_packages
          ["lib/x86_64-linux-gnu/plugin"]),
         ([f"lib/cloud/{n}/vendored/mod/__init__.py" for n in range(12)], ["lib/cloud"]),
         ([f"pkgs/p{n}/site-packages/a.py" for n in range(12)] + ["bin/python3"], ["pkgs"]),
-        (["lib/gcc/x86_64-linux-gnu/12/cc1", "lib/go/src/fmt/print.go", "share/doc/a/__init__.py"], []),
+        (["share/doc/python3-a/examples/a.py", "share/man/man1/a.1"], ["share/doc"]),
+        (["lib/gcc/x86_64-linux-gnu/12/cc1", "lib/go/src/fmt/print.go", "include/a/package.json"], []),
     ],
 )  # fmt: skip
 def test_folders_of_packages(tmp_path: Path, files: list[str], masked: list[str]) -> None:

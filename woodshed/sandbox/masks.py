@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec", "share", "games", "include", "etc", "var")
-_ALWAYS = ("src", "share/python-wheels", "share/nodejs")
+_ALWAYS = ("src", "share/python-wheels", "share/nodejs", "share/doc")  # documentation brings examples
 _NAMED = {"node_modules", "site-packages", "dist-packages", "_bundled"}
 _COPIES = (".whl", ".egg", ".dist-info", ".egg-info", ".pyz")
 _MARKS = {"__init__.py", "package.json"}
 _WITHOUT = {
-    "include", "man", "doc", "info", "help", "locale", "zoneinfo", "icons", "fonts", "terminfo", "firmware", "modules",
+    "include", "man", "info", "help", "locale", "zoneinfo", "icons", "fonts", "terminfo", "firmware", "modules",
     "perl", "perl5", "__pycache__",
 }  # fmt: skip
 """Names of folders that are not looked into: there are many, with many files, and none of a package."""

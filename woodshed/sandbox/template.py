@@ -104,6 +104,13 @@ def binds_of_whole(binds: list[tuple[str, str]], root: str) -> list[tuple[str, s
     return kept
 
 
+def shown_folders() -> list[str]:
+    """Folders of the host that every box shows (but for what ``masks.py`` says), at their own paths."""
+    tops = [f"/{name}" for name in ("usr", *_TOP) if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    prefix = os.path.realpath(sys.base_prefix)
+    return tops if prefix == "/usr" or prefix.startswith("/usr/") else [*tops, prefix]
+
+
 def search_path() -> list[str]:
     """``sys.path`` of an interpreter in the box: the standard library and what layers put into SITE_PACKAGES."""
     installed = {"site-packages", "dist-packages"}

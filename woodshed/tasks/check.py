@@ -35,7 +35,7 @@ ADVICE = {
     "empty": "require a test that runs the code",
     "guess": "require tests that compare what the code computes; see `woodshed exploits` for what passes without",
     "exploit": "run `woodshed exploits` on it for the whole battery; require tests that the exploit does not pass",
-    "leak": "remove the file, or the part of it that holds the answer, from the workspace",
+    "leak": "remove the file, or the part of it that holds the answer, from the workspace or layer",
     "twin": "drop one of the two: what is trained on tells on what is evaluated",
     "files": "remove the file from environment/workspace, or store it as text",
 }

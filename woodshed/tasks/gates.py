@@ -9,6 +9,7 @@ be: in fresh boxes, by the task's own grader. Where the authors of a benchmark k
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -29,6 +30,7 @@ from woodshed.sandbox.taskbox import box_spec
 from .guessing import ENDLESS, constants, objection
 from .leaks import scan_task
 from .reasons import defined_names, names_missing, wrong_reason
+from .root_leaks import scan_root
 
 _RUN: dict[str, RunIds] = {"pytest": run_pytest_ids, "node": run_node_ids}
 _TYPES = "py pyi txt md rst json jsonl toml cfg ini yaml yml csv tsv xml html css js sh in tmpl typed lock po sql"
@@ -100,7 +102,7 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
         _files(task, report)
         if task.withheld:
             report.unchecked["leak"] = "there is no solution to search for, only names of files were looked at"
-        for leak in scan_task(task)[:1]:
+        for leak in [*scan_task(task), *await asyncio.to_thread(scan_root, task, layers)][:1]:
             report.failures["leak"] = f"{leak.path} holds {leak.share:.0%} of the answer ({leak.kind}): {leak.sample}"
     report.seconds = perf_counter() - start
     return report

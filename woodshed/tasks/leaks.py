@@ -1,10 +1,10 @@
 """Leak scan: does anything that an agent can read hold the answer?
 
 The reference solution is tokenised into n-grams that the changed file itself no longer has. They are searched in every
-readable byte of the assembled workspace: text in several encodings and escapings, archives (opened, nested too),
-compressed files, SQLite databases, bytecode (unmarshalled in a child process). Version control, caches and installed
-copies are leaks by their name alone. Follows the checklist of SWE-bench and SWE-smith post-mortems: an allow-list
-keeps leaks out, this scan proves it.
+readable byte of the workspace (``root_leaks.py`` has the rest of the box): text in several encodings and escapings,
+archives (opened, nested too), compressed files, SQLite databases, bytecode (unmarshalled in a child process). Version
+control, caches and installed copies are leaks by their name alone. Follows the checklist of SWE-bench and SWE-smith
+post-mortems: an allow-list keeps leaks out, this scan proves it.
 """
 
 from __future__ import annotations

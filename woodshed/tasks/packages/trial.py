@@ -24,6 +24,7 @@ from woodshed.sandbox.protocol import Backend, Sandbox, Snapshot
 from woodshed.tasks.leaks import scan_task
 from woodshed.tasks.prompts.write import Facts, Shown, Writer
 from woodshed.tasks.reasons import defined_names, wrong_reason
+from woodshed.tasks.root_leaks import scan_root
 
 from .candidates import Candidate
 from .catalogue import Package
@@ -88,6 +89,8 @@ class Trial:
             task = save_draft(draft, out, self.form)
             if scan_task(task):
                 raise Rejected("the answer leaks")
+            if await asyncio.to_thread(scan_root, task, self.layers):
+                raise Rejected("a dependency or a program of the box holds the answer")
             quality = await self._prove(task)
             return save_draft(draft, out, self.form, quality) if quality else task
         except BaseException:
