@@ -134,7 +134,7 @@ def changed_functions(before: str, after: str) -> list[str]:
     """Qualified names of the functions of ``after`` whose text ``before`` has not."""
     try:
         spans = function_spans(after)
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # the latter: null bytes
         return []
     lines = after.split("\n")
     names = [s.name for s in spans if "\n".join(lines[s.line - 1 : s.end_line]) not in before]
