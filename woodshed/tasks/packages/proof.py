@@ -23,7 +23,8 @@ from woodshed.tasks.mutate import function_spans, mutations
 from .rejected import Rejected
 
 GATES = 2
-"""Number of this set of gates: verdicts of an earlier one are reached again."""
+"""Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
+instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
 _BRIEF_SECONDS = 20.0
 """Limit of all tests on one mutant or constant, some of which never end; 4 s for one test."""

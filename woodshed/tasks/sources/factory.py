@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from woodshed.record.task import Task
@@ -14,9 +14,10 @@ from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.cost import Cost
 from woodshed.tasks.exercises.build import build_exercises
 from woodshed.tasks.exercises.read import is_collection
-from woodshed.tasks.packages.build import Progress, build_tasks
+from woodshed.tasks.packages.build import Progress, build_tasks, separated
 from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.ledger import Ledger
 from woodshed.tasks.packages.report import BuildReport, PackageYield
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.packages.stream import clear_staging
@@ -67,46 +68,45 @@ async def build_from_sources(
         boxes = asyncio.Semaphore(settings.parallel)
         base, history = lock.catalogue.wheels["pytest"], "replay" in settings.kinds
         pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history)
-        writer, exercises = Writer(settings, reworder), []
+        writer, ledgers = Writer(settings, reworder), dict[str, Ledger]()
+        read, tasks = list[tuple[list[Task], PackageYield]](), list[Task]()
         if collections:
             clear_staging(out)
             lock.write()  # makes the folder ours before the first task is there
         for text in collections:
-            if is_refactorbench(text):
-                made, line = await build_refactorbench(
-                    text, settings, lock.catalogue, backend, layers, out, boxes, told, cache=cache
-                )
-            else:
-                made, line = await build_exercises(
-                    text, settings, lock.catalogue, backend, layers, out, boxes, writer, cache=cache
-                )
-            exercises += made
-            report.packages.append(line)
-        if not specs:
-            _finish(report, cost, out)
-            return sorted(exercises, key=lambda task: task.name)
-        lines = list(report.packages)
+            common = (text, settings, lock.catalogue, backend, layers, out, boxes)
+            try:
+                if is_refactorbench(text):
+                    read.append(await build_refactorbench(*common, told, cache=cache))
+                else:
+                    read.append(await build_exercises(*common, writer, ledgers, cache=cache))
+            except PackageError as error:
+                read.append(([], PackageYield(_name(text), error=str(error), finished=True)))
         chosen, failed = await _pinned(specs, lock, pinner, told)
+        if chosen:
+            with suppress(PackageError):  # none of them could be used: each line says why
+                tasks = await build_tasks(
+                    settings, lock.catalogue, [p.package for p in chosen], backend, layers, out, told, report=report,
+                    cache=cache, propose=propose, reworder=reworder,
+                )  # fmt: skip
+        for made, line in read:
+            tasks += separated(made, BuildReport([line]), ledgers, out, source=line.package)
         notes = {p.package.name: list(p.notes) for p in chosen}
-        if not chosen:
-            raise PackageError("\n".join(line.error for line in failed) or "no source was given")
-        packages = [p.package for p in chosen]
-        try:
-            tasks = await build_tasks(
-                settings, lock.catalogue, packages, backend, layers, out, told, report=report, cache=cache,
-                propose=propose, reworder=reworder,
-            )  # fmt: skip
-        except PackageError as error:
-            raise PackageError("\n".join([str(error), *(line.error for line in failed)])) from None
         for line in report.packages:
             line.notes = notes.get(line.package, [])
-        report.packages = [*lines, *report.packages, *failed]
+        report.packages = [*(line for _, line in read), *report.packages, *failed]
+        if all(line.error for line in report.packages):
+            raise PackageError("\n".join(line.error for line in report.packages) or "no source was given")
         _finish(report, cost, out)
-        return sorted([*tasks, *exercises], key=lambda task: task.name)
+        return sorted(tasks, key=lambda task: task.name)
 
 
 def _is_collection(source: str) -> bool:
     return is_collection(source) or is_refactorbench(source)
+
+
+def _name(collection: str) -> str:
+    return collection.partition(":")[0]
 
 
 def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
