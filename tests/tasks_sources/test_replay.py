@@ -93,8 +93,9 @@ def test_a_commit_that_touches_a_template_becomes_a_task(place: Place, tmp_path:
     folder, template = tmp_path / "prices", "src/prices/template.py"
     repos.repository(folder, {**repos.PROJECT, template: b"print '%s' % {{ price }}\n"})
     tests = repos.TESTS.replace(b"import cheapest, split", b"import cheapest, dearest, split")
+    code = repos.CODE + DEAREST.replace(b"best", b"highest")  # a name of its own that nobody is told
     repos.write(folder, {
-        "src/prices/__init__.py": repos.CODE + DEAREST.replace(b"best", b"highest"), template: b"print '%.2f' % {{ price }}\n",
+        "src/prices/__init__.py": code, template: b"print '%.2f' % {{ price }}\n",
         "tests/test_prices.py": tests + b"\n\ndef test_dearest():\n    assert dearest([3, 1, 5]) == (5, 2)\n",
         "tests/test_more.py": b"from prices import total\n\n\ndef test_none():\n    assert total([]) == 0\n",
     })  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from woodshed.record.task import Task
@@ -27,6 +28,7 @@ from woodshed.tasks.prompts.write import Writer
 from woodshed.tasks.refactorbench.build import build_refactorbench
 from woodshed.tasks.refactorbench.read import is_refactorbench
 
+from .asked import check_held_out, held_out, same_wishes
 from .lock import NAME, SourceLock
 from .pin import Pinned, Pinner, Wishes
 from .spec import SourceSpec, distinct_names, parse_source
@@ -51,14 +53,20 @@ async def build_from_sources(
     Collections (``exercism:PATH``, ``quixbugs:PATH``, ``refactorbench:PATH``) come first and are read anew each time.
     Sources that ``out/sources.toml`` holds are taken from there; others are pinned first. Killed at any moment, the
     same call goes on and ends with the same folder. A source that cannot be used is reported and left out;
-    PackageError where none can be, a source is not written properly, or ``out`` cannot be used. ``reworder`` puts
-    instructions into a policy's words.
+    PackageError where none can be, a source is not written properly, an option would change nothing, or ``out`` cannot
+    be used. ``reworder`` puts instructions into a policy's words.
     """
     report = report if report is not None else BuildReport()
     collections = list(dict.fromkeys(text for text in sources if _is_collection(text)))
     specs = list(dict.fromkeys(parse_source(text) for text in sources if not _is_collection(text)))
+    settings = held_out(settings)
     with claim(out):
         cost, lock = Cost(out), SourceLock(out, settings)
+        new = [spec for spec in specs if lock.find(spec) is None]
+        names = dict(zip(new, distinct_names(new, lock.catalogue.packages)))
+        check_held_out(settings, {*lock.catalogue.packages, *names.values(), *map(_name, collections)})
+        if reworder is not None and settings.level != "precise":
+            reworder.claim()
 
         def told(done: int, total: int, note: str) -> None:
             cost.note()
@@ -82,7 +90,7 @@ async def build_from_sources(
                     read.append(await build_exercises(*common, writer, ledgers, cache=cache))
             except PackageError as error:
                 read.append(([], PackageYield(_name(text), error=str(error), finished=True)))
-        chosen, failed = await _pinned(specs, lock, pinner, told)
+        chosen, failed = await _pinned(specs, names, lock, pinner, told)
         if chosen:
             with suppress(PackageError):  # none of them could be used: each line says why
                 tasks = await build_tasks(
@@ -115,16 +123,15 @@ def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
 
 
 async def _pinned(
-    specs: Sequence[SourceSpec], lock: SourceLock, pinner: Pinner, progress: Progress | None
-) -> tuple[list[Pinned], list[PackageYield]]:
-    """What each spec is locked to, in their order, and a line for each that cannot be used."""
-    new = [spec for spec in specs if lock.find(spec) is None]
-    names = dict(zip(new, distinct_names(new, lock.catalogue.packages)))
+    specs: Sequence[SourceSpec], names: Mapping[SourceSpec, str], lock: SourceLock, pinner: Pinner,
+    progress: Progress | None,
+) -> tuple[list[Pinned], list[PackageYield]]:  # fmt: skip
+    """What each spec is locked to, in their order, and a line for each that cannot be used. ``names``: of new ones."""
 
     async def one(spec: SourceSpec) -> Pinned | PackageYield:
         known = lock.find(spec)
         if known is not None:
-            _same_wishes(spec, known, pinner.wishes)
+            same_wishes(spec, known, lock.catalogue, pinner.wishes)
             return Pinned(known, notes=_age(spec, known))
         if pinner.wishes == Wishes() and names[spec] == spec.name and (vetted := lock.from_catalogue(spec)):
             return Pinned(vetted)
@@ -135,8 +142,9 @@ async def _pinned(
         except PackageError as error:
             text = str(error) if names[spec] in str(error) else f"{names[spec]}: {error}"
             return PackageYield(names[spec], error=text, finished=True)
-        lock.add(pinned.package, pinned.groups, pinned.modules)
-        return pinned
+        package = replace(pinned.package, asked=pinner.wishes.needs)
+        lock.add(package, pinned.groups, pinned.modules)
+        return replace(pinned, package=package)
 
     done = await asyncio.gather(*map(one, specs))
     return [p for p in done if isinstance(p, Pinned)], [line for line in done if isinstance(line, PackageYield)]
@@ -147,13 +155,6 @@ def _age(spec: SourceSpec, known: Package) -> tuple[str, ...]:
         return ()
     state = f"commit {known.commit[:12]}" if known.commit else "the files of an earlier build"
     return (f"made from {state}, as locked in {NAME}; newer ones go into another --out",)
-
-
-def _same_wishes(spec: SourceSpec, known: Package, wishes: Wishes) -> None:
-    for option, asked, locked in (("--code", wishes.code, known.sources), ("--tests", wishes.tests, known.tests)):
-        if asked and not set(asked) <= set(locked):
-            have = ", ".join(locked)
-            raise PackageError(f"{spec.text} is locked in {NAME} with {option} {have}; use another --out")
 
 
 @contextmanager
