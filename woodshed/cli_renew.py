@@ -45,7 +45,7 @@ def rate(
     ] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field of the recipe")] = None,
     store: Annotated[
-        Path | None, typer.Option(help="Where rollouts are stored; default: .rollouts beside the first task")
+        Path | None, typer.Option(help="Where rollouts are stored; default: .rollouts in the first folder")
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -62,7 +62,7 @@ def rate(
     Exit code 1 if a task could not be rated.
     """
     from .learn.directory import DirectoryError, RunDirectory
-    from .learn.rate import RatingError, chosen, plan, rate, rate_from
+    from .learn.rate import RatingError, chosen, plan, rate, rate_from, rollouts_of
     from .record.task import Task, TaskError
     from .sandbox.protocol import SandboxError
     from .tasks.find import task_folders
@@ -75,7 +75,7 @@ def rate(
         tasks = [Task.load(path) for path in task_folders(folders)]
         with Bar(Console(stderr=True)) as progress:
             if policy is not None:
-                wanted = plan(policy, recipe, set or [], rollouts, store or tasks[0])
+                wanted = plan(policy, recipe, set or [], rollouts, store or rollouts_of(folders[0]))
                 found = rate(wanted, chosen(tasks, split), progress)
             else:
                 assert from_ is not None

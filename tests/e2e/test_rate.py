@@ -26,7 +26,7 @@ def test_a_policy_of_a_run_and_the_run_itself(smoke: SmokeRun, tmp_path: Path) -
     found = json.loads(done.stdout)
     assert len(found["new"]) == 4 and found["lost"] == 0 and found["left_out"] == {}
     assert all(row["rollouts"] == 1 and row["version"] == 4 and len(row["checkpoint"]) == 16 for row in found["new"])
-    assert (folder / "studies-heldout" / ".rollouts" / "index.sqlite").exists()
+    assert (folder / ".rollouts" / "index.sqlite").exists(), "in the folder that was given, whatever lies first in it"
     done = woodshed(smoke.scratch, "tasks", "rate", folder, "--from", smoke.root)
     assert done.returncode == 0, done.stderr
     assert "(train, version " in done.stdout and "(before, version 0)" in done.stdout

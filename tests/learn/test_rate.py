@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
 from woodshed.learn.directory import RunDirectory
-from woodshed.learn.rate import Rated, chosen, rate_from, rate_in
+from woodshed.learn.rate import Rated, chosen, rate_from, rate_in, rollouts_of
 from woodshed.learn.tasks import built_tasks
 from woodshed.policy.formats import get_format
 from woodshed.record.history import Mark, note_mark, read_history
@@ -68,7 +69,7 @@ def rated(engine: ScriptedEngine, tasks: Sequence[Task], store: Path, rollouts: 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://gateway") as client:
             arena = Arena(
                 backend, LayerStore(store / "layers"), GatewayAdmin("http://gateway", ADMIN, client=client), client,
-                "http://gateway", HarnessSettings(), "scripted",
+                "http://gateway", HarnessSettings(), "scripted", attempts=1,
             )  # fmt: skip
             kept = TrajectoryStore(store / "trajectories")
             try:
@@ -102,6 +103,34 @@ def test_a_policy_is_run_and_what_is_known_is_not_run_again(studies: list[Task],
     again = rated(engine, [Task.load(studies[1].path)], tmp_path, 1)
     assert engine.episodes == 7 and len(again.new) == 1, "rollouts are of the task as it is"
     changed.write_text(text)
+
+
+def test_what_infrastructure_errors_cost_is_run_again(studies: list[Task], tmp_path: Path) -> None:
+    layers = LayerStore(tmp_path / "layers")
+    layer, away = layers.add("extra", lambda root: None), tmp_path / "away"
+    shutil.copytree(studies[1].path, tmp_path / "task")
+    toml = tmp_path / "task" / "task.toml"
+    toml.write_text(toml.read_text().replace("layers = []", f'layers = ["{layer}"]'))
+    task, engine = Task.load(tmp_path / "task"), Policy(studies[0])
+    assert task.info.layers == (layer,)
+    layers.path(layer).rename(away)
+    for _ in range(2):  # a layer that is missing is what a sandbox fails on, however often
+        found = rated(engine, [task], tmp_path, 2)
+        assert found.left_out == {task.name: "every rollout ended in an infrastructure error"} and found.lost == 2
+    away.rename(tmp_path / "layers" / layer)
+    found = rated(engine, [task], tmp_path, 2)
+    assert [r.rollouts for _, r in found.new] == [2] and found.lost == 0 and engine.episodes == 2
+    assert rated(engine, [task], tmp_path, 2).known == 1 and engine.episodes == 2
+    layers.path(layer).rename(away)
+    assert rated(engine, [task], tmp_path, 3).lost == 1 and [r.rollouts for r in read_history(task).ratings] == [2]
+    away.rename(tmp_path / "layers" / layer)
+    assert [r.rollouts for _, r in rated(engine, [task], tmp_path, 3).new] == [3] and engine.episodes == 3
+
+
+def test_rollouts_are_stored_in_the_folder_that_is_given(studies: list[Task]) -> None:
+    folder = studies[0].path.parent
+    assert rollouts_of(folder) == rollouts_of(studies[0].path) == folder / ".rollouts"
+    assert rollouts_of(folder.parent) == folder.parent / ".rollouts", "wherever in it the first task lies"
 
 
 def test_from_what_a_run_has_stored(studies: list[Task], tmp_path: Path) -> None:

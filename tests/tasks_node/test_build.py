@@ -11,6 +11,8 @@ from tests.tasks_sources.place import Place
 from woodshed.record.task import Task
 from woodshed.tasks.gates import check_task
 from woodshed.tasks.leaks import scan_task
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.sources.pin import Wishes
 
 from . import project
 
@@ -53,6 +55,13 @@ def test_the_same_build_again_gives_the_same_folder(place: Place, built: list[Ta
     assert [t.digest for t in again] == [t.digest for t in built]
     for name in ("sources.toml", "yield.json"):
         assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_what_was_not_locked_cannot_be_wished_for_later(place: Place, built: list[Task]) -> None:
+    out = built[0].path.parent
+    asked = {"tasks_per_package": 2, "heldout_share": 0.5, "mutants": 2, "exploits": 1}
+    with pytest.raises(PackageError, match=r"is locked in sources.toml without --needs chai@\^4; use another --out"):
+        place.build(str(out.parent / "intervals"), out=out, wishes=Wishes(needs=("chai@^4",)), **asked)
 
 
 def test_what_an_agent_runs_shows_the_bug(place: Place, built: list[Task]) -> None:

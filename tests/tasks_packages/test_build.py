@@ -144,10 +144,13 @@ def test_a_task_whose_grader_errs_is_dropped_for_good(built: Built, tmp_path: Pa
     victim = out / attacked(sorted(slugs))
     gold = victim / "solution" / "workspace" / "tinyshapes" / "shapes.py"
     gold.write_bytes((victim / "environment" / "workspace" / "tinyshapes" / "shapes.py").read_bytes())
-    for _ in range(2):
+    whole = tmp_path / "victim"
+    shutil.copytree(victim, whole)
+    for _ in range(3):
         kept, report = again()
         assert kept == slugs - {victim.name} == {path.parent.name for path in out.glob("*/task.toml")}
         assert report.packages[0].rejected[UNREWARDED] == 1 and report.packages[0].kept == len(kept)
+        shutil.copytree(whole, victim)  # as a kill leaves it: the verdict is noted, the task not yet removed
 
 
 def test_no_package_at_all_is_an_error(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,19 @@ def server() -> Iterator[tuple[str, list[str]]]:
     http.server_close()
 
 
+def test_a_policy_begins_where_no_task_has_other_words(tmp_path: Path) -> None:
+    words = reworder("http://127.0.0.1:9", "m", "", tmp_path)
+    assert words is not None
+    words.claim()
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "task.toml").write_text("")
+    words.claim()  # the same command goes on, also where nothing was asked yet
+    (tmp_path / ".prompts.jsonl").unlink()
+    with pytest.raises(PackageError, match=r"have the template's words.*leave it away, or use another --out"):
+        words.claim()
+    assert not (tmp_path / ".prompts.jsonl").exists()
+
+
 def test_a_policy_is_asked_once(server: tuple[str, list[str]], tmp_path: Path) -> None:
     url, asked = server
     start, gold = {"a.py": b""}, {"a.py": TEXT}

@@ -41,8 +41,17 @@ def test_the_training_side_of_a_pair_is_named(tmp_path: Path) -> None:
                                                       gold=tiny.SHAPES + b"\n# a comment\n"),
         task(tmp_path / "other", "train", OTHER), task(tmp_path / "again", "heldout", BUG),
     ]  # fmt: skip
-    assert set(twins_of_heldout(tasks)) == {"woodshed/twin"}
+    assert set(twins_of_heldout(tasks)) == {tmp_path / "twin"}
     assert twins_of_heldout(tasks[2:]) == {}
+
+
+def test_the_same_name_in_two_folders_is_no_excuse(tmp_path: Path) -> None:
+    held, twin = task(tmp_path / "a" / "area", "heldout", BUG), task(tmp_path / "b" / "area", "train", BUG)
+    for tasks in ([held, twin], [twin, held]):
+        assert twins_of_heldout(tasks) == {twin.path: held.name} and held.name == twin.name
+        verdicts = [Verdict(t.path, t.name) for t in tasks]
+        mark_twins(verdicts)
+        assert {v.path for v in verdicts if "twin" in v.failures} == {twin.path}
 
 
 def test_a_build_drops_the_training_side_and_a_check_fails_on_it(tmp_path: Path) -> None:
@@ -52,7 +61,7 @@ def test_a_build_drops_the_training_side_and_a_check_fails_on_it(tmp_path: Path)
     assert [set(v.failures) for v in verdicts] == [set(), {"twin"}] and "drop one of the two" in str(verdicts[1])
     line, ledger = PackageYield("tinyshapes", kept=2), Ledger(tmp_path / ".tinyshapes.jsonl", "x")
     line.count("package", True)
-    assert separated(kept, BuildReport([line]), {"tinyshapes": ledger}) == kept[:1]
+    assert separated(kept, BuildReport([line]), {"tinyshapes": ledger}, tmp_path) == kept[:1]
     assert not (tmp_path / "twin").exists() and line.kept == 1 and ledger.verdicts == {"twin": TWIN}
 
 

@@ -22,6 +22,7 @@ from woodshed.tasks.renew.decide import Limits, find
 from woodshed.tasks.renew.harder import WAYS, Way
 from woodshed.tasks.renew.report import Renewal
 from woodshed.tasks.renew.run import Wishes, renew
+from woodshed.tasks.splits import TWIN
 
 DAY = "2026-01-02T03:04:05Z"
 
@@ -170,6 +171,38 @@ def test_where_nothing_can_be_hardened_it_is_said(bank: Place, tmp_path: Path) -
     found = renewed(bank, folder, out)
     assert "has no sources.toml, so `woodshed tasks build` did not make it" in found.text()
     assert read_history(tasks["cents"]).status == "retired"
+
+
+def test_a_killed_renewal_leaves_out_no_gate(bank: Place, tmp_path: Path) -> None:
+    folder, out = tmp_path / "tasks", tmp_path / "renewed"
+    tasks = copied(bank, folder)
+    lock = folder / "sources.toml"
+    lock.write_text(lock.read_text().replace("exploits = 0", "exploits = 1"))
+    easy = {name: tasks[name] for name in ("cents", "split")}
+    for task in easy.values():
+        note_rating(task, rating(8, 8))
+    made = renewed(bank, folder, out, ["terse"]).hardened
+    ledger = out / ".bank.jsonl"
+    attacked = json.loads(next(line for line in ledger.read_text().splitlines() if "exploits" in line))["slug"]
+
+    # As a kill leaves it that comes when the harder tasks are kept: no gate after that, no mark.
+    ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if "exploits" not in line))
+    for task in easy.values():
+        history = task.path / HISTORY
+        history.write_text("".join(line for line in history.read_text().splitlines(True) if "rating" in line))
+    twin = folder / "twin"
+    shutil.copytree(easy["split"].path, twin)
+    (twin / HISTORY).unlink()
+    toml = (twin / "task.toml").read_text().replace('split = "train"', 'split = "heldout"')
+    (twin / "task.toml").write_text(toml)
+    again = renewed(bank, folder, out, ["terse"])
+    assert again.hardened == {easy["cents"].name: made[easy["cents"].name], easy["split"].name: []}
+    assert again.build is not None and again.build.packages[0].rejected[TWIN] == 1
+    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [row["slug"] for row in rows if row.get("passed") == "exploits"] == [attacked]
+    (kept,) = made[easy["cents"].name]
+    assert [Task.load(path.parent).name for path in out.glob("*/task.toml")] == [kept]
+    assert set(statuses(easy).values()) == {"retired"}
 
 
 def test_the_command(bank: Place, tmp_path: Path) -> None:

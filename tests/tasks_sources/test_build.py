@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,11 @@ from woodshed.tasks.check import check_folders
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.report import BuildReport
 from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.prompts.reword import reworder
 from woodshed.tasks.sources.factory import build_from_sources
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.repository import pack
+from woodshed.tasks.splits import TWIN
 
 from . import repos
 from .conftest import Built
@@ -117,6 +120,50 @@ def test_c():
     repos.wheel(place.root, "odd", "1.0", {"odd.py": ""})
     wishes = Wishes(needs=("odd", "stated", "extra"))
     assert place.build(str(lost), out=tmp_path / "out2", wishes=wishes)
+
+
+def test_what_would_change_nothing_is_refused(place: Place, tmp_path: Path) -> None:
+    repos.wheel(place.root, "missed", "1.0", {"missed.py": "value = 6\n"})
+    more = b"import missed\nfrom prices import total\n\n\ndef test_six():\n    assert total([6]) == missed.value\n"
+    folder = repos.write(tmp_path / "prices", {**repos.PROJECT, "tests/test_missed.py": more})
+    out, report = tmp_path / "out", BuildReport()
+
+    def build(where: Path, **wishes: Any) -> list[Task]:
+        return place.build(str(folder), out=where, wishes=Wishes(**wishes), report=report, level="normal")
+
+    assert build(out)
+    assert "some tests import missed and were not used; name the packages with --needs" in report.packages[0].notes[0]
+    with pytest.raises(PackageError, match=r"is locked in sources.toml without --needs missed; use another --out"):
+        build(out, needs=("missed",))
+    with pytest.raises(PackageError, match=r"is locked in sources.toml without --install; use another --out"):
+        build(out, installs=tmp_path / "installs")
+    assert build(out), "what is there stays of use"
+    asked = ("missed", "nobody-has-this")
+    other = build(tmp_path / "other", needs=asked)
+    assert "nobody-has-this was left out" in report.packages[0].notes[0]
+    assert build(tmp_path / "other", needs=asked) == other == build(tmp_path / "other", needs=("missed>=1",))
+
+    chosen = PackageTaskSettings(catalogue=str(place.catalogue), tasks_per_package=2, level="normal")
+    words = reworder("http://127.0.0.1:9", "m", "", out)
+    with pytest.raises(PackageError, match=r"have the template's words, and --prompt-policy does not change them"):
+        place.boxes(lambda b, layers: build_from_sources([str(folder)], chosen, b, layers, out, reworder=words))
+
+
+def test_held_out_sources_are_named_as_they_are_called(place: Place, tmp_path: Path) -> None:
+    folder, out = repos.write(tmp_path / "My_Repo", repos.PROJECT), tmp_path / "out"
+    for wrong in (str(folder), "my-rep", "pypi:my-repo==1.0"):
+        with pytest.raises(PackageError, match=r"--heldout .*: no source is called that; there are my-repo$"):
+            place.build(str(folder), out=out, heldout_packages=[wrong])
+    chosen = {"heldout_share": 0.0, "heldout_packages": ["My_Repo"], "kinds": ["delete_function"]}
+    held = place.build(str(folder), out=out, **chosen)
+    assert len(held) == 2 and {t.info.split for t in held} == {"heldout"}
+
+    # Another source of the same code in the same folder, which nothing holds out.
+    other, report = repos.write(tmp_path / "other", repos.PROJECT), BuildReport()
+    for _ in range(2):
+        assert place.build(str(other), out=out, report=report, **chosen) == []
+        assert report.packages[0].rejected[TWIN] == 2 and report.packages[0].kept == 0
+        assert {path.parent for path in out.glob("*/task.toml")} == {task.path for task in held}
 
 
 BAD = {

@@ -9,8 +9,11 @@ import pytest
 
 from woodshed.tasks.check import check_folders
 from woodshed.tasks.exercises.read import read_collection
+from woodshed.tasks.mutate import delete_body
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.proof import GATES
 from woodshed.tasks.packages.report import BuildReport
+from woodshed.tasks.splits import TWIN
 
 from . import repos
 from .place import Place
@@ -69,6 +72,76 @@ def test_both_layouts_become_tasks(place: Place, tmp_path: Path) -> None:
     before = {t.path: (t.path / "task.toml").stat().st_mtime_ns for t in tasks}
     again = place.build(*sources, out=out, tasks_per_package=5, heldout_share=0.0)
     assert {t.path: (t.path / "task.toml").stat().st_mtime_ns for t in again} == before
+    ledger = out / ".exercism.jsonl"  # as an earlier set of gates left it
+    ledger.write_text(ledger.read_text().replace(f'"fingerprint": "{GATES}:', f'"fingerprint": "{GATES - 1}:'))
+    again = place.build(*sources, out=out, tasks_per_package=5, heldout_share=0.0)
+    assert {t.path for t in again if (t.path / "task.toml").stat().st_mtime_ns != before[t.path]} == {leap.path}
+
+
+LENGTH = '''"""Lengths."""
+
+
+def length(year):
+    """Days of a year."""
+    fourth = year % 4 == 0
+    hundredth = year % 100 == 0 and year % 400 != 0
+    return 366 if fourth and not hundredth else 365
+'''
+DAYS_TESTS = b"""from days import length
+
+
+def test_common():
+    assert length(2015) == 365
+
+
+def test_leap():
+    assert length(1996) == 366
+
+
+def test_constant():
+    assert 1 + 1 == 2
+"""
+
+
+def test_an_exercise_that_tells_on_a_held_out_function_is_dropped(place: Place, tmp_path: Path) -> None:
+    parts = {"files": {"solution": ["days.py"], "test": ["days_test.py"], "example": [".meta/example.py"]}}
+    track = repos.write(tmp_path / "track", TRACK | {
+        "exercises/practice/days/.meta/config.json": json.dumps(parts).encode(),
+        "exercises/practice/days/.meta/example.py": LENGTH.encode(),
+        "exercises/practice/days/days.py": delete_body(LENGTH, "length").encode(),
+        "exercises/practice/days/days_test.py": DAYS_TESTS,
+        "exercises/practice/days/.docs/instructions.md": b"Say how long a year is.\n",
+    })  # fmt: skip
+    folder = repos.write(tmp_path / "My_Days", {"days.py": LENGTH.encode(), "tests/test_days.py": DAYS_TESTS})
+    sources = (f"exercism:{track}", str(folder))
+    chosen = {"heldout_share": 0.0, "heldout_packages": ["My_Days"], "kinds": ["delete_function"]}
+    for _ in range(2):
+        report = BuildReport()
+        tasks = place.build(*sources, out=tmp_path / "out", report=report, tasks_per_package=2, **chosen)
+        assert {t.path for t in tasks} == {p.parent for p in (tmp_path / "out").glob("*/task.toml")}
+        assert {(t.info.provenance["package"], t.info.split) for t in tasks} == {
+            ("my-days", "heldout"), ("exercism-leap", "train"),
+        }  # fmt: skip
+        assert [dict(line.rejected) for line in report.packages] == [{TWIN: 1}, {}]
+    with_days = place.build(sources[0], out=tmp_path / "out2", **chosen | {"heldout_packages": ["exercism"]})
+    assert [t.info.split for t in with_days] == ["heldout", "heldout"], "a collection is held out like any source"
+
+
+def test_a_collection_that_is_of_no_use_stops_no_other(place: Place, tmp_path: Path) -> None:
+    good, track = repos.write(tmp_path / "good", repos.PROJECT), repos.write(tmp_path / "track", TRACK)
+    bad = tuple(f"{kind}:{tmp_path}/nothing" for kind in ("quixbugs", "refactorbench"))
+    report, empty = BuildReport(), tmp_path / "empty"
+    empty.mkdir()
+    sources = (*bad, f"exercism:{track}", str(good), str(empty))
+    tasks = place.build(*sources, out=tmp_path / "out", report=report, heldout_share=0.0)
+    assert {t.info.provenance["package"] for t in tasks} == {"exercism-leap", "good"}
+    found = {line.package: line.error for line in report.packages if line.error}
+    assert set(found) == {"quixbugs", "refactorbench", "empty"} and "no such folder" in found["quixbugs"]
+    report = BuildReport()
+    place.build(f"exercism:{track}", str(empty), out=tmp_path / "out2", report=report, heldout_share=0.0)
+    assert {line.package: line.kept for line in report.packages} == {"exercism": 1, "empty": 0}
+    with pytest.raises(PackageError, match=r"(?s)no such folder.*holds no files"):
+        place.build(*bad, str(empty), out=tmp_path / "out3")
 
 
 def test_a_folder_of_another_layout_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from woodshed.tasks.check import check_folders
 from woodshed.tasks.packages.history import Commit, parse_log, replayable
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.proof import changed_functions
 from woodshed.tasks.packages.report import BuildReport
 from woodshed.tasks.prompts.commits import cleaned
 
@@ -84,6 +85,26 @@ def test_commits_become_tasks(place: Place, history: Path, tmp_path: Path) -> No
     assert add.info.pass_to_pass == ("tests/test_more.py::test_nothing_to_pay",), "the other file cannot be collected"
     verdicts = place.boxes(lambda b, layers: check_folders([t.path for t in tasks], b, layers, parallel=2))
     assert [str(v) for v in verdicts if not v.passed] == []
+
+
+@pytest.mark.parametrize("level", ["normal", "precise"])
+def test_a_commit_that_touches_a_template_becomes_a_task(place: Place, tmp_path: Path, level: str) -> None:
+    """Files of a project that are not Python, or not that of today, bear the name of it too."""
+    folder, template = tmp_path / "prices", "src/prices/template.py"
+    repos.repository(folder, {**repos.PROJECT, template: b"print '%s' % {{ price }}\n"})
+    tests = repos.TESTS.replace(b"import cheapest, split", b"import cheapest, dearest, split")
+    code = repos.CODE + DEAREST.replace(b"best", b"highest")  # a name of its own that nobody is told
+    repos.write(folder, {
+        "src/prices/__init__.py": code, template: b"print '%.2f' % {{ price }}\n",
+        "tests/test_prices.py": tests + b"\n\ndef test_dearest():\n    assert dearest([3, 1, 5]) == (5, 2)\n",
+        "tests/test_more.py": b"from prices import total\n\n\ndef test_none():\n    assert total([]) == 0\n",
+    })  # fmt: skip
+    repos.git(folder, "add", "-A")
+    repos.git(folder, "commit", "-q", "-m", ADD)
+    chosen = {"kinds": ["replay"], "heldout_share": 0.0, "level": level}
+    (task,) = place.build(str(folder), out=tmp_path / "out", **chosen)
+    assert template in task.solution_files() and "dearest" in task.instruction
+    assert changed_functions("", "def f():\n    return '\0'\n") == []
 
 
 def test_a_second_build_needs_only_what_it_kept(place: Place, history: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster.supervisor import ProgramFailed, Supervisor
-from ..evaluate.run import evaluate, group_name
+from ..evaluate.run import INFRA, evaluate, group_name
 from ..recipe.load import RecipeError, load_recipe
 from ..recipe.recipe import Recipe
 from ..record.history import Rating, at, note_rating, read_history
@@ -25,7 +25,6 @@ from .directory import RunDirectory
 from .serving import served
 
 Progress = Callable[[int, int, str], None]
-INFRA = "infra_error"
 
 
 class RatingError(Exception):
@@ -75,9 +74,13 @@ class Plan:
     store: Path
 
 
-def plan(policy: Path, recipe: Path | None, overrides: Sequence[str], rollouts: int, store: Path | Task) -> Plan:
-    """The recipe is that of the run in which the policy lies, if none is named; for a task, ``store`` is ``.rollouts``
-    beside it. Raises RatingError."""
+def rollouts_of(folder: Path) -> Path:
+    """Where rollouts on the tasks of ``folder`` are stored: in it, or beside it where it is a task itself."""
+    return (folder.parent if (folder / "task.toml").is_file() else folder) / ".rollouts"
+
+
+def plan(policy: Path, recipe: Path | None, overrides: Sequence[str], rollouts: int, store: Path) -> Plan:
+    """The recipe is that of the run in which the policy lies, if none is named. Raises RatingError."""
     if not (policy / "config.json").exists():
         raise RatingError(f"--policy {policy}: no config.json there; give a Hugging Face directory")
     own = policy.absolute().parent.parent / "recipe.toml"  # RUN/policy/STAGE
@@ -87,13 +90,12 @@ def plan(policy: Path, recipe: Path | None, overrides: Sequence[str], rollouts: 
             "and in which boxes it works"
         )
     try:
-        place = store.path.parent / ".rollouts" if isinstance(store, Task) else store
         loaded = load_recipe(recipe or own, overrides)
     except RecipeError as error:
         raise RatingError(str(error)) from None
     if RAY in loaded.sandbox.hosts:
         raise RatingError("sandbox.hosts: only a run places boxes on a Ray cluster; add --set 'sandbox.hosts=[]'")
-    return Plan(policy, loaded, rollouts, place)
+    return Plan(policy, loaded, rollouts, store)
 
 
 def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
@@ -145,7 +147,10 @@ async def rate_in(
     arena: Arena, tasks: Sequence[Task], store: TrajectoryStore, policy: str, checkpoint: str, rollouts: int,
     concurrency: int, progress: Progress,
 ) -> Rated:  # fmt: skip
-    """Run the policy of ``arena`` until each task has ``rollouts``, as an evaluation does, and note the ratings."""
+    """Run the policy of ``arena`` until each task has ``rollouts``, as an evaluation does, and note the ratings.
+
+    Rollouts that infrastructure errors cost an earlier start are run again.
+    """
     setting = hashlib.sha256(f"{checkpoint}:{arena.harness_hash}:{arena.temperature}:{arena.limits}".encode())
     name = f"rate-{setting.hexdigest()[:16]}"
     missing = [task for task in tasks if not _has(task, group_name(name, _label(task)), rollouts)]
@@ -154,13 +159,15 @@ async def rate_in(
         progress(done, total, f"{share:.2f} solved so far")
 
     await evaluate(
-        arena, missing, store, name=name, samples=rollouts, concurrency=concurrency, progress=say, label=_label
-    )
+        arena, missing, store, name=name, samples=rollouts, concurrency=concurrency, progress=say, label=_label,
+        retried=True,
+    )  # fmt: skip
     by_group = _groups(store, f"source = 'eval' AND group_id LIKE '{name}:%'")
     found = Rated(known=len(tasks) - len(missing))
     for task in missing:
         group = group_name(name, _label(task))
-        found.note(task, by_group[group][:rollouts], group=group, policy=policy, kind="rate", checkpoint=checkpoint)
+        rows = sorted(by_group[group], key=lambda row: row["status"] == INFRA)[:rollouts]  # those that count first
+        found.note(task, rows, group=group, policy=policy, kind="rate", checkpoint=checkpoint)
     return found
 
 

@@ -123,8 +123,8 @@ def mark_twins(verdicts: list[Verdict]) -> None:
     tasks = [Task.load(verdict.path) for verdict in verdicts if "task" not in verdict.failures]
     twins = twins_of_heldout(tasks)
     for verdict in verdicts:
-        if verdict.name in twins:
-            verdict.failures["twin"] = f"its change is almost that of the held-out {twins[verdict.name]}"
+        if verdict.path in twins:
+            verdict.failures["twin"] = f"its change is almost that of the held-out {twins[verdict.path]}"
 
 
 async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: int) -> Verdict:

@@ -7,7 +7,7 @@ of documents", 1997) over the lines of the diff. It is exact: a few thousand tas
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from woodshed.record.task import Task
@@ -31,9 +31,18 @@ class Pair:
 
 def near_duplicates(tasks: Sequence[Task], changes: Sequence[Change], threshold: float = THRESHOLD) -> list[Pair]:
     """Pairs of at least ``threshold`` similarity, most similar first."""
+    pairs = [
+        Pair(tasks[first].name, tasks[second].name, round(similarity, 3),
+             tasks[first].info.split != tasks[second].info.split)
+        for first, second, similarity in similar(changes, threshold)
+    ]  # fmt: skip
+    return sorted(pairs, key=lambda p: (-p.similarity, p.first, p.second))
+
+
+def similar(changes: Sequence[Change], threshold: float = THRESHOLD) -> Iterator[tuple[int, int, float]]:
+    """(number of the first, of the second, similarity) of each pair of ``changes`` with at least ``threshold``."""
     sets = [shingles(change) for change in changes]
     holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    pairs = []
     for number, own in enumerate(sets):
         shared: Counter[int] = Counter()
         for shingle in own:
@@ -42,9 +51,7 @@ def near_duplicates(tasks: Sequence[Task], changes: Sequence[Change], threshold:
         for other, count in shared.items():
             similarity = count / (len(own) + len(sets[other]) - count)
             if similarity >= threshold:
-                crosses = tasks[number].info.split != tasks[other].info.split
-                pairs.append(Pair(tasks[other].name, tasks[number].name, round(similarity, 3), crosses))
-    return sorted(pairs, key=lambda p: (-p.similarity, p.first, p.second))
+                yield other, number, similarity
 
 
 def shingles(change: Change) -> frozenset[tuple[str, ...]]:

@@ -151,9 +151,7 @@ def _absent(line: PackageYield, own: Sequence[Instance], why: str, left_out: dic
 
 def _apart(tasks: list[Task], report: BuildReport, shared: Shared, left_out: dict[str, str]) -> list[Task]:
     """Without training tasks that tell on a held-out one, of these or of others in the folder."""
-    names = {task.name for task in tasks}
-    others = [Task.load(toml.parent) for toml in sorted(shared.out.glob("*/task.toml"))]
-    kept = separated(tasks, report, shared.ledgers, [task for task in others if task.name not in names])
+    kept = separated(tasks, report, shared.ledgers, shared.out)
     for task in tasks:
         if task not in kept:
             package, slug = task.info.provenance["package"], task.path.name

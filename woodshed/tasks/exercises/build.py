@@ -17,22 +17,28 @@ from woodshed.tasks.packages.catalogue import Catalogue, Package
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.ledger import Ledger
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.proof import GATES
 from woodshed.tasks.packages.rejected import Rejected
 from woodshed.tasks.packages.report import PackageYield
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.packages.stream import Attempt, Stream
 from woodshed.tasks.packages.trial import Trial
+from woodshed.tasks.packages.work import LATER
 from woodshed.tasks.packages.workspace import pytest_ini
 from woodshed.tasks.prompts.write import Writer
+from woodshed.tasks.splits import HELDOUT
 
 from .read import Exercise, read_collection
 
 
 async def build_exercises(
     source: str, settings: PackageTaskSettings, catalogue: Catalogue, backend: Backend, layers: LayerStore, out: Path,
-    boxes: asyncio.Semaphore, writer: Writer, *, cache: Path | None = None,
+    boxes: asyncio.Semaphore, writer: Writer, ledgers: dict[str, Ledger], *, cache: Path | None = None,
 ) -> tuple[list[Task], PackageYield]:  # fmt: skip
-    """Tasks of one collection (see ``read_collection``) under ``out``, at most ``tasks_per_package``; resumable."""
+    """Tasks of one collection (see ``read_collection``) under ``out``, at most ``tasks_per_package``; resumable.
+
+    Its verdicts are put among the ``ledgers``, by its name.
+    """
     start = perf_counter()
     name, licence, exercises = await asyncio.to_thread(read_collection, source)
     line = PackageYield(name, functions=len(exercises))
@@ -45,8 +51,9 @@ async def build_exercises(
         trial = Trial(settings, package, Suite(package.name, {}, (), {}, 0.0), files, backend, layers, names, writer)
         return Attempt(f"{slug}-exercise-{package.sha256[:8]}", "exercise", partial(_run, trial, exercise))
 
-    ledger = Ledger(out / f".{name}.jsonl", f"{settings.test_timeout_sec}:{settings.max_tests}:{settings.mutants}")
-    stream = Stream(ledger, out, boxes, settings.parallel)
+    asked = f"{GATES}:{settings.test_timeout_sec}:{settings.max_tests}:{settings.mutants}"
+    ledger = ledgers[name] = Ledger(out / f".{name}.jsonl", asked)
+    stream, there = Stream(ledger, out, boxes, settings.parallel), 0
     async with aclosing(stream.judged(map(attempt, exercises))) as verdicts:
         async for verdict in verdicts:
             line.tried += 1
@@ -55,7 +62,8 @@ async def build_exercises(
                 line.rejected[verdict.why] += 1
             else:
                 made.append(verdict.task)
-            if len(made) == settings.tasks_per_package:
+            there += verdict.task is not None or verdict.why.startswith(LATER)  # nothing takes its place
+            if there == settings.tasks_per_package:
                 break
     line.kept, line.seconds, line.finished = len(made), perf_counter() - start, True
     return made, line
@@ -68,7 +76,8 @@ async def _run(trial: Trial, exercise: Exercise, out: Path) -> Task:
         if not trial.suite.tests:
             raise Rejected("no test of the example solution passes twice")
         function = CoveredFunction(package.sources[0], exercise.name, 1, 1, 0, tuple(trial.suite.tests))
-        split = split_of(trial.settings, package.name, function)
+        whole = package.origin.partition(":")[0] in trial.settings.heldout_packages
+        split = HELDOUT if whole else split_of(trial.settings, package.name, function)
         return await trial.run(
             Candidate(
                 package.name, function, "exercise", "exercise", exercise.start, 0, split, text=exercise.instruction

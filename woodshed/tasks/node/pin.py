@@ -44,7 +44,7 @@ async def pin_node(
         layout = find_layout(project, sources=code, tests=tests)
     except PackageError as error:
         raise PackageError(f"{name}: {error}") from None
-    wanted, unstated = needed(project, layout, _wishes(needs))
+    wanted, unstated = needed(project, layout, wished_modules(needs))
     loaded = {*(project.package.get("dependencies") or {}), *(n for r in RUNNERS.values() for n in r)}
     modules, guilty = await asyncio.to_thread(resolve, wanted, project.name, loaded)
     licence = project.licence or package.licence
@@ -57,7 +57,10 @@ async def pin_node(
         raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
     notes = [f"{package} was left out: it needs {project.name} itself" for package in guilty]
     if unstated:
-        notes.append(f"{', '.join(unstated)} is loaded and not stated in package.json; name it with --needs")
+        notes.append(
+            f"{', '.join(unstated)} is loaded and not stated in package.json; name it with --needs, and use another "
+            "--out"
+        )
     if suite.problems:
         notes.append(f"test files that cannot be used: {suite.problems[:300]}")
     if not project.licence:
@@ -65,7 +68,8 @@ async def pin_node(
     return made, modules, tuple(notes)
 
 
-def _wishes(needs: Sequence[str]) -> dict[str, str]:
+def wished_modules(needs: Sequence[str]) -> dict[str, str]:
+    """Package -> range of what a person names. Raises PackageError."""
     found = {}
     for text in needs:
         match = _WISH.fullmatch(text)

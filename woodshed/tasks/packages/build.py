@@ -16,7 +16,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.prompts.reword import Reworder
 from woodshed.tasks.prompts.write import Writer
-from woodshed.tasks.splits import TWIN, twins_of_heldout
+from woodshed.tasks.splits import TWIN, heldout_beside, twins_of_heldout
 
 from .catalogue import Catalogue, Package, load_catalogue
 from .index import PackageError
@@ -68,9 +68,10 @@ async def build_tasks(
     """Build tasks from the ``chosen`` packages under ``out``, one folder each, and return them sorted by name.
 
     ``propose`` says what is tried; rules over the covered functions where it is None. No training task is kept that
-    tells on a held-out one, of these or of ``against``. Tasks and rejections that are already recorded there are not
-    tried again. ``report`` is filled in and written to ``out/yield.json``. A package that cannot be used is reported
-    and left out; PackageError is raised only where not a single package could be (no network and nothing cached, say).
+    tells on a held-out one, of these, of others in ``out`` or of ``against``. Tasks and rejections that are already
+    recorded there are not tried again. ``report`` is filled in and written to ``out/yield.json``. A package that cannot
+    be used is reported and left out; PackageError is raised only where not a single package could be (no network and
+    nothing cached, say).
     """
     report = report if report is not None else BuildReport()
     start = perf_counter()
@@ -98,7 +99,7 @@ async def build_tasks(
         return tasks
 
     done = await asyncio.gather(*map(one, chosen, report.packages))
-    tasks = separated([task for made in done for task in made], report, shared.ledgers, against)
+    tasks = separated([task for made in done for task in made], report, shared.ledgers, out, against)
     report.seconds = perf_counter() - start
     if all(line.error for line in report.packages):
         raise PackageError("\n".join(line.error for line in report.packages) or "no package was chosen")
@@ -131,16 +132,18 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
 
 
 def separated(
-    tasks: list[Task], report: BuildReport, ledgers: dict[str, Ledger], against: Sequence[Task] = ()
-) -> list[Task]:
-    """``tasks`` without the training tasks that tell on a held-out one, of theirs or of ``against``."""
-    twins = twins_of_heldout([*tasks, *against])
+    tasks: list[Task], report: BuildReport, ledgers: dict[str, Ledger], out: Path, against: Sequence[Task] = (),
+    source: str = "",
+) -> list[Task]:  # fmt: skip
+    """``tasks`` without the training tasks that tell on a held-out one, of theirs, of others in ``out`` or of
+    ``against``. ``source``: what the line and the ledger of all of them are called, if not as their packages."""
+    twins = twins_of_heldout([*tasks, *heldout_beside(out, tasks), *against])
     lines = {line.package: line for line in report.packages}
     for task in tasks:
-        if task.name in twins:
-            package = task.info.provenance["package"]
-            drop(task, TWIN, lines[package], ledgers[package])
-    return [task for task in tasks if task.name not in twins]
+        if task.path in twins:
+            name = source or task.info.provenance["package"]
+            drop(task, TWIN, lines[name], ledgers[name])
+    return [task for task in tasks if task.path not in twins]
 
 
 def toolchain_of(package: Package) -> Toolchain:

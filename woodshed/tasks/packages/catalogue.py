@@ -42,7 +42,8 @@ class Package:
     pytest configuration that the suite relies on. ``origin``: the source as it was named (``pypi:NAME==VERSION``, a
     folder, a repository), empty for the catalogue's own; ``commit``: of a repository. ``history`` and
     ``history_sha256``: the bundle with the commits up to that one, where commits are replayed. ``language``: ``node``,
-    or empty for Python; ``integrity``: of an npm archive, as the registry states it.
+    or empty for Python; ``integrity``: of an npm archive, as the registry states it. ``asked``: what a person said that
+    its tests need, also where that could not be had.
 
     Of an install (``tasks/install``): ``plugins``, entry points of pytest plugins that are loaded; ``metadata``,
     ``NAME==VERSION`` that the project finds when it asks for its own; ``install``, the digest of its lock.
@@ -64,7 +65,8 @@ class Package:
     plugins: tuple[str, ...] = ()
     metadata: str = ""
     install: str = ""
-    history: str = field(default="", repr=False)  # decides nothing about the suite, whose key is made of the rest
+    asked: tuple[str, ...] = field(default=(), repr=False)
+    history: str = field(default="", repr=False)  # these decide nothing about the suite, whose key is made of the rest
     history_sha256: str = field(default="", repr=False)
     language: str = ""
     integrity: str = ""

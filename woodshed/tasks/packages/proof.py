@@ -22,7 +22,8 @@ from woodshed.tasks.mutate import function_spans, mutations
 from .rejected import Rejected
 
 GATES = 3
-"""Number of this set of gates: verdicts of an earlier one are reached again."""
+"""Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
+instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
 _BRIEF_SECONDS = 20.0
 """Limit of all tests on one mutant or constant, some of which never end; 4 s for one test."""
@@ -138,7 +139,7 @@ def changed_functions(before: str, after: str) -> list[str]:
     """Qualified names of the functions of ``after`` whose text ``before`` has not."""
     try:
         spans = function_spans(after)
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # the latter: null bytes
         return []
     lines = after.split("\n")
     names = [s.name for s in spans if "\n".join(lines[s.line - 1 : s.end_line]) not in before]

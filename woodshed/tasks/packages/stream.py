@@ -90,9 +90,11 @@ class Stream:
 
     def _settled(self, verdict: Verdict) -> Verdict:
         """The task in its place, the verdict in the ledger."""
-        if verdict.known:
-            return verdict
         target = self.out / verdict.slug
+        if verdict.known:
+            if verdict.task is None:
+                shutil.rmtree(target, ignore_errors=True)  # taken back, by a build that was killed meanwhile
+            return verdict
         shutil.rmtree(target, ignore_errors=True)  # of other settings, or never noted as kept
         if verdict.task is not None:
             verdict.task.path.rename(target)

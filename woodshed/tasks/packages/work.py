@@ -36,8 +36,9 @@ LATER = (REWARDED, UNREWARDED, TWIN)
 """Reasons that are found only when a task was kept already."""
 
 
-Propose = Callable[[Trial], AsyncGenerator[Candidate | Rejected, None]]
-"""What is tried on a package, in order, instead of what rules find; a Rejected is no candidate, and counted."""
+Propose = Callable[[Trial], AsyncGenerator[Candidate | Rejected | Task, None]]
+"""What is tried on a package, in order, instead of what rules find; a Rejected is no candidate, and counted. A Task is
+one that an earlier start had kept when it was stopped: it goes through the gates that come after all are made."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,20 @@ class PackageWork:
             async for found in proposals:
                 if isinstance(found, Rejected):
                     self.count(Verdict("", "delete_function", None, str(found)))
+                elif isinstance(found, Task):
+                    self._again(found)
                 else:
                     await self.judge(self._works(iter([found]), []), total)
                 if len(self.slugs) >= total:
                     break
+
+    def _again(self, task: Task) -> None:
+        """Count a task that is there, unless it was being taken back."""
+        slug, kind = task.path.name, task.info.provenance["generator"]
+        why = self.ledger.verdicts.get(slug)
+        if why is not None:
+            shutil.rmtree(task.path)
+        self.count(Verdict(slug, kind, task if why is None else None, why or "", known=True))
 
     def _singles(self) -> Iterator[Candidate]:
         tools = self.tools

@@ -50,7 +50,12 @@ def _is_public(name: str, gold: Mapping[str, bytes]) -> bool:
 
 
 def _definitions(data: bytes) -> Iterator[str]:
-    for node in ast.walk(ast.parse(data)):
+    """None in what does not parse: templates, Python 2."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef):
             for child in node.body:
                 if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -46,6 +46,15 @@ class Reworder:
         self._lines: JsonLines | None = None
         self._known: dict[str, tuple[str, str]] = {}
 
+    def claim(self) -> None:
+        """Begin in the folder of ``path``. PackageError where it has tasks in other words: those would stay."""
+        if not self._path.exists() and any(self._path.parent.glob("*/task.toml")):
+            raise PackageError(
+                f"the tasks in {self._path.parent} have the template's words, and --prompt-policy does not change "
+                "them: leave it away, or use another --out"
+            )
+        self._path.touch()
+
     async def reword(self, text: str, level: str, start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> str:
         """``text`` in other words, or as it is where the policy's are of no use. PackageError without an answer."""
         if level not in MOST:

@@ -26,20 +26,27 @@ _SINGLE = ("mutate", "delete_function", *GROUPS)
 @dataclass
 class Hardener:
     """Proposes harder forms of the ``easy`` tasks to the build pipeline (``packages/work.py``), one way after the other
-    until one is kept. ``known``: all tasks that there are, by directory name: none is made twice. ``made``: name of a
-    task that was too easy -> names of what was made of it.
+    until one is kept. ``known``: all tasks that there are, by directory name: none is made twice. ``left``: harder
+    tasks of an earlier start that was stopped; what they were made of needs no other. ``made``: name of a task that was
+    too easy -> names of what was made of it.
     """
 
     easy: Sequence[Task]
     known: Mapping[str, Task]
     ways: Collection[Way] = WAYS
+    left: Sequence[Task] = ()
     made: dict[str, list[str]] = field(default_factory=dict)
 
-    async def __call__(self, trial: Trial) -> AsyncGenerator[Candidate | Rejected, None]:
+    async def __call__(self, trial: Trial) -> AsyncGenerator[Candidate | Rejected | Task, None]:
         package = trial.package.name
+        for task in (t for t in self.left if t.info.provenance["package"] == package):
+            yield task
+            for name in origins(task):
+                self.made.setdefault(name, []).append(task.name)
         own = {s: t for s, t in self.known.items() if t.info.provenance.get("package") == package}
         trial.kept.update(own)
-        bases = [(t, c) for t in self.easy if t.path.name in own and (c := candidate_of(trial, t)) is not None]
+        easy = [t for t in self.easy if t.path.name in own and t.name not in self.made]
+        bases = [(t, c) for t in easy if (c := candidate_of(trial, t)) is not None]
         if "cone" in self.ways:
             for task, base in bases:
                 for harder in self._new(larger(trial, base)):
@@ -73,6 +80,11 @@ class Hardener:
         for task in tasks:
             self.made.setdefault(task.name, []).append(made.name)
         return True
+
+
+def origins(task: Task) -> list[str]:
+    """Names of the tasks that a harder one was made of."""
+    return list(filter(None, task.info.provenance.get("hardened_from", "").split(", ")))
 
 
 def candidate_of(trial: Trial, task: Task) -> Candidate | None:

@@ -31,7 +31,7 @@ from woodshed.tasks.splits import HELDOUT
 from .decide import Limits, find
 from .harder import WAYS, Hardener, Way
 from .report import Renewal
-from .settle import finish_marks, release, retire, settle_unsolved
+from .settle import left_open, release, retire, settle_unsolved
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,15 @@ async def renew(
         )
     with claim(out):
         cost, renewal = Cost(out), Renewal(out)
-        finish_marks(tasks, _made(out), wishes.limits)
+        opened = left_open(tasks, _made(out))
         renewal.released = [task.name for task in tasks if release(task)]
-        easy = _sorted_out(tasks, wishes.limits, renewal)
+        easy = _sorted_out(tasks, wishes.limits, renewal, opened)
         unsolved = [task for task in tasks if renewal.found.get(task.name) == "unsolved"]
         if unsolved:
             await _check(unsolved, wishes, backend, layers, say, renewal)
         if easy:
-            await _harden(folder, out, everything, easy, wishes, backend, layers, say, renewal, cost, cache)
+            left = list({task.path: task for made in opened.values() for task in made}.values())
+            await _harden(folder, out, everything, easy, left, wishes, backend, layers, say, renewal, cost, cache)
         untried = {line.package for line in renewal.build.packages if line.error} if renewal.build else set()
         for task in (t for t in easy if t.info.provenance.get("package") not in untried):
             retire(task, wishes.limits, sorted(renewal.hardened.get(task.name, ())))
@@ -80,12 +81,15 @@ async def renew(
     return renewal
 
 
-def _sorted_out(tasks: Sequence[Task], limits: Limits, renewal: Renewal) -> list[Task]:
-    """What holds for each task that is in use, noted in ``renewal``; the ones that are too easy."""
+def _sorted_out(
+    tasks: Sequence[Task], limits: Limits, renewal: Renewal, opened: Collection[str]
+) -> list[Task]:  # fmt: skip
+    """What holds for each task that is in use, noted in ``renewal``; the ones that are too easy. Those that are
+    ``opened`` were found to be by an earlier start."""
     easy = []
     for task in tasks:
         history = read_history(task)
-        finding, _ = find(history, limits)
+        finding = "too easy" if task.name in opened else find(history, limits)[0]
         if history.status != "in use":
             renewal.found[task.name] = history.status
             continue
@@ -107,21 +111,22 @@ async def _check(
 
 
 async def _harden(
-    folder: Path, out: Path, everything: Sequence[Task], easy: Sequence[Task], wishes: Wishes, backend: Backend,
-    layers: LayerStore, say: Progress, renewal: Renewal, cost: Cost, cache: Path | None,
+    folder: Path, out: Path, everything: Sequence[Task], easy: Sequence[Task], left: Sequence[Task], wishes: Wishes,
+    backend: Backend, layers: LayerStore, say: Progress, renewal: Renewal, cost: Cost, cache: Path | None,
 ) -> None:  # fmt: skip
-    """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to."""
+    """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to; those that are ``left``
+    of an earlier start go through the last gates with them."""
     if not (folder / NAME).exists():
         renewal.notes.append(f"nothing was hardened: {folder} has no {NAME}, so `woodshed tasks build` did not make it")
         return
-    settings = _settings(folder, easy, wishes)
+    settings = _settings(folder, len(easy) + len(left), wishes)
     names = {task.info.provenance.get("package", "") for task in easy}
     chosen, catalogue = _locked(folder, out, settings, names, renewal)
     if not chosen:
         return
     made_here = out.resolve()
     known = {t.path.name: t for t in everything if t.path.parent.resolve() != made_here or t in easy}
-    hardener = Hardener(easy, known, wishes.ways)
+    hardener = Hardener(easy, known, wishes.ways, left)
     renewal.build = BuildReport()
 
     def told(done: int, total: int, note: str) -> None:
@@ -133,18 +138,18 @@ async def _harden(
         settings, catalogue, chosen, backend, layers, out, told, report=renewal.build, cache=cache, propose=hardener,
         against=heldout,
     )  # fmt: skip
-    left = [line.package for line in renewal.build.packages if line.error]
-    renewal.notes += [f"left in use, for nothing could be tried: the tasks of {name}" for name in left]
+    untried = [line.package for line in renewal.build.packages if line.error]
+    renewal.notes += [f"left in use, for nothing could be tried: the tasks of {name}" for name in untried]
     there = {task.name for task in tasks}  # a task may be dropped after it was kept
     renewal.hardened = {name: [m for m in made if m in there] for name, made in hardener.made.items()}
 
 
-def _settings(folder: Path, easy: Sequence[Task], wishes: Wishes) -> PackageTaskSettings:
-    """Those that the folder was built with, for one more task than can be made: all that is proposed is tried."""
+def _settings(folder: Path, most: int, wishes: Wishes) -> PackageTaskSettings:
+    """Those that the folder was built with, for more than ``most`` tasks: all that is proposed is tried."""
     try:
         values = tomllib.loads((folder / NAME).read_text("utf-8")).get("settings", {})
         return PackageTaskSettings.model_validate(
-            {**values, "catalogue": str(folder / NAME), "tasks_per_package": len(easy) + 1, "attempts": 2 * len(WAYS)}
+            {**values, "catalogue": str(folder / NAME), "tasks_per_package": most + 1, "attempts": 2 * len(WAYS)}
             | {"parallel": wishes.parallel}
         )
     except (OSError, ValueError) as error:

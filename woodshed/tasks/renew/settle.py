@@ -10,6 +10,7 @@ from woodshed.tasks.check import Verdict
 from woodshed.tasks.difficulty import ever_solved
 
 from .decide import Limits, find
+from .harder import origins
 
 SOUND = "; checked again: the solution passes, doing nothing does not"
 
@@ -40,16 +41,16 @@ def release(task: Task) -> bool:
     return True
 
 
-def finish_marks(tasks: Sequence[Task], made: Sequence[Task], limits: Limits) -> None:
-    """Retire what tasks that are there already were made of: an earlier start was stopped in between."""
+def left_open(tasks: Sequence[Task], made: Sequence[Task]) -> dict[str, list[Task]]:
+    """Tasks in use -> what is ``made`` of them already: an earlier start was stopped before it retired them, maybe
+    before the last gates."""
     named = {task.name: task for task in tasks}
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Task]] = {}
     for task in made:
-        for name in filter(None, task.info.provenance.get("hardened_from", "").split(", ")):
-            found.setdefault(name, []).append(task.name)
-    for name, harder in found.items():
-        if name in named and read_history(named[name]).status == "in use":
-            retire(named[name], limits, sorted(harder))
+        for name in origins(task):
+            if name in named and read_history(named[name]).status == "in use":
+                found.setdefault(name, []).append(task)
+    return found
 
 
 def _mark(task: Task, status: Status, why: str, made: Sequence[str] = ()) -> None:

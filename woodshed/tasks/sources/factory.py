@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from woodshed.record.task import Task
@@ -14,9 +15,10 @@ from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.cost import Cost
 from woodshed.tasks.exercises.build import build_exercises
 from woodshed.tasks.exercises.read import is_collection
-from woodshed.tasks.packages.build import Progress, build_tasks
+from woodshed.tasks.packages.build import Progress, build_tasks, separated
 from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.ledger import Ledger
 from woodshed.tasks.packages.report import BuildReport, PackageYield
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.packages.stream import clear_staging
@@ -26,6 +28,7 @@ from woodshed.tasks.prompts.write import Writer
 from woodshed.tasks.refactorbench.build import build_refactorbench
 from woodshed.tasks.refactorbench.read import is_refactorbench
 
+from .asked import check_held_out, held_out, same_wishes
 from .lock import NAME, SourceLock
 from .pin import Pinned, Pinner, Wishes
 from .spec import SourceSpec, distinct_names, parse_source
@@ -50,14 +53,20 @@ async def build_from_sources(
     Collections (``exercism:PATH``, ``quixbugs:PATH``, ``refactorbench:PATH``) come first and are read anew each time.
     Sources that ``out/sources.toml`` holds are taken from there; others are pinned first. Killed at any moment, the
     same call goes on and ends with the same folder. A source that cannot be used is reported and left out;
-    PackageError where none can be, a source is not written properly, or ``out`` cannot be used. ``reworder`` puts
-    instructions into a policy's words.
+    PackageError where none can be, a source is not written properly, an option would change nothing, or ``out`` cannot
+    be used. ``reworder`` puts instructions into a policy's words.
     """
     report = report if report is not None else BuildReport()
     collections = list(dict.fromkeys(text for text in sources if _is_collection(text)))
     specs = list(dict.fromkeys(parse_source(text) for text in sources if not _is_collection(text)))
+    settings = held_out(settings)
     with claim(out):
         cost, lock = Cost(out), SourceLock(out, settings)
+        new = [spec for spec in specs if lock.find(spec) is None]
+        names = dict(zip(new, distinct_names(new, lock.catalogue.packages)))
+        check_held_out(settings, {*lock.catalogue.packages, *names.values(), *map(_name, collections)})
+        if reworder is not None and settings.level != "precise":
+            reworder.claim()
 
         def told(done: int, total: int, note: str) -> None:
             cost.note()
@@ -67,46 +76,45 @@ async def build_from_sources(
         boxes = asyncio.Semaphore(settings.parallel)
         base, history = lock.catalogue.wheels["pytest"], "replay" in settings.kinds
         pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history)
-        writer, exercises = Writer(settings, reworder), []
+        writer, ledgers = Writer(settings, reworder), dict[str, Ledger]()
+        read, tasks = list[tuple[list[Task], PackageYield]](), list[Task]()
         if collections:
             clear_staging(out)
             lock.write()  # makes the folder ours before the first task is there
         for text in collections:
-            if is_refactorbench(text):
-                made, line = await build_refactorbench(
-                    text, settings, lock.catalogue, backend, layers, out, boxes, told, cache=cache
-                )
-            else:
-                made, line = await build_exercises(
-                    text, settings, lock.catalogue, backend, layers, out, boxes, writer, cache=cache
-                )
-            exercises += made
-            report.packages.append(line)
-        if not specs:
-            _finish(report, cost, out)
-            return sorted(exercises, key=lambda task: task.name)
-        lines = list(report.packages)
-        chosen, failed = await _pinned(specs, lock, pinner, told)
+            common = (text, settings, lock.catalogue, backend, layers, out, boxes)
+            try:
+                if is_refactorbench(text):
+                    read.append(await build_refactorbench(*common, told, cache=cache))
+                else:
+                    read.append(await build_exercises(*common, writer, ledgers, cache=cache))
+            except PackageError as error:
+                read.append(([], PackageYield(_name(text), error=str(error), finished=True)))
+        chosen, failed = await _pinned(specs, names, lock, pinner, told)
+        if chosen:
+            with suppress(PackageError):  # none of them could be used: each line says why
+                tasks = await build_tasks(
+                    settings, lock.catalogue, [p.package for p in chosen], backend, layers, out, told, report=report,
+                    cache=cache, propose=propose, reworder=reworder,
+                )  # fmt: skip
+        for made, line in read:
+            tasks += separated(made, BuildReport([line]), ledgers, out, source=line.package)
         notes = {p.package.name: list(p.notes) for p in chosen}
-        if not chosen:
-            raise PackageError("\n".join(line.error for line in failed) or "no source was given")
-        packages = [p.package for p in chosen]
-        try:
-            tasks = await build_tasks(
-                settings, lock.catalogue, packages, backend, layers, out, told, report=report, cache=cache,
-                propose=propose, reworder=reworder,
-            )  # fmt: skip
-        except PackageError as error:
-            raise PackageError("\n".join([str(error), *(line.error for line in failed)])) from None
         for line in report.packages:
             line.notes = notes.get(line.package, [])
-        report.packages = [*lines, *report.packages, *failed]
+        report.packages = [*(line for _, line in read), *report.packages, *failed]
+        if all(line.error for line in report.packages):
+            raise PackageError("\n".join(line.error for line in report.packages) or "no source was given")
         _finish(report, cost, out)
-        return sorted([*tasks, *exercises], key=lambda task: task.name)
+        return sorted(tasks, key=lambda task: task.name)
 
 
 def _is_collection(source: str) -> bool:
     return is_collection(source) or is_refactorbench(source)
+
+
+def _name(collection: str) -> str:
+    return collection.partition(":")[0]
 
 
 def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
@@ -115,16 +123,15 @@ def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
 
 
 async def _pinned(
-    specs: Sequence[SourceSpec], lock: SourceLock, pinner: Pinner, progress: Progress | None
-) -> tuple[list[Pinned], list[PackageYield]]:
-    """What each spec is locked to, in their order, and a line for each that cannot be used."""
-    new = [spec for spec in specs if lock.find(spec) is None]
-    names = dict(zip(new, distinct_names(new, lock.catalogue.packages)))
+    specs: Sequence[SourceSpec], names: Mapping[SourceSpec, str], lock: SourceLock, pinner: Pinner,
+    progress: Progress | None,
+) -> tuple[list[Pinned], list[PackageYield]]:  # fmt: skip
+    """What each spec is locked to, in their order, and a line for each that cannot be used. ``names``: of new ones."""
 
     async def one(spec: SourceSpec) -> Pinned | PackageYield:
         known = lock.find(spec)
         if known is not None:
-            _same_wishes(spec, known, pinner.wishes)
+            same_wishes(spec, known, lock.catalogue, pinner.wishes)
             return Pinned(known, notes=_age(spec, known))
         if pinner.wishes == Wishes() and names[spec] == spec.name and (vetted := lock.from_catalogue(spec)):
             return Pinned(vetted)
@@ -135,8 +142,9 @@ async def _pinned(
         except PackageError as error:
             text = str(error) if names[spec] in str(error) else f"{names[spec]}: {error}"
             return PackageYield(names[spec], error=text, finished=True)
-        lock.add(pinned.package, pinned.groups, pinned.modules)
-        return pinned
+        package = replace(pinned.package, asked=pinner.wishes.needs)
+        lock.add(package, pinned.groups, pinned.modules)
+        return replace(pinned, package=package)
 
     done = await asyncio.gather(*map(one, specs))
     return [p for p in done if isinstance(p, Pinned)], [line for line in done if isinstance(line, PackageYield)]
@@ -147,13 +155,6 @@ def _age(spec: SourceSpec, known: Package) -> tuple[str, ...]:
         return ()
     state = f"commit {known.commit[:12]}" if known.commit else "the files of an earlier build"
     return (f"made from {state}, as locked in {NAME}; newer ones go into another --out",)
-
-
-def _same_wishes(spec: SourceSpec, known: Package, wishes: Wishes) -> None:
-    for option, asked, locked in (("--code", wishes.code, known.sources), ("--tests", wishes.tests, known.tests)):
-        if asked and not set(asked) <= set(locked):
-            have = ", ".join(locked)
-            raise PackageError(f"{spec.text} is locked in {NAME} with {option} {have}; use another --out")
 
 
 @contextmanager

@@ -110,7 +110,10 @@ class Pinner:
             advice = f"; the tests import {', '.join(missing)}: name the packages with --needs" if missing else ""
             raise PackageError(f"{failure}{advice}")
         if missing:
-            notes.append(f"some tests import {', '.join(missing)} and were not used; name the packages with --needs")
+            notes.append(
+                f"some tests import {', '.join(missing)} and were not used; name the packages with --needs, and use "
+                "another --out"
+            )
         _of_use(name, suite)
         return Pinned(made, groups, tuple(notes))
 

@@ -34,7 +34,7 @@ class SourceSpec:
     def name(self) -> str:
         """Name of its tasks: the project's, or the last part of the path."""
         last = self.place.rstrip("/").rpartition("/")[2].rpartition(":")[2].removesuffix(".git")
-        return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-") or "source"
+        return source_name(last) or "source"
 
     @property
     def origin(self) -> str:
@@ -45,6 +45,11 @@ class SourceSpec:
             return f"npm:{self.place}@{self.version}"
         place = re.sub(r"(?<=//)[^/@]*@", "", self.place) if "://" in self.place else self.place
         return f"{place}@{self.version}" if self.version else place
+
+
+def source_name(text: str) -> str:
+    """``text`` as a source is called."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def parse_source(text: str) -> SourceSpec:

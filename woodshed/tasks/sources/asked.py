@@ -1,0 +1,66 @@
+"""What a person asks for, held against what there is: an option that would change nothing is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from woodshed.tasks.node.pin import wished_modules
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.settings import PackageTaskSettings
+
+from ..install.lock import find_install
+from .lock import NAME
+from .pin import Wishes
+from .requirements import canonical, wished
+from .spec import SourceSpec, source_name
+
+
+def held_out(settings: PackageTaskSettings) -> PackageTaskSettings:
+    """``settings`` with the names of held-out sources as sources are called: ``My_Repo`` is ``my-repo``."""
+    if "heldout_packages" not in settings.model_fields_set:
+        return settings
+    names = tuple(map(source_name, settings.heldout_packages))
+    return settings.model_copy(update={"heldout_packages": names})
+
+
+def check_held_out(settings: PackageTaskSettings, sources: Collection[str]) -> None:
+    """PackageError where a source that is to be held out is none of ``sources``; those held out by default need not
+    be there."""
+    if "heldout_packages" not in settings.model_fields_set:
+        return
+    for name in settings.heldout_packages:
+        if name not in sources:
+            raise PackageError(f"--heldout {name}: no source is called that; there are {', '.join(sorted(sources))}")
+
+
+def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: Wishes) -> None:
+    """PackageError where a source was locked without what is wished."""
+    locked = f"{spec.text} is locked in {NAME}"
+    for option, asked, have in (("--code", wishes.code, known.sources), ("--tests", wishes.tests, known.tests)):
+        if asked and not set(asked) <= set(have):
+            raise PackageError(f"{locked} with {option} {', '.join(have)}; use another --out")
+    if lacking := _lacking(known, catalogue, wishes):
+        raise PackageError(f"{locked} without --needs {', '.join(lacking)}; use another --out")
+    if wishes.installs is not None and known.install != _digest(spec, known, wishes):
+        what = "another --install" if known.install else "--install"
+        raise PackageError(f"{locked} with{'' if known.install else 'out'} {what}; use another --out")
+
+
+def _lacking(known: Package, catalogue: Catalogue, wishes: Wishes) -> list[str]:
+    """What is needed and was neither asked for nor locked. What was asked for and could not be had was said then."""
+    more = [text for text in wishes.needs if text not in known.asked]
+    if known.language == "node":
+        modules = {module.package for module in catalogue.modules.get(known.name, ())}
+        return [text for text in more if not set(wished_modules([text])) <= modules]
+    wheels = {canonical(wheel.name) for _, group in catalogue.wheels_of(known) for wheel in group}
+    return [text for text in more if wished([text])[0].name not in wheels]
+
+
+def _digest(spec: SourceSpec, known: Package, wishes: Wishes) -> str:
+    """Of the install that is wished; of the one that was taken, where its folder has gone."""
+    assert wishes.installs is not None
+    try:
+        return find_install(wishes.installs, spec.origin).digest
+    except PackageError:
+        return known.install or "none"
