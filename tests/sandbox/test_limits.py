@@ -152,6 +152,8 @@ def test_cpu_and_wall_time(with_backend):
         box = await backend.create(BoxSpec(limits=SMALL))
         spin = await box.exec_python("while True: pass", timeout=30)
         assert spin.returncode in (-24, -9) and not spin.timed_out
+        spin = await box.exec(["python3", "-c", "while True: pass"], timeout=30)
+        assert spin.returncode == -9 and not spin.timed_out, "a program has no limit of its own, but is looked at"
         late = await box.exec("sleep 60 & sleep 60", timeout=0.2)
         assert late.timed_out and late.returncode == -9
         late = await box.exec_python("import time\ntry: time.sleep(60)\nexcept BaseException: pass", timeout=0.2)
