@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from woodshed.record.task import Task, TaskError, TaskInfo
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.tasks.studies import StudySpec
+
+from . import toy
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,15 @@ def test_only_allow_listed_files_cross() -> None:
     names = ["a.py", "p/b.py", "keep.py", "tests/t.py", "a.json", "../a.py", "/a.py", "p/../c.py", "./d.py", "e\0.py"]
     files = dict.fromkeys(names, b"x")
     assert list(crossing(info, files)) == ["a.py", "p/b.py"]
+
+
+def test_names_that_no_host_could_take_do_not_cross() -> None:
+    info = TaskInfo(submission=("**/*.py",))
+    long = "/".join(["d" * 200] * 5)
+    names = ["a.py", "bad-\udcff.py", "\ud800/a.py", f"{long}/{'f' * 16}.py", f"{long}/{'f' * 17}.py"]
+    crossed = crossing(info, dict.fromkeys(names, b"x"))
+    assert list(crossed) == ["a.py", names[3]] and len(names[3]) == 1024
+    assert crossed_digest(crossed)
 
 
 def test_sizes_and_counts_are_capped() -> None:
@@ -124,5 +136,55 @@ def test_malformed_tasks_say_so(studies: list[Task], tmp_path: Path, in_boxes: C
         (tmp_path / "task.toml").write_text(toml)
         with pytest.raises(TaskError, match="vibes"):
             await grade(Task.load(tmp_path), {}, backend, layers)
+
+    in_boxes(run)
+
+
+NAMES = """
+import os, sys
+os.chdir("shapes")
+open(b"bad-\\xff.py", "w").close()
+for n in range(19):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+    open("f.py", "w").close()
+os.mkdir("e" * 200)
+os.chdir("e" * 200)
+open("f" * 40 + ".py", "w").close()
+"""
+
+
+def test_names_and_folders_of_a_box_are_at_most_a_rejected_submission(
+    tmp_path: Path, in_boxes: Callable[[Any], Any]
+) -> None:
+    fix = {"shapes/measure.py": toy.SHAPES.replace("width + height", "width * height").encode()}
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path / "toy", toy.pytest_layer(layers))
+        box = await backend.create(box_spec(task, layers))
+        try:
+            await box.put(fix)
+            assert (await box.exec_python(NAMES)).returncode == 0
+            taken = await box.get(task.info.submission)
+            submission = await submission_from(box, task)
+        finally:
+            await box.close()
+        assert "shapes/bad-\udcff.py" in taken and max(map(len, taken)) > 4060, "the box has them"
+        assert {*fix, "shapes/__init__.py"} < set(submission) < set(taken)
+        assert (await grade(task, submission, backend, layers)).resolved
+
+        task = replace(task, info=replace(task.info, submission=("**/*",), protected=()))
+        for name, why in {
+            "pytest.ini/x.py": "pytest.ini", "tests/test_measure.py/y/x.py": "tests/test_measure.py",
+            # beside the tests of the grader, where altered ones go
+            "tests/test_measure_with_other_numbers.py/x.py": "tests/test_measure_with_other_numbers.py",
+        }.items():  # fmt: skip
+            outcome = await grade(
+                task, Submission({**fix, name: b""}, ["pytest.ini", "tests/test_measure.py"]), backend, layers
+            )
+            assert not outcome.resolved and set(outcome.tests.values()) == {"error"}, name
+            assert "does not fit" in outcome.detail and why in outcome.detail, outcome.detail
+        alone = await grade(task, Submission({**fix, "tests": b""}, ["tests/test_measure.py"]), backend, layers)
+        assert not alone.resolved and "does not fit" in alone.detail
 
     in_boxes(run)

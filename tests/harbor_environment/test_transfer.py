@@ -66,3 +66,31 @@ def test_a_name_that_leads_out(tmp_path: Path, name: str) -> None:
     with pytest.raises(SandboxError, match="leads out"):
         asyncio.run(transfer.fetch_folder(Liar(), "/x", tmp_path / "in"))  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == ["in"] and not os.listdir(tmp_path / "in")
+
+
+def test_files_of_holes_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_BATCH", 1 << 16)
+    monkeypatch.setattr(transfer, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(transfer, "_FOLDER", 3 << 20)
+
+    async def main() -> None:
+        backend = open_backend("namespace", root=tmp_path / "state")
+        if not (probe := backend.probe()).ok:
+            pytest.skip("; ".join(probe.reasons))
+        try:
+            box = await backend.create(BoxSpec())
+            made = "mkdir one many; truncate -s 1M one/exact; truncate -s 1M many/0 many/1 many/2 many/3"
+            assert (await box.exec(made)).returncode == 0
+            await transfer.fetch_folder(box, "/workspace/one", tmp_path / "one")
+            with pytest.raises(OSError, match="larger than"):
+                await transfer.fetch_folder(box, "/workspace/many", tmp_path / "many")
+            assert (await box.exec("truncate -s 2M one/large")).returncode == 0
+            with pytest.raises(OSError, match=r"larger than.*one/large"):
+                await transfer.fetch_folder(box, "/workspace/one", tmp_path / "again")
+        finally:
+            await backend.close()
+
+    asyncio.run(main())
+    assert (tmp_path / "one/exact").stat().st_size == 1 << 20
+    assert sum(path.stat().st_size for path in (tmp_path / "many").iterdir()) <= 3 << 20
+    assert (tmp_path / "again/large").stat().st_size <= 1 << 20

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gateway.parts import ADMIN, HERMES, ScriptedEngine
+from grading import toy
 
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
@@ -42,9 +43,12 @@ def test_no_policy_can_make_its_rollout_an_infrastructure_error(tmp_path: Path) 
     if not (probe := open_backend().probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
     (spec,) = draw_studies(1, split="train", seed=5, workers=1)
-    task = write_study(spec, tmp_path / "study")
+    study = write_study(spec, tmp_path / "study")
+    layers = LayerStore(tmp_path / "layers")
+    by_files = toy.toy_task(tmp_path / "toy", toy.pytest_layer(layers))  # takes whatever lies beside the source
 
     async def run(exploit: Exploit, arena: Arena, engine: ScriptedEngine) -> Trajectory:
+        task = by_files if exploit.name == "deep_folders" else study
         said = replies(exploit, task)
         engine.say = lambda _: HERMES.encode(next(said), allow_special=True)
         return await rollout(arena, task, id=exploit.name, group="g", source="train")
@@ -55,7 +59,7 @@ def test_no_policy_can_make_its_rollout_an_infrastructure_error(tmp_path: Path) 
         backend = open_backend()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             arena = Arena(
-                backend, LayerStore(tmp_path / "layers"), GatewayAdmin("http://gateway", ADMIN, client=client), client,
+                backend, layers, GatewayAdmin("http://gateway", ADMIN, client=client), client,
                 "http://gateway", HarnessSettings(), "scripted", limits=Limits(memory=256 << 20, disk=256 << 20),
             )  # fmt: skip
             try:

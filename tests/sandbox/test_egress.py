@@ -251,6 +251,31 @@ def test_routes_lead_to_one_service(with_either: Callable[..., Any]) -> None:
     with_either(body)
 
 
+def test_a_route_that_is_open_when_its_box_is_closed_is_told_of(with_either: Callable[..., Any]) -> None:
+    keep = """
+import socket, time
+s = socket.create_connection(("127.0.0.1", 8080), 20)
+s.sendall(b"raw one")
+open("said", "wb").write(s.recv(200))
+time.sleep(90)
+"""
+
+    async def body(backend: Any) -> None:
+        async with site() as gateway:
+            box = await backend.create(BoxSpec(egress=Egress(routes={8080: f"127.0.0.1:{gateway.port}"})))
+            keeping = asyncio.create_task(box.exec_python(keep, timeout=120))
+            while ("said", "file", 12) not in await box.list():
+                assert not keeping.done()
+                await asyncio.sleep(0.02)
+            assert box.stats()["egress"]["requests"] == 0
+            await box.close()
+            with pytest.raises(SandboxError):
+                await keeping
+            assert await requests(box, 1) == {"requests": 1, "refused": 0, "up": 7, "down": 12}
+
+    with_either(body)
+
+
 def test_forks_and_snapshots_keep_what_a_box_may_reach(with_either: Callable[..., Any]) -> None:
     async def body(backend: Any) -> None:
         async with site() as here:
@@ -313,6 +338,7 @@ def test_a_box_that_opens_too_many_connections_loses_its_network(with_either: Ca
             for _ in range(3):  # the first of these is accepted and closed, then nothing listens any more
                 result = await box.exec_python(FETCH, stdin=url.encode(), timeout=30)
             assert b"Connection refused" in result.stderr and here.connections == 3
+            assert (await requests(box, 4))["refused"] == 1, "the one that was closed"
             assert (await box.exec("echo alive")).stdout == b"alive\n"
 
     with_either(body)

@@ -21,6 +21,35 @@ from woodshed.sandbox.session import ShellSession
 from .ordinary import USER, run_as_ordinary_user
 
 
+def test_layers_below_the_working_folder_come_whole(with_gvisor: Callable[..., Any], tmp_path: Path) -> None:
+    lower, upper = tmp_path / "lower/workspace", tmp_path / "upper/workspace"
+    for folder in ("empty/inside", "hidden", "bin"):
+        (lower / folder).mkdir(parents=True)
+    (lower / "hidden/file").write_text("hidden")
+    (lower / "bin/tool").write_bytes(b"\x7fELF")
+    (lower / "bin/tool").chmod(0o755)
+    (lower / "bin/text").write_text("#!/bin/sh\n")
+    (lower / "bin/text").chmod(0o644)
+    (lower / "bin/other").symlink_to("tool")
+    (lower / "nowhere").symlink_to("/does/not/exist")
+    upper.mkdir(parents=True)
+    (upper / "hidden").symlink_to("bin")
+
+    async def body(backend: GvisorBackend) -> None:
+        box = await backend.create(
+            BoxSpec(layers=(lower.parent, upper.parent), files={"hidden/more": b"through a link"})
+        )
+        found = await box.list(recursive=True)
+        assert [(name, kind) for name, kind, _ in found] == [
+            ("bin", "dir"), ("bin/more", "file"), ("bin/other", "link"), ("bin/text", "file"), ("bin/tool", "file"),
+            ("empty", "dir"), ("empty/inside", "dir"), ("hidden", "link"), ("nowhere", "link"),
+        ]  # fmt: skip
+        said = (await box.exec("readlink bin/other hidden nowhere; stat -c %a bin/text bin/tool")).stdout
+        assert said == b"tool\nbin\n/does/not/exist\n644\n755\n"
+
+    with_gvisor(body)
+
+
 def test_files_commands_and_python(with_gvisor: Callable[..., Any], tmp_path: Path) -> None:
     store = LayerStore(tmp_path / "layers")
 

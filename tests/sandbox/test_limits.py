@@ -42,12 +42,12 @@ def test_no_memory_outside_of_processes(with_backend):
             "import ctypes, errno, os\n"
             "libc = ctypes.CDLL(None, use_errno=True)\n"
             "for call in (lambda: libc.memfd_create(b'x', 0), lambda: libc.shmget(0, 4096, 0o1600),\n"
-            "             lambda: libc.msgget(0, 0o1600)):\n"
+            "             lambda: libc.msgget(0, 0o1600), lambda: libc.semget(0, 32000, 0o1600)):\n"
             "    ctypes.set_errno(0)\n"
             "    print(call(), errno.errorcode[ctypes.get_errno()])"
         )
         result = await box.exec_python(source)
-        assert result.stdout.splitlines() == [b"-1 ENOSYS"] * 3, result
+        assert result.stdout.splitlines() == [b"-1 ENOSYS"] * 4, result
 
     with_backend(body)
 
@@ -110,11 +110,50 @@ def test_disk_and_file_size(with_backend):
     with_backend(body)
 
 
+def test_files_and_descriptors_are_counted_too(with_backend):
+    """Each holds memory of the kernel's, however little it holds itself."""
+    source = """
+import os, resource, sys
+made = 0
+try:
+    while made < 40000:
+        os.mknod(f"{sys.argv[1]}/{made}")
+        made += 1
+except OSError as error:
+    print(made, error.strerror, *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+    async def body(backend):
+        box = await backend.create(BoxSpec(limits=SMALL))
+        for folder in ("/workspace", "/dev/shm"):
+            said = (await box.exec(["python3", "-c", source, folder], timeout=120)).stdout.decode().split()
+            assert 16_000 < int(said[0]) < 16_384 + 1 and "space" in said, said
+            assert int(said[-1]) <= 1024
+        await _alive(box)
+
+    with_backend(body)
+
+
+def test_nothing_in_a_box_makes_others_the_first_to_go(with_backend):
+    source = "open('/proc/self/oom_score_adj', 'w').write('0')"
+
+    async def body(backend):
+        box = await backend.create(BoxSpec())
+        for done in (await box.exec_python(source), await box.exec(["python3", "-c", source])):
+            assert done.returncode == 1 and b"Read-only file system" in done.stderr
+        assert (await box.exec("cat /proc/self/oom_score_adj")).stdout == b"900\n"
+        assert (await box.exec("echo to the standard error > /proc/self/fd/2")).stderr == b"to the standard error\n"
+
+    with_backend(body)
+
+
 def test_cpu_and_wall_time(with_backend):
     async def body(backend):
         box = await backend.create(BoxSpec(limits=SMALL))
         spin = await box.exec_python("while True: pass", timeout=30)
         assert spin.returncode in (-24, -9) and not spin.timed_out
+        spin = await box.exec(["python3", "-c", "while True: pass"], timeout=30)
+        assert spin.returncode == -9 and not spin.timed_out, "a program has no limit of its own, but is looked at"
         late = await box.exec("sleep 60 & sleep 60", timeout=0.2)
         assert late.timed_out and late.returncode == -9
         late = await box.exec_python("import time\ntry: time.sleep(60)\nexcept BaseException: pass", timeout=0.2)

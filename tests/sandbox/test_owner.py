@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
-from woodshed.sandbox.spawner import explain, sweep
+from woodshed.sandbox.spawner import explain, owned_folder, sweep
 
 from .ordinary import run_as_ordinary_user
 from .processes import family, state
@@ -63,12 +64,31 @@ def test_kill_9_leaves_nothing(_possible, tmp_path, victim):
 
 def test_a_sweep_spares_the_living(tmp_path):
     start = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    alive = tmp_path / f"woodshed-boxes-{os.getpid()}-{start}-x"
-    reused = tmp_path / f"woodshed-boxes-{os.getpid()}-1-x"
-    for folder in (alive, reused, tmp_path / "woodshed-boxes-4194399-5-x", tmp_path / "other"):
+    here = os.stat("/proc/self/ns/pid").st_ino
+    alive = tmp_path / f"woodshed-boxes-{os.getpid()}-{start}-{here}-x"
+    reused = tmp_path / f"woodshed-boxes-{os.getpid()}-1-{here}-x"
+    for folder in (alive, reused, tmp_path / f"woodshed-boxes-4194399-5-{here}-x", tmp_path / "other"):
         folder.mkdir()
     sweep(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {alive.name, "other"}
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
+def test_a_sweep_in_a_container_spares_those_outside(_possible, tmp_path):
+    mine = owned_folder(tmp_path)
+    program = (
+        "import os, sys, pathlib\nfrom woodshed.sandbox.spawner import owned_folder\n"
+        "print(os.getpid(), owned_folder(pathlib.Path(sys.argv[1])))"
+    )
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    number, theirs = done.stdout.split()
+    assert int(number) < 10, "it has a pid namespace of its own"
+    assert mine.is_dir() and Path(theirs).is_dir()
+    sweep(tmp_path)
+    assert mine.is_dir() and Path(theirs).is_dir(), "whether that one lives cannot be told from here"
 
 
 def test_an_ordinary_user_can_do_it_too(_possible):

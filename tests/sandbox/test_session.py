@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from woodshed.sandbox.protocol import BoxSpec, SandboxError
-from woodshed.sandbox.session import ShellSession
+from woodshed.sandbox.protocol import BoxSpec, Limits
+from woodshed.sandbox.session import ShellEnded, ShellSession
 
 
 def test_a_shell_keeps_what_commands_set(with_backend: Callable[..., Any]) -> None:
@@ -35,7 +35,7 @@ def test_a_shell_keeps_what_commands_set(with_backend: Callable[..., Any]) -> No
         assert len(flood.stdout) == 1000 and flood.truncated
         assert (await box.list("/tmp", recursive=True))[-1][0].startswith("pid")
         await shell.close()
-        with pytest.raises(SandboxError, match="ended"):
+        with pytest.raises(ShellEnded, match="ended"):
             await shell.send("echo x")
 
     with_backend(body)
@@ -45,15 +45,29 @@ def test_a_shell_that_is_left_or_out_of_time_has_ended(with_backend: Callable[..
     async def body(backend: Any) -> None:
         box = await backend.create(BoxSpec())
         left, late = await ShellSession.open(box), await ShellSession.open(box, shell="/bin/bash", workdir="/tmp")
-        with pytest.raises(SandboxError, match="ended"):
+        with pytest.raises(ShellEnded, match="ended"):
             await left.send("exit 3")
         done = await late.send("echo before; echo wrong >&2; sleep 60", timeout=1)
         assert done.timed_out and (done.stdout, done.stderr) == (b"before\n", b"wrong\n")
-        with pytest.raises(SandboxError, match="ended"):
+        with pytest.raises(ShellEnded, match="ended"):
             await late.send("echo x")
         other = await ShellSession.open(box)
         assert (await other.send("echo new")).stdout == b"new\n"
-        with pytest.raises(SandboxError, match="no shell session"):
+        with pytest.raises(ShellEnded, match="no shell session"):
             await ShellSession.open(box, workdir="/nowhere")
+
+    with_backend(body)
+
+
+def test_what_a_box_does_to_its_shells_is_no_failure_of_the_sandbox(with_backend: Callable[..., Any]) -> None:
+    async def body(backend: Any) -> None:
+        box = await backend.create(BoxSpec(limits=Limits(disk=2 << 20)))
+        shell = await ShellSession.open(box)
+        await box.exec("kill -9 $(cat /tmp/.session-*/pid)")
+        with pytest.raises(OSError, match="ended"):
+            await shell.send("echo x")
+        assert (await box.exec("head -c 9000000 /dev/zero > /tmp/full")).returncode
+        with pytest.raises(OSError, match="no shell session"):
+            await ShellSession.open(box)
 
     with_backend(body)

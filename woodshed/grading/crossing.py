@@ -13,6 +13,7 @@ from woodshed.record.task import Task, TaskInfo
 from .settings import GradingSettings
 
 DEFAULTS = GradingSettings()
+_MAX_PATH = 1024
 
 
 def crossing(info: TaskInfo, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS) -> dict[str, bytes]:
@@ -51,7 +52,15 @@ def collected(task: Task, files: Mapping[str, bytes], settings: GradingSettings 
 
 
 def submittable(info: TaskInfo, path: str) -> bool:
-    """Whether a path matches ``submission``, not ``protected``, and stays below the workdir."""
+    """Whether a path matches ``submission``, not ``protected``, and stays below the workdir.
+
+    One that is no UTF-8, or over 1,024 bytes, is none that the host or a digest could take.
+    """
+    try:
+        if len(path.encode()) > _MAX_PATH:
+            return False
+    except UnicodeEncodeError:
+        return False
     pure = PurePosixPath(path)
     plain = path == str(pure) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
     return plain and matches_any(path, info.submission) and not matches_any(path, info.protected)

@@ -111,6 +111,8 @@ async def grade_by_tests(
     required = [*info.fail_to_pass, *info.pass_to_pass]
     if submission is None:
         submission = await box.get(info.submission)
+    if clash := _in_the_way(task, submission):
+        return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {clash}")
     known = _start_files(task, submission)
     changed = changed_files(task, submission)
     moved = _moved(task, changed, known, submission) if task.withheld else {}
@@ -172,8 +174,23 @@ async def lay_tests(task: Task, box: Sandbox, submission: Mapping[str, bytes]) -
     for name in submission:
         if is_stray(name):
             await box.delete(prefix + name)
-    tests = {k.removeprefix(TESTS_PREFIX): v for k, v in task.test_files().items() if k.startswith(TESTS_PREFIX)}
-    await box.put({prefix + name: data for name, data in tests.items()})
+    await box.put({prefix + name: data for name, data in _own_tests(task).items()})
+
+
+def _own_tests(task: Task) -> dict[str, bytes]:
+    return {k.removeprefix(TESTS_PREFIX): v for k, v in task.test_files().items() if k.startswith(TESTS_PREFIX)}
+
+
+def _in_the_way(task: Task, names: Iterable[str]) -> str:
+    """What names a file where the grader's own tests need a folder, or the other way round; nothing else clashes."""
+    files = set(_own_tests(task))
+    folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
+    for name in names:
+        if name in folders:
+            return f"{name} is a folder of the tests"
+        if above := files.intersection(map(str, PurePosixPath(name).parents)):
+            return f"{name} lies where the tests have the file {min(above)}"
+    return ""
 
 
 def is_stray(name: str) -> bool:

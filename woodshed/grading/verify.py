@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from time import perf_counter
@@ -19,6 +20,8 @@ from .install.grader import grade_install
 from .node.grader import NODE, grade_node
 from .pytest_grader import changed_files, grade_pytest
 from .settings import GradingSettings
+
+log = logging.getLogger(__name__)
 
 GRADERS = ("cases", "pytest", "node", "install")
 
@@ -85,37 +88,46 @@ async def grade(
     if cache is not None and task.info.grader == "cases" and (known := cache.get(key)) is not None:
         return known
     start = perf_counter()
-
-    async def lay(box: Sandbox) -> None:
-        for name in gone:
-            await box.delete(name)
-        await box.put(crossed)
-
     box = await backend.create(box_spec(task, layers))
     try:
-        try:
-            await lay(box)
-        except (OSError, ValueError) as error:
-            required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
-            return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {error}")
-        if task.info.grader == "cases":
-            outcome = await grade_cases(task, box, settings)
-        elif task.info.grader == "node":
-            outcome = await grade_node(task, box, crossed)
-        elif task.info.grader == "install":
-            outcome = await grade_install(task, box, backend, layers)
-        else:
-            outcome = await grade_pytest(task, box, Submission(crossed, gone))
+        outcome = await _graded(task, box, Submission(crossed, gone), backend, layers, settings)
+    except (OSError, ValueError) as error:
+        # What a box answers that is full, has ended, or holds something in the way of the grader's files.
+        log.warning("%s: a submission does not fit", task.name, exc_info=True)
+        required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
+        return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {error}")
     finally:
         await box.close()
-    if outcome.resolved and task.info.grader not in ("cases", "install"):  # the latter submits no code that is tested
-        how = NODE if task.info.grader == "node" else PYTEST
-        changed = changed_files(task, crossed)
+    outcome.seconds = perf_counter() - start
+    if cache is not None and task.info.grader == "cases" and "timed out" not in outcome.detail:
+        cache.put(key, outcome)
+    return outcome
+
+
+async def _graded(
+    task: Task, box: Sandbox, submission: Submission, backend: Backend, layers: LayerStore, settings: GradingSettings
+) -> Outcome:
+    """``grade`` in ``box``, which is fresh; closes it before others are made."""
+
+    async def lay(box: Sandbox) -> None:
+        for name in submission.deleted:
+            await box.delete(name)
+        await box.put(submission)
+
+    await lay(box)
+    if task.info.grader == "cases":
+        return await grade_cases(task, box, settings)
+    if task.info.grader == "install":  # no code of it is tested
+        return await grade_install(task, box, backend, layers)
+    if task.info.grader == "node":
+        how, outcome = NODE, await grade_node(task, box, dict(submission))
+    else:
+        how, outcome = PYTEST, await grade_pytest(task, box, submission)
+    await box.close()
+    if outcome.resolved:
+        changed = changed_files(task, submission)
         problem = await held_out(task, changed, lay, backend, layers, settings.held_out_share, how)
         if problem:
             failed = dict.fromkeys(task.info.fail_to_pass, "failed")
             outcome = Outcome(False, {**outcome.tests, **failed}, 0.0, problem)
-    outcome.seconds = perf_counter() - start
-    if cache is not None and task.info.grader == "cases" and "timed out" not in outcome.detail:
-        cache.put(key, outcome)
     return outcome

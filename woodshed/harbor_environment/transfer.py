@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import posixpath
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from woodshed.sandbox.protocol import Sandbox, SandboxError
 
 _BATCH = 32 << 20
 _LARGEST = 1 << 30
+_FOLDER = 8 << 30
 _ENTRIES = 100_000
 
 
@@ -41,32 +43,37 @@ async def send_folder(box: Sandbox, source: Path, target: str) -> None:
             await _run(box, [*command, *names[at : at + 500]])
 
 
-async def fetch_file(box: Sandbox, source: str, target: Path) -> None:
-    """Raises FileNotFoundError, PermissionError (for what is no regular file), SandboxError beyond 1 GiB."""
-    first = await box.read(source, max_bytes=_BATCH)
+async def fetch_file(box: Sandbox, source: str, target: Path, *, most: int = _LARGEST) -> int:
+    """Its size. Raises FileNotFoundError, PermissionError (no regular file), OSError (EFBIG) beyond ``most`` bytes."""
+    piece = await box.read(source, max_bytes=_BATCH)
     target.parent.mkdir(parents=True, exist_ok=True)
+    pieces = size = 0
     with target.open("wb") as file:
-        file.write(first)
-        pieces = 1
-        while len(first) == _BATCH:
-            if pieces * _BATCH > _LARGEST:
-                raise SandboxError(f"{source} of the box is larger than {_LARGEST} bytes")
+        while True:
+            pieces, size = pieces + 1, size + len(piece)
+            if size > most:
+                raise OSError(errno.EFBIG, f"larger than the {most} bytes that may be fetched", source)
+            file.write(piece)
+            if len(piece) < _BATCH:
+                return size
             command = ["dd", f"if={source}", f"bs={_BATCH}", f"skip={pieces}", "count=1", "status=none"]
-            first = (await box.exec(command, timeout=300, max_output=_BATCH + 1)).stdout
-            file.write(first)
-            pieces += 1
+            piece = (await box.exec(command, timeout=300, max_output=_BATCH)).stdout
 
 
 async def fetch_folder(box: Sandbox, source: str, target: Path) -> None:
-    """Regular files below a folder of the box, links left out. The names are the box's: none may lead out of target."""
+    """Regular files below a folder of the box, links left out. The names are the box's: none may lead out of target.
+
+    Raises OSError (EFBIG) beyond 1 GiB for a file or 8 GiB in all: a file of holes takes no room in the box.
+    """
     target.mkdir(parents=True, exist_ok=True)
+    left = _FOLDER
     for name, kind, _ in await box.list(source, recursive=True, limit=_ENTRIES):
         if name.startswith("/") or ".." in name.split("/") or "\0" in name:
             raise SandboxError(f"the box names a file {name!r}, which leads out of {target}")
         if kind == "dir":
             (target / name).mkdir(parents=True, exist_ok=True)
         elif kind == "file":
-            await fetch_file(box, posixpath.join(source, name), target / name)
+            left -= await fetch_file(box, posixpath.join(source, name), target / name, most=min(left, _LARGEST))
 
 
 async def _run(box: Sandbox, command: list[str]) -> None:

@@ -26,8 +26,13 @@ NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
 )  # fmt: skip
+_PROC = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _RESERVED_PIDS = 300
 _SHM = 64 << 20
+_INODES = 1 << 14
+"""Of a writable file system at least; beyond, one for every 4 KiB. Each is about 1 KiB of the kernel's memory."""
+_DESCRIPTORS = 1024
+"""Of one process: what waits in its sockets and pipes is the kernel's memory too."""
 _TERMINALS = 64
 _FILTERS = {
     network: seccomp.box_filter(kernel.MACHINE, network=network) if kernel.MACHINE in ("x86_64", "aarch64") else b""
@@ -101,12 +106,12 @@ def _become_user(outer: int) -> None:
     os.setresuid(UID, UID, UID)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("900")  # a machine short of memory takes boxes first, and in a box the largest process
+        file.write("900")  # a machine short of memory takes boxes first, and of those the largest process
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
 def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
-    size = f",size={spec['disk']}" if spec["disk"] is not None else ""
+    size = _size(spec["disk"]) if spec["disk"] is not None else ""
     inner = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("upper", "upper", "tmpfs", inner, f"mode=755{size}")
     os.mkdir("upper/u", 0o755)
@@ -123,9 +128,9 @@ def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
     kernel.mount("box", "new", "overlay", inner, options)
     for source, target in template.binds_of_whole(binds, "new") if spec["whole"] else binds:
         kernel.mount(source, f"new/{target}", flags=kernel.MS_BIND | kernel.MS_REC)
-    kernel.mount("proc", "new/proc", "proc", inner | kernel.MS_NOEXEC, "hidepid=2")
+    kernel.mount("proc", "new/proc", "proc", _PROC, "hidepid=2")
     shm = min(_SHM, spec["disk"]) if spec["disk"] is not None else _SHM
-    kernel.mount("shm", "new/dev/shm", "tmpfs", inner, f"mode=1777,size={shm}")
+    kernel.mount("shm", "new/dev/shm", "tmpfs", inner, f"mode=1777{_size(shm)}")
     # Terminals of the box's own: many programs run their commands in one.
     terminals = f"newinstance,ptmxmode=0666,mode=600,max={_TERMINALS}"
     kernel.mount("devpts", "new/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
@@ -135,14 +140,19 @@ def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
     os.chdir("/")
 
 
+def _size(size: int) -> str:
+    """Options of a tmpfs. The kernel's own bound on inodes goes by the machine's memory."""
+    return f",size={size},nr_inodes={max(_INODES, size >> 12)}"
+
+
 def _limits(spec: dict[str, Any]) -> None:
     socket.sethostname("box")
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = 4096 if files == resource.RLIM_INFINITY else min(4096, files)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, files), files))
+    files = _DESCRIPTORS if files == resource.RLIM_INFINITY else min(_DESCRIPTORS, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if spec["file_size"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["file_size"],) * 2)
     if spec["memory"] is not None:
@@ -159,6 +169,8 @@ def _limits(spec: dict[str, Any]) -> None:
 
 
 def _confine(spec: dict[str, Any]) -> None:
+    # Nothing in a box makes itself the last that a machine short of memory takes: its first process would go before.
+    kernel.mount("proc", "/proc", flags=_PROC | kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY)
     os.umask(0o022)
     environment = {
         "PATH": SYSTEM_PATH if spec["whole"] else f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",

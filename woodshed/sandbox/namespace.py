@@ -33,7 +33,8 @@ MAX_CHAIN = 40
 class NamespaceBackend:
     """Makes boxes. Belongs to the event loop that first uses it; ``root`` holds one (empty) folder while it runs.
 
-    ``cgroups``: boxes have groups of their own where this process may make any. They hold without.
+    ``cgroups``: boxes have groups of their own where this process may make any. They hold without, but memory that the
+    kernel holds for processes is then not counted.
     Every request that a box sends outside becomes a line of ``egress_log`` and is counted in the box's ``stats``.
     """
 

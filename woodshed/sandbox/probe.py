@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _SECONDS = 30.0
 _ENFORCED = {
-    "memory": "address space, accounting", "processes": "RLIMIT_NPROC", "cpu_seconds": "RLIMIT_CPU, accounting",
-    "file_size": "RLIMIT_FSIZE", "disk": "size of a tmpfs", "wall_time": "deadline", "output": "cut off",
+    "memory": "address space, accounting of processes", "processes": "RLIMIT_NPROC",
+    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python", "file_size": "RLIMIT_FSIZE", "disk": "size of a tmpfs",
+    "wall_time": "deadline", "output": "cut off",
 }  # fmt: skip
 CHECKS = """
 import os, resource

@@ -36,11 +36,12 @@ _ABSENT: dict[str, tuple[int | None, int | None]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     # Memory that no process has mapped counts to no process: a limit on processes' memory would not hold.
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
+    "semget": (64, 190),  # what threads and Python's multiprocessing use is POSIX's, which lie in /dev/shm
     "clone3": (435, 435),  # its flags lie in memory where a filter cannot look; libc falls back to clone
 }  # fmt: skip
 # What processes of different boxes could meet in, where nothing but file permissions is between them.
 _SHARED: dict[str, tuple[int | None, int | None]] = {
-    "semget": (64, 190), "mq_open": (240, 180), "mq_unlink": (241, 181),
+    "mq_open": (240, 180), "mq_unlink": (241, 181),
 }  # fmt: skip
 # Calls that may only concern the caller itself: argument index that must be 0.
 _SELF_ONLY: dict[str, tuple[int | None, int | None, int]] = {
@@ -71,8 +72,8 @@ def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> by
     """The program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError.
 
     ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6. ``alone``:
-    the box has namespaces of its own; without them it gets no sockets but pairs, and no queues or semaphores that
-    others could see.
+    the box has namespaces of its own; without them it gets no sockets but pairs, and no queues that others could
+    see.
     """
     arch, column = _ARCH[machine]
     eperm, enosys = _op(_RET, _ERRNO | errno.EPERM), _op(_RET, _ERRNO | errno.ENOSYS)

@@ -10,7 +10,7 @@ import secrets
 import shlex
 from dataclasses import replace
 
-from .protocol import ExecResult, Sandbox, SandboxError
+from .protocol import ExecResult, Sandbox
 
 # The shell itself sources every command, so that what it sets stays (``command``: a syntax error does not end the
 # shell). The status is there once it is whole.
@@ -39,6 +39,10 @@ read -r status < {number}.status; rm -f {number} {number}.*; exit $status
 """
 
 
+class ShellEnded(OSError):
+    """There is no shell, or none any more. The box can bring that about, so it is no failure of the sandbox."""
+
+
 class ShellSession:
     """One shell, for one command after the other."""
 
@@ -48,12 +52,12 @@ class ShellSession:
 
     @staticmethod
     async def open(box: Sandbox, *, workdir: str = ".", shell: str = "/bin/sh") -> ShellSession:
-        """Raises SandboxError where the box can start no shell."""
+        """Raises ShellEnded where the box can start no shell."""
         place = f"/tmp/.session-{secrets.token_hex(6)}"
         script = _OPEN.format(workdir=shlex.quote(workdir), place=place, shell=shlex.quote(shell))
         done = await box.exec(script, timeout=30)
         if done.returncode:
-            raise SandboxError(f"no shell session: {done.stderr.decode(errors='replace').strip() or done.returncode}")
+            raise ShellEnded(f"no shell session: {done.stderr.decode(errors='replace').strip() or done.returncode}")
         return ShellSession(box, place)
 
     def on(self, fork: Sandbox) -> ShellSession:
@@ -63,14 +67,14 @@ class ShellSession:
     async def send(self, command: str, *, timeout: float = 60.0, max_output: int = 1 << 20) -> ExecResult:
         """Run a command in the shell; one that takes too long ends the shell with it.
 
-        Raises SandboxError where the shell is gone: it was left (``exit``), killed, or out of time before.
+        Raises ShellEnded where the shell is gone: it was left (``exit``), killed, or out of time before.
         """
         self._number += 1
         ended = secrets.token_hex(16)
         script = _SEND.format(place=self.place, number=self._number, ended=ended)
         done = await self.box.exec(script, stdin=command.encode() + b"\n", timeout=timeout, max_output=max_output)
         if done.returncode == 99 and done.stdout.strip() == ended.encode():
-            raise SandboxError(f"{self.box.id}: the shell session has ended")
+            raise ShellEnded(f"{self.box.id}: the shell session has ended")
         if done.timed_out:
             await self.box.exec(f"kill -9 -$(cat {self.place}/pid)")
             return replace(done, stdout=await self._said("out", max_output), stderr=await self._said("err", max_output))

@@ -73,7 +73,8 @@ class SandboxSettings(Settings):
 
     cgroups: bool = True
     """Whether namespace boxes get control groups for memory and processes too, where this machine lets us make any.
-    The limits hold without; ``woodshed probe`` says what enforces each."""
+    Without, memory is what processes have mapped, not what the kernel holds for them; ``woodshed probe`` says what
+    enforces each limit."""
 
     allow: tuple[str, ...] = ()
     """Hosts that an agent's boxes may reach: ``HOST``, ``*.DOMAIN`` or ``HOST:PORT``. They go through a proxy that

@@ -260,7 +260,7 @@ def owned_folder(root: Path) -> Path:
     """A new folder below ``root`` that names its owner, this process; those of owners who are dead are removed."""
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-", dir=root))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner_mark()}-", dir=root))
     folder.chmod(0o755)
     return folder
 
@@ -268,15 +268,32 @@ def owned_folder(root: Path) -> Path:
 def sweep(root: Path) -> None:
     """Remove folders and groups that owners left which are dead now. Their processes and mounts ended with them."""
     for entry in root.glob(_PREFIX + "*"):
-        if _is_dead(entry.name):
+        if _belongs_to_dead(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
-    cgroups.sweep(_PREFIX, _is_dead)
+    cgroups.sweep(_PREFIX, _belongs_to_dead)
 
 
-def _is_dead(name: str) -> bool:
-    """Whether the owner that a folder is named after has ended."""
-    parts = name.removeprefix(_PREFIX).split("-")
-    return len(parts) >= 2 and parts[0].isdigit() and start_time(int(parts[0])) != parts[1]
+def _belongs_to_dead(name: str) -> bool:
+    return is_dead(name.removeprefix(_PREFIX).rpartition("-")[0])
+
+
+def owner_mark() -> str:
+    """Names this process among all that there are and were, in whichever pid namespace."""
+    return f"{os.getpid()}-{start_time(os.getpid())}-{_pid_namespace()}"
+
+
+def is_dead(mark: str) -> bool:
+    """Whether the owner with this mark has ended. False where none can tell: in another pid namespace (a container)."""
+    pid, _, rest = mark.partition("-")
+    started, _, namespace = rest.partition("-")
+    return pid.isdigit() and namespace == _pid_namespace() and start_time(int(pid)) != started
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
 
 
 def explain(message: str, code: int | None, backend: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from woodshed.sandbox.protocol import BoxSpec, Snapshot
+from woodshed.sandbox.protocol import BoxSpec, SandboxError, Snapshot
+from woodshed.sandbox.roots import harbor
 from woodshed.sandbox.roots.dockerfile import DockerfileError
 from woodshed.sandbox.roots.harbor import build_harbor
 from woodshed.sandbox.roots.store import RootStore
@@ -100,3 +101,20 @@ def test_an_image_without_a_counterpart_is_refused(tmp_path: Path, with_backend:
             await build_harbor(RootStore(tmp_path / "roots"), tmp_path, backend)
 
     with_backend(body)
+
+
+def test_a_root_that_never_ends_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_backend: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(harbor, "_PIECE", 1 << 16)
+    monkeypatch.setattr(harbor, "_MAX_BYTES", 1 << 19)
+
+    async def body(backend: Any) -> None:
+        programs = {"dd": b"#!/bin/sh\nhead -c 65536 /dev/zero\n", "tar": b"#!/bin/sh\n"}
+        files = {f"/opt/{name}": text for name, text in programs.items()}
+        box = await backend.create(BoxSpec(files=files, env={"PATH": "/opt:/usr/bin"}))
+        with pytest.raises(SandboxError, match="larger than 524288 bytes"):
+            await harbor._take(box, tmp_path / "root.tar")
+
+    with_backend(body)
+    assert (tmp_path / "root.tar").stat().st_size <= (1 << 19) + (2 << 16)

@@ -55,6 +55,7 @@ def test_a_root_comes_out_as_it_was(tmp_path: Path) -> None:
         [("a", "link", "/tmp"), ("a", "dir", ""), ("a/b", "file", "x")],
         [("a", "hard", "absent")],
         [("a", "file", "x" * 3000)],
+        [("a", "file", "x" * 500), *((f"b{n}", "hard", "a") for n in range(4))],
     ],
 )
 def test_hostile_members(tmp_path: Path, members: list[tuple[str, str, str]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..protocol import SandboxError
-from ..spawner import start_time
+from ..spawner import is_dead, owner_mark
 from .base import stack
 from .engine import Engine
 
@@ -38,7 +37,7 @@ class Images:
     def __init__(self, engine: Engine, work: Path) -> None:
         self.engine = engine
         self._work = work
-        self._owner = f"{os.getpid()}-{start_time(os.getpid())}"
+        self._owner = owner_mark()
         self._prefix = f"localhost/woodshed/{self._owner}-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self._stacks: dict[tuple[Path | None, tuple[Path, ...]], asyncio.Task[Image]] = {}
@@ -110,8 +109,7 @@ class Images:
                     if not owner:
                         form = f'{{{{index .Config.Labels "{_LABEL}"}}}}'
                         owner = await self.engine.run("image", "inspect", "--format", form, number)
-                    pid, _, started = owner.partition("-")
-                    if pid.isdigit() and start_time(int(pid)) != started:
+                    if is_dead(owner):
                         await self.engine.run(*removing, "--force", number)
 
     async def _import(self, root: Path | None, layers: tuple[Path, ...]) -> Image:

@@ -13,7 +13,8 @@ from .backend import DockerBackend
 _SECONDS = 90.0
 _ENFORCED = {  # no engine bounds a container's disk on an ordinary file system
     "memory": "the engine's control group, address space, accounting", "processes": "the engine's control group",
-    "cpu_seconds": "RLIMIT_CPU, accounting", "file_size": "RLIMIT_FSIZE", "wall_time": "deadline", "output": "cut off",
+    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python", "file_size": "RLIMIT_FSIZE",
+    "wall_time": "deadline", "output": "cut off",
 }  # fmt: skip
 
 

@@ -45,7 +45,8 @@ class Gate:
         if rules:
             self._serves[PROXY_PORT] = Proxy(rules, budget, note, private=egress.private).serve
         self._serves |= {port: _route(port, place, budget, note) for port, place in routes.items()}
-        self._left = egress.max_connections
+        self._left = self._most = egress.max_connections
+        self._note = note
         self._shut = shut
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
@@ -80,6 +81,8 @@ class Gate:
             self._left -= 1
             if self._left < 0:
                 writer.close()
+                reason = f"the box has opened the {self._most} connections that it may"
+                self._note(_entry("", "", 0, "", reason))
                 self.close()  # from now on the box's kernel refuses: a flood costs the host nothing
                 return
             task = asyncio.current_task()
@@ -125,9 +128,11 @@ def _route(port: int, place: tuple[str, int], budget: Budget, note: Note) -> Ser
             reason = "the box has moved all the bytes that it may"
         except OSError as error:
             reason = f"{place[0]}:{place[1]} cannot be reached: {error}"
-        note({
-            "method": "route", "host": place[0], "port": place[1], "path": f":{port}", "reason": reason,
-            "up": up.bytes, "down": down.bytes,
-        })  # fmt: skip
+        finally:  # also where the box is closed meanwhile
+            note(_entry("route", place[0], place[1], f":{port}", reason, up.bytes, down.bytes))
 
     return serve
+
+
+def _entry(method: str, host: str, port: int, path: str, reason: str, up: int = 0, down: int = 0) -> dict[str, Any]:
+    return {"method": method, "host": host, "port": port, "path": path, "reason": reason, "up": up, "down": down}

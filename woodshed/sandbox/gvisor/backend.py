@@ -7,10 +7,11 @@ from it, any number of times. A fork of files alone (``snapshot("fs")``) ends th
 
 from __future__ import annotations
 
+import json
 import secrets
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from woodshed.record.jsonl import JsonLines
 
@@ -20,11 +21,22 @@ from ..egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from ..egress.record import Record
 from ..frames import pack_files
 from ..kept import KeptBackend, KeptBox
-from ..protocol import BoxSpec, Probe, Snapshot, Unsupported
+from ..protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 from .connections import Connections
 from .runsc import Missing, find_runsc
 
 _KEEPER = "woodshed.sandbox.gvisor.keeper"
+_SHAPE = """
+import json, os, sys
+folders, links, modes = json.load(sys.stdin)
+for path in folders:
+    os.makedirs(path, exist_ok=True)
+for path, target in links.items():
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.symlink(target, path)
+for path, mode in modes.items():
+    os.chmod(path, mode)
+"""
 
 
 class GvisorBox(KeptBox):
@@ -113,9 +125,7 @@ class GvisorBackend(KeptBackend[GvisorBox]):
                 channel.send({"op": "net", "net": "reset"})
             try:
                 if snapshot is None:
-                    files = {**_below_workdir(spec), **spec.files}
-                    table, body = pack_files(list(files.items()))
-                    await channel.request({"op": "put", "files": table}, body)
+                    await _lay(channel, spec)
                 else:
                     await channel.request({"op": "reset" if snapshot.kind == "fs" else "stats"})
             except BaseException as error:
@@ -128,12 +138,50 @@ class GvisorBackend(KeptBackend[GvisorBox]):
         return box
 
 
-def _below_workdir(spec: BoxSpec) -> dict[str, bytes]:
+class _Below(NamedTuple):
+    """By path in the box: contents, empty folders, links, modes where ``put`` gives another."""
+
+    files: dict[str, bytes]
+    folders: list[str]
+    links: dict[str, str]
+    modes: dict[str, int]
+
+
+async def _lay(channel: Channel, spec: BoxSpec) -> None:
+    """The first files of a box."""
+    below = _below_workdir(spec)
+    shape = [below.folders, below.links, below.modes]
+    pieces = [below.files, spec.files] if any(shape) else [{**below.files, **spec.files}]
+    for number, files in enumerate(pieces):
+        if number:
+            request = {"op": "python", "source": len(_SHAPE), "cwd": None, "timeout": 60.0, "max_output": 2000}
+            reply, said = await channel.request(request, (_SHAPE + json.dumps(shape)).encode())
+            if reply.get("returncode") != 0:
+                raise SandboxError(f"layers below {spec.workdir}: {said.decode(errors='replace').strip()[-300:]}")
+        table, body = pack_files(list(files.items()))
+        await channel.request({"op": "put", "files": table}, body)
+
+
+def _below_workdir(spec: BoxSpec) -> _Below:
     """What layers hold below the working folder: that is a file system of its own, which hides theirs."""
-    found: dict[str, bytes] = {}
+    found: dict[str, Path] = {}
     for layer in spec.layers:
         root = Path(layer) / spec.workdir.lstrip("/")
-        for path in root.rglob("*") if root.is_dir() else ():
-            if path.is_file() and not path.is_symlink():
-                found[f"{spec.workdir}/{path.relative_to(root).as_posix()}"] = path.read_bytes()
-    return found
+        for path in sorted(root.rglob("*")) if root.is_dir() else ():
+            name = f"{spec.workdir}/{path.relative_to(root).as_posix()}"
+            if name in found and (path.is_symlink() or not path.is_dir()):  # it hides a folder of a lower layer
+                found = {other: there for other, there in found.items() if not other.startswith(f"{name}/")}
+            found[name] = path
+    below = _Below({}, [], {}, {})
+    full = {name.rpartition("/")[0] for name in found}
+    for name, path in found.items():
+        if path.is_symlink():
+            below.links[name] = str(path.readlink())
+        elif path.is_file():
+            below.files[name] = data = path.read_bytes()
+            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            if mode != (0o755 if data[:2] == b"#!" else 0o644):
+                below.modes[name] = mode
+        elif path.is_dir() and name not in full:
+            below.folders.append(name)
+    return below

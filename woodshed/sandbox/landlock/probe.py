@@ -12,7 +12,8 @@ from .backend import LandlockBackend
 
 _SECONDS = 30.0
 _ENFORCED = {
-    "memory": "address space, accounting", "processes": "RLIMIT_NPROC", "cpu_seconds": "RLIMIT_CPU, accounting",
+    "memory": "address space, accounting", "processes": "RLIMIT_NPROC",
+    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python",
     "file_size": "RLIMIT_FSIZE", "wall_time": "deadline", "output": "cut off",
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -15,7 +16,8 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int) -> None:
     """Write the members of a tar ``archive`` into the empty ``folder``.
 
     Links are made last, when nothing is written any more: so no name of a member can lead out through one. Devices,
-    pipes and sockets are left out. Raises SandboxError for names that lead out, and beyond ``max_bytes``.
+    pipes and sockets are left out; a hard link is a copy. Raises SandboxError for names that lead out, and beyond
+    ``max_bytes``, copies included.
     """
     links: list[tuple[Path, str]] = []
     left, files = max_bytes, 0
@@ -23,8 +25,9 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int) -> None:
         with tarfile.open(archive) as members:
             for member in members:
                 target = folder / _relative(member.name)
+                source = folder / _relative(member.linkname) if member.islnk() else None
                 files += 1
-                left -= member.size
+                left -= member.size if source is None else source.stat().st_size
                 if left < 0 or files > _MAX_FILES:
                     raise SandboxError(f"the root filesystem has more than {max_bytes} bytes or {_MAX_FILES} files")
                 if member.issym():
@@ -33,10 +36,8 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int) -> None:
                     target.mkdir(parents=True, exist_ok=True)
                 elif member.isreg() or member.islnk():
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    if member.islnk():
-                        source = folder / _relative(member.linkname)
-                        target.write_bytes(source.read_bytes())
-                        target.chmod(source.stat().st_mode)
+                    if source is not None:
+                        shutil.copy(source, target)
                         continue
                     data = members.extractfile(member)
                     assert data is not None
