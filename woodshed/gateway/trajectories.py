@@ -76,14 +76,14 @@ class Trajectories:
 
     def open(self, id: str, about: dict[str, Any]) -> str:
         """A new trajectory and its key; one that was open under this id is forgotten."""
+        key = self.keys.make()
+        opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
+        if self._journal is not None:
+            self._journal.opened(opened)
         if id in self.by_id:
             self._drop(id)
         self._finished.pop(id, None)
-        key = self.keys.issue(id)
-        opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
         self._add(opened)
-        if self._journal is not None:
-            self._journal.opened(opened)
         return key
 
     def of_key(self, key: str | None) -> OpenTrajectory:
@@ -106,32 +106,37 @@ class Trajectories:
         """
         if id in self._finished:
             return self._finished[id]
-        trajectory = self._finished[id] = self.get(id)
-        self._drop(id)
+        trajectory = self.get(id)
         if self._journal is not None:
             self._journal.finished(id)
-        if len(self._finished) > FINISHED:
-            self._close(self._finished.popitem(last=False)[0])
+        self._finished[id] = trajectory
+        self._drop(id)
+        while len(self._finished) > FINISHED:
+            oldest = next(iter(self._finished))
+            if self._journal is not None:
+                self._journal.closed(oldest)
+            del self._finished[oldest]
+        self._shorten()
         return trajectory
 
     def delete(self, id: str) -> None:
         """As ``finish``, and nothing of it is kept."""
-        if self._finished.pop(id, None) is None:
+        if id not in self._finished:
             self.get(id)
+        if self._journal is not None:
+            self._journal.closed(id)
+        if self._finished.pop(id, None) is None:
             self._drop(id)
-        self._close(id)
+        self._shorten()
 
     def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any]) -> None:
         event = {**event, "time": time.time()}
-        trajectory.feedback.append(event)
         if self._journal is not None:
             self._journal.feedback(trajectory.id, event)
+        trajectory.feedback.append(event)
 
-    def _close(self, id: str) -> None:
-        if self._journal is None:
-            return
-        self._journal.closed(id)
-        if self._journal.full:
+    def _shorten(self) -> None:
+        if self._journal is not None and self._journal.full:
             self._journal.compact(each.kept() for each in (*self._finished.values(), *self.by_id.values()))
 
     def _add(self, kept: Kept) -> None:
@@ -143,7 +148,7 @@ class Trajectories:
         if kept.finished:
             self._finished[kept.id] = trajectory
             return
-        self.keys.restore(kept.key_digest, kept.id)
+        self.keys.admit(kept.key_digest, kept.id)
         self.by_id[kept.id] = trajectory
 
     def _drop(self, id: str) -> None:

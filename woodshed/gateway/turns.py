@@ -194,9 +194,13 @@ class Turns:
             index, answer.prompt_tokens, len(answer.completion.tokens), answer.thinking_tokens,
             len(answer.reply.get("tool_calls", ())), answer.parse_error or "",
         )  # fmt: skip
-        trajectory.usage.append(usage)
         if self.journal is not None:
-            self.journal.turn(trajectory.id, index, turn.segment, before, usage)
+            try:
+                self.journal.turn(trajectory.id, index, turn.segment, before, usage)
+            except BaseException:
+                recorder.revert(turn)
+                raise
+        trajectory.usage.append(usage)
         metrics = self.metrics
         metrics.turns += 1
         metrics.prompt_tokens += answer.prompt_tokens
