@@ -17,7 +17,7 @@ from .journal import Journal, Kept
 from .keys import Keys
 from .recorder import Recorder
 from .rendering import Rendering
-from .terms import Terms, TurnUsage
+from .terms import Terms, TurnUsage, Used
 
 _REFUSAL = 500
 
@@ -38,9 +38,18 @@ class OpenTrajectory:
     feedback: list[dict[str, Any]] = field(default_factory=list)
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
-    running: set[asyncio.Task[Any]] = field(default_factory=set)
+    running: dict[asyncio.Task[Any], int] = field(default_factory=dict)
+    """How many tokens each running request may take."""
+    left: Used = field(default_factory=Used)
+    """What was sampled for clients that did not wait for their reply."""
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     closed: bool = False
+
+    def used(self) -> Used:
+        """What counts against its terms."""
+        sampled = sum(turn.sampled_tokens for turn in self.usage)
+        turns, tokens, _ = self.left
+        return Used(len(self.usage) + turns, sampled + tokens, sum(self.running.values()))
 
     def refuse(self, error: ApiError) -> None:
         """Remember status and last message of each kind of refusal."""
@@ -49,7 +58,8 @@ class OpenTrajectory:
     def kept(self) -> Kept:
         """What the journal remembers of it."""
         return Kept(
-            self.id, self.key_digest, self.about, self.recorder, self.feedback, self.usage, self.opened, self.closed
+            self.id, self.key_digest, self.about, self.recorder, self.feedback, self.usage, self.opened, self.closed,
+            self.left,
         )  # fmt: skip
 
     def session(self, segment: int) -> str:
@@ -143,7 +153,7 @@ class Trajectories:
         terms = Terms.model_validate(kept.about.get("terms", {}))
         trajectory = OpenTrajectory(
             kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback, kept.usage,
-            kept.opened, closed=kept.finished,
+            kept.opened, closed=kept.finished, left=kept.left,
         )  # fmt: skip
         if kept.finished:
             self._finished[kept.id] = trajectory
