@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +25,9 @@ _REFUSAL = 500
 FINISHED = 32
 """So many trajectories are kept after they were finished: an answer that did not arrive is asked for again."""
 
+FEEDBACK, FEEDBACK_BYTES = 1000, 16 << 20
+"""Most feedback of one trajectory: events, and bytes of them together."""
+
 
 @dataclass
 class OpenTrajectory:
@@ -36,6 +40,7 @@ class OpenTrajectory:
     recorder: Recorder
     terms: Terms
     feedback: list[dict[str, Any]] = field(default_factory=list)
+    feedback_bytes: int = 0
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
     running: dict[asyncio.Task[Any], int] = field(default_factory=dict)
@@ -139,11 +144,16 @@ class Trajectories:
             self._drop(id)
         self._shorten()
 
-    def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any]) -> None:
+    def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any], size: int) -> None:
+        """``size``: bytes of the event. Raises ApiError 403 where the trajectory has enough."""
+        if len(trajectory.feedback) >= FEEDBACK or trajectory.feedback_bytes + size > FEEDBACK_BYTES:
+            message = f"this key may send {FEEDBACK} feedback events, of {FEEDBACK_BYTES} bytes together"
+            raise ApiError(403, "feedback_full", message, type="permission_error")
         event = {**event, "time": time.time()}
         if self._journal is not None:
             self._journal.feedback(trajectory.id, event)
         trajectory.feedback.append(event)
+        trajectory.feedback_bytes += size
 
     def _shorten(self) -> None:
         if self._journal is not None and self._journal.full:
@@ -152,8 +162,9 @@ class Trajectories:
     def _add(self, kept: Kept) -> None:
         terms = Terms.model_validate(kept.about.get("terms", {}))
         trajectory = OpenTrajectory(
-            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback, kept.usage,
-            kept.opened, closed=kept.finished, left=kept.left,
+            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback,
+            sum(len(json.dumps(event)) for event in kept.feedback), kept.usage, kept.opened, closed=kept.finished,
+            left=kept.left,
         )  # fmt: skip
         if kept.finished:
             self._finished[kept.id] = trajectory
