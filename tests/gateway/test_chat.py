@@ -1,10 +1,12 @@
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from woodshed.gateway import trajectories
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.dialects.chat_requests import parse_chat
 from woodshed.gateway.errors import ApiError
@@ -310,6 +312,31 @@ def test_a_client_that_leaves_stops_the_engine_and_records_nothing() -> None:
         assert finished.requests == 1 and len(finished.segments) == 1
 
     run(ScriptedEngine(lambda _: COMPACT.encode("a")), test)
+
+
+def test_feedback_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trajectories, "FEEDBACK", 3)
+    monkeypatch.setattr(trajectories, "FEEDBACK_BYTES", 1500)
+
+    async def test(site: Site) -> None:
+        read = 0
+
+        async def long() -> AsyncIterator[bytes]:
+            nonlocal read
+            for _ in range(10_000):
+                read += 100
+                yield b"x" * 100
+
+        headers = {"authorization": f"Bearer {site.key}"}
+        large = await site.http.post("/v1/feedback", content=long(), headers=headers)
+        assert large.status_code == 413 and large.json()["error"]["code"] == "request_too_large" and read < 1300
+        for size, status in ((900, 200), (900, 403), (10, 200), (10, 200), (10, 403)):
+            answer = await site.post("/v1/feedback", {"text": "x" * size})
+            assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "feedback_full"
+        assert len((await site.admin.finish("t")).feedback) == 3
+
+    run(ScriptedEngine(replies()), test, max_body=1024)
 
 
 def test_feedback_models_health_metrics() -> None:

@@ -26,6 +26,7 @@ class Server:
         self.engine = ScriptedEngine(replies(*texts), routes=True)
         self.journal = Journal(directory)
         app = build_app(self.engine, get_format("compact"), COMPACT, admin_key=ADMIN, journal=self.journal)
+        self.trajectories = app.state.gateway.trajectories
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
         self.admin = GatewayAdmin("http://gateway", ADMIN, client=self.http)
 

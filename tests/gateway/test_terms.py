@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,18 +13,20 @@ from woodshed.engine.protocol import Sampling
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.errors import ApiError, ContextTooLong
-from woodshed.gateway.terms import MAX_AT_ONCE, Terms, TurnUsage
+from woodshed.gateway.journal import Journal
+from woodshed.gateway.terms import MAX_AT_ONCE, Terms, Used
 from woodshed.policy.formats import get_format
 
 from .parts import ADMIN, HERMES, ScriptedEngine
+from .sockets import listening
 
 ASKED = Sampling(max_tokens=100, temperature=0.1, top_p=0.5, top_k=7, min_p=0.2, seed=3, logit_bias={4: 1.0})
-TURN = TurnUsage(0, 50, 20, 0, 0)
+USED = Used(2, 40)
 
 
 def test_without_terms_a_client_has_its_way() -> None:
-    Terms().check([TURN] * 1000, 10)
-    assert Terms().apply(ASKED, [TURN], 10**6) == ASKED
+    Terms().check(Used(1000, 10**6, 10**6), 10)
+    assert Terms().apply(ASKED, USED, 10**6) == ASKED and not Terms().bounded
 
 
 @pytest.mark.parametrize(
@@ -34,24 +37,28 @@ def test_without_terms_a_client_has_its_way() -> None:
     ],
 )  # fmt: skip
 def test_a_reply_has_at_most_what_is_left(terms: dict[str, int], most: int) -> None:
-    assert Terms(**terms).apply(ASKED, [TURN, TURN], 50).max_tokens == most
+    assert Terms(**terms).apply(ASKED, USED, 50).max_tokens == most
+    assert Terms(**terms).apply(ASKED, Used(2, 30, 10), 50).max_tokens == most
 
 
 def test_a_temperature_means_the_whole_distribution() -> None:
-    sampled = Terms(temperature=1.0, seed=9).apply(ASKED, [], 0)
+    sampled = Terms(temperature=1.0, seed=9).apply(ASKED, Used(), 0)
     assert sampled == Sampling(max_tokens=100, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=9)
 
 
 def test_what_is_used_up_is_refused() -> None:
     for terms in (Terms(turns=3), Terms(sampled_tokens=40)):
         with pytest.raises(ApiError, match="this key may") as refused:
-            terms.check([TURN, TURN], 1)
+            terms.check(USED, 1)
         assert (refused.value.status, refused.value.code) == (403, "limit_reached")
     with pytest.raises(ContextTooLong):
-        Terms(context_tokens=50).apply(ASKED, [], 50)
+        Terms(context_tokens=50).apply(ASKED, Used(), 50)
     with pytest.raises(ApiError) as flood:
-        Terms().check([], MAX_AT_ONCE)
+        Terms().check(Used(), MAX_AT_ONCE)
     assert flood.value.status == 429
+    with pytest.raises(ApiError, match="hold all tokens") as held:
+        Terms(sampled_tokens=50).check(Used(2, 40, 10), 1)
+    assert held.value.status == 429
 
 
 def test_over_http() -> None:
@@ -85,3 +92,76 @@ def test_over_http() -> None:
 async def opened(admin: GatewayAdmin) -> str:
     await admin.open("u")
     return "u"
+
+
+async def ask(client: httpx.AsyncClient, key: str, number: int, **fields: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": f"Hello {number}"}], **fields}
+    return await client.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+
+def test_requests_at_once_share_what_is_left() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(lambda _: HERMES.encode("Good. " * 100))
+        engine.gate = asyncio.Event()
+        app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+            admin = GatewayAdmin("http://gateway", ADMIN, client=client)
+            key = await admin.open("t", terms=Terms(sampled_tokens=50))
+            first = [asyncio.create_task(ask(client, key, i, max_tokens=20)) for i in range(8)]
+            while len(engine.samplings) + sum(task.done() for task in first) < 8:
+                await asyncio.sleep(0)
+            assert [s.max_tokens for s in engine.samplings] == [20, 20, 10]
+            engine.gate.set()
+            statuses = [response.status_code for response in await asyncio.gather(*first)]
+            assert sorted(statuses) == [200] * 3 + [429] * 5
+            assert (await ask(client, key, 9)).status_code == 403
+            finished = await admin.finish("t")
+            assert sum(turn["sampled_tokens"] for turn in finished.usage) == 50
+            assert {code: status for code, (status, _) in finished.refusals.items()} == {
+                "too_many_requests": 429, "limit_reached": 403,
+            }  # fmt: skip
+            key = await admin.open("u", terms=Terms(sampled_tokens=50))
+            assert (await ask(client, key, 0, max_tokens=30)).status_code == 200
+            engine.say = lambda _: HERMES.encode("Good.<|im_end|>", allow_special=True)
+            said = await ask(client, key, 1, max_tokens=30)
+            assert said.status_code == 200, "what a reply did not need is there for the next"
+            assert engine.samplings[-1].max_tokens == 20
+            assert (await ask(client, key, 2, max_tokens=30)).status_code == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("terms", "most"), [(Terms(turns=3), (0, 3)), (Terms(sampled_tokens=60), (1, 60))])
+def test_reading_and_leaving_is_not_free(tmp_path: Path, terms: Terms, most: tuple[int, int]) -> None:
+    """A client that reads a part of each stream and goes away comes to its limit, and a restart does not help it."""
+
+    async def life(key: str) -> str:
+        engine = ScriptedEngine(lambda _: HERMES.encode("Good. " * 1000))
+        journal = Journal(tmp_path)
+        app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN, journal=journal)
+        async with listening(app) as (url, _), httpx.AsyncClient(base_url=url) as client:
+            if not key:
+                key = await GatewayAdmin(url, ADMIN, client=client).open("t", terms=terms)
+                trajectory = app.state.gateway.trajectories.by_id["t"]
+                headers = {"authorization": f"Bearer {key}"}
+                body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 2000}
+                engine.delay = 0.005
+                while True:
+                    call = client.stream("POST", "/v1/chat/completions", json=body, headers=headers)
+                    async with call as response:
+                        if response.status_code != 200:
+                            break
+                        async for _ in response.aiter_raw():
+                            break
+                    while trajectory.running:
+                        await asyncio.sleep(0.001)
+                    assert trajectory.used()[most[0]] <= most[1]
+                assert response.status_code == 403 and trajectory.left.turns > 0
+                assert trajectory.used()[most[0]] == most[1]
+            refused = await ask(client, key, 1)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "limit_reached")
+        journal.close()
+        return key
+
+    key = asyncio.run(life(""))
+    asyncio.run(life(key))

@@ -16,6 +16,7 @@ from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
 
 from .admin import Admin, Follow
+from .asgi import read_body
 from .dialects.chat_replies import ChatCompletions
 from .dialects.messages_replies import Messages
 from .dialects.responses_replies import Responses
@@ -71,8 +72,10 @@ class Gateway:
         trajectory = self.trajectories.of_key(client_key(dict(request.headers.raw)))
         if not trajectory.terms.feedback:
             raise ApiError(403, "no_feedback", "this key may not send feedback", type="permission_error")
-        event = json_object(await request.body())
-        self.trajectories.add_feedback(trajectory, event)
+        body = await read_body(request.receive, self.settings.max_body)
+        if body is None:
+            return Response()  # the client left
+        self.trajectories.add_feedback(trajectory, json_object(body), len(body))
         self.metrics.feedback += 1
         return JSONResponse({"events": len(trajectory.feedback)})
 

@@ -1,14 +1,16 @@
 """Append-only journal of open trajectories: one write per turn, made before the turn is answered.
 
 A frame is ``length u32, crc32 u32, payload``; a payload is ``head length u32, head (JSON)`` and, for a turn, the raw
-arrays of the tokens that it added. After a crash the last frame may be torn: it was never answered and is dropped.
-Keys are kept as hashes.
+arrays of the tokens that it added. After a crash the last frame may be torn: it was never answered and is dropped. A
+frame that could not be written whole is cut off again before the next one. Keys are kept as hashes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import logging
 import os
 import struct
 import zlib
@@ -23,7 +25,9 @@ from woodshed.record.segment import Span
 
 from .recorder import Mark, OpenSegment, Recorder
 from .rendering import Rendering
-from .terms import TurnUsage
+from .terms import TurnUsage, Used
+
+log = logging.getLogger(__name__)
 
 _FRAME = struct.Struct("<II")
 _HEAD = struct.Struct("<I")
@@ -42,6 +46,7 @@ class Kept:
     opened: float = 0.0
     finished: bool = False
     """Its key is revoked; what was recorded is kept for a while, in case the answer did not arrive."""
+    left: Used = field(default_factory=Used)
 
 
 class JournalError(RuntimeError):
@@ -64,10 +69,11 @@ class Journal:
             raise JournalError(f"{directory}: another server uses this journal") from None
         self._file = -1
         self._size, self._limit, self._least = 0, least, least
+        self._torn = False
 
     def restore(self, rendering: Rendering) -> list[Kept]:
         """Open trajectories, each ready to go on, and the last that were finished; the file is rewritten to hold only
-        these."""
+        these. Raises JournalError for a file whose turns do not follow each other."""
         kept: dict[str, Kept] = {}
         data = self.path.read_bytes() if self.path.exists() else b""
         for head, arrays in _frames(data):
@@ -76,13 +82,17 @@ class Journal:
                 digest = bytes.fromhex(head["key"])
                 usage = [TurnUsage(**turn) for turn in head.get("usage", [])]
                 kept[id] = Kept(id, digest, head["about"], Recorder(rendering), usage=usage, opened=head["opened"])
+                kept[id].left = Used(*head.get("left", ()))
             elif kind == "close":
                 kept.pop(id, None)
             elif id in kept and kind == "finish":
                 kept[id].finished = True
+            elif id in kept and kind == "left":
+                kept[id].left = Used(*head["left"])
             elif id in kept and kind == "feedback":
                 kept[id].feedback.append(head["event"])
             elif id in kept:
+                self._check(kept[id], head)
                 _replay(kept[id].recorder, head, arrays)
                 if head.get("usage"):
                     kept[id].usage.append(TurnUsage(**head["usage"]))
@@ -98,60 +108,50 @@ class Journal:
         return self._size > self._limit
 
     def compact(self, kept: Iterable[Kept]) -> None:
-        """Shorten the file to what is open."""
-        os.close(self._file)
-        self._rewrite(kept)
+        """Shorten the file to what is open. Where that fails, as on a full disk, the file stays as it is."""
+        try:
+            self._rewrite(kept)
+        except OSError as error:
+            self._limit = 2 * self._size
+            log.warning("%s stays as long as it is: %s", self.path, error)
 
     def _rewrite(self, kept: Iterable[Kept]) -> None:
+        """Nothing changes hands before the new file is whole."""
         temporary = self.path.with_suffix(".tmp")
-        self._file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        self._size = 0
-        for k in kept:
-            self.opened(k)
-            for event in k.feedback:
-                self.feedback(k.id, event)
-            for i, segment in enumerate(k.recorder.segments):
-                self.turn(k.id, i, segment, Mark(0, 0, 0), None)
-            if k.finished:
-                self.finished(k.id)
-        os.fsync(self._file)
-        os.replace(temporary, self.path)
-        self._limit = max(self._least, 4 * self._size)
+        file, size = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), 0
+        try:
+            for frame in _all_frames(kept):
+                _write_whole(file, frame)
+                size += len(frame)
+            os.fsync(file)
+            os.replace(temporary, self.path)
+        except BaseException:
+            os.close(file)
+            temporary.unlink(missing_ok=True)
+            raise
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._size, self._torn = file, size, False
+        self._limit = max(self._least, 4 * size)
 
     def opened(self, kept: Kept) -> None:
-        head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
-        self._write({**head, "usage": [vars(turn) for turn in kept.usage]})
+        self._write(_opened(kept))
 
     def closed(self, id: str) -> None:
-        self._write({"kind": "close", "id": id})
+        self._write(_frame({"kind": "close", "id": id}))
 
     def finished(self, id: str) -> None:
-        self._write({"kind": "finish", "id": id})
+        self._write(_finished(id))
 
     def feedback(self, id: str, event: dict[str, Any]) -> None:
-        self._write({"kind": "feedback", "id": id, "event": event})
+        self._write(_feedback(id, event))
 
-    def turn(self, id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage | None) -> None:
+    def left(self, id: str, left: Used) -> None:
+        self._write(_frame({"kind": "left", "id": id, "left": left}))
+
+    def turn(self, id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage) -> None:
         """What ``segment``, the trajectory's ``index``-th, has gained since ``before``, and what the turn took."""
-        start, spans = before.tokens, max(0, before.spans - 1)
-        ends = max(0, before.messages - 1)
-        routes = segment.routes.rows(max(0, start - 1), len(segment.tokens))
-        head = {
-            "kind": "turn", "id": id, "segment": index, "start": start, "count": len(segment.tokens) - start,
-            "messages": [before.messages, segment.messages[before.messages :]],
-            "spans": [spans, [[s.start, s.end, s.role, s.message] for s in segment.spans[spans:]]],
-            "ends": [ends, segment.ends[ends:]], "pending": list(segment.pending),
-            "routes": None if routes is None else list(routes.shape), "usage": None if usage is None else vars(usage),
-        }  # fmt: skip
-        if not start:
-            head["tools"] = segment.tools
-        arrays = [
-            segment.tokens[start:].tobytes(), bytes(segment.sampled[start:]),
-            segment.logprobs[start:].tobytes(), segment.versions[start:].tobytes(),
-        ]  # fmt: skip
-        if routes is not None:
-            arrays.append(routes.tobytes())
-        self._write(head, b"".join(arrays))
+        self._write(_turn(id, index, segment, before, usage))
 
     def close(self) -> None:
         for handle in (self._file, self._lock):
@@ -159,15 +159,92 @@ class Journal:
                 os.close(handle)
         self._file = self._lock = -1
 
-    def _write(self, head: dict[str, Any], arrays: bytes = b"") -> None:
-        text = json.dumps(head, separators=(",", ":")).encode()
-        payload = _HEAD.pack(len(text)) + text + arrays
-        frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
-        if os.write(self._file, frame) != len(frame):
-            raise JournalError(f"{self.path}: the disk took only part of a record")
+    def _write(self, frame: bytes) -> None:
+        """Raises JournalError where the frame could not be written: nothing of it stays in the file."""
+        try:
+            self._mend()
+            self._torn = True
+            _write_whole(self._file, frame)
+            if self._fsync:
+                os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the next write tries again
+                self._mend()
+            raise JournalError(f"{self.path}: {error.strerror}") from error
+        self._torn = False
         self._size += len(frame)
-        if self._fsync:
-            os.fsync(self._file)
+
+    def _mend(self) -> None:
+        """Cut off what a write that failed has left."""
+        if self._torn:
+            os.ftruncate(self._file, self._size)
+            self._torn = False
+
+    def _check(self, kept: Kept, turn: dict[str, Any]) -> None:
+        segments, index, start = kept.recorder.segments, turn["segment"], turn["start"]
+        if index > len(segments) or start != (len(segments[index].tokens) if index < len(segments) else 0):
+            raise JournalError(
+                f"{self.path}: a turn of {kept.id!r} (segment {index}, from token {start}) does not follow what was "
+                "recorded before it; move the file away to start without it"
+            )
+
+
+def _write_whole(file: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+def _frame(head: dict[str, Any], arrays: bytes = b"") -> bytes:
+    text = json.dumps(head, separators=(",", ":")).encode()
+    payload = _HEAD.pack(len(text)) + text + arrays
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def _all_frames(kept: Iterable[Kept]) -> Iterator[bytes]:
+    for k in kept:
+        yield _opened(k)
+        for event in k.feedback:
+            yield _feedback(k.id, event)
+        for i, segment in enumerate(k.recorder.segments):
+            yield _turn(k.id, i, segment, Mark(0, 0, 0), None)
+        if k.finished:
+            yield _finished(k.id)
+
+
+def _opened(kept: Kept) -> bytes:
+    head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
+    return _frame({**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.left})
+
+
+def _finished(id: str) -> bytes:
+    return _frame({"kind": "finish", "id": id})
+
+
+def _feedback(id: str, event: dict[str, Any]) -> bytes:
+    return _frame({"kind": "feedback", "id": id, "event": event})
+
+
+def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage | None) -> bytes:
+    start, spans = before.tokens, max(0, before.spans - 1)
+    ends = max(0, before.messages - 1)
+    routes = segment.routes.rows(max(0, start - 1), len(segment.tokens))
+    head = {
+        "kind": "turn", "id": id, "segment": index, "start": start, "count": len(segment.tokens) - start,
+        "messages": [before.messages, segment.messages[before.messages :]],
+        "spans": [spans, [[s.start, s.end, s.role, s.message] for s in segment.spans[spans:]]],
+        "ends": [ends, segment.ends[ends:]], "pending": list(segment.pending),
+        "routes": None if routes is None else list(routes.shape), "usage": None if usage is None else vars(usage),
+    }  # fmt: skip
+    if not start:
+        head["tools"] = segment.tools
+    arrays = [
+        segment.tokens[start:].tobytes(), bytes(segment.sampled[start:]),
+        segment.logprobs[start:].tobytes(), segment.versions[start:].tobytes(),
+    ]  # fmt: skip
+    if routes is not None:
+        arrays.append(routes.tobytes())
+    return _frame(head, b"".join(arrays))
 
 
 def _frames(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -15,13 +15,12 @@ class Keys:
         self._admin = AdminKey(admin_key)
         self._owners: dict[bytes, str] = {}
 
-    def issue(self, owner: str) -> str:
-        key = "ws-" + secrets.token_urlsafe(32)
-        self._owners[key_hash(key)] = owner
-        return key
+    def make(self) -> str:
+        """A new key; it opens nothing before ``admit``."""
+        return "ws-" + secrets.token_urlsafe(32)
 
-    def restore(self, digest: bytes, owner: str) -> None:
-        """A key that was issued before a restart."""
+    def admit(self, digest: bytes, owner: str) -> None:
+        """The key with this hash is ``owner``'s, also after a restart."""
         self._owners[digest] = owner
 
     def revoke(self, digest: bytes) -> None:

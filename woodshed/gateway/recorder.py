@@ -33,6 +33,17 @@ class Mark(NamedTuple):
     spans: int
 
 
+class Before(NamedTuple):
+    """What a turn changes in a segment, beside adding tokens."""
+
+    tokens: int
+    messages: list[Message]
+    ends: list[int]
+    spans: list[Span]
+    pending: tuple[int, ...]
+    undelivered: bool
+
+
 @dataclass(eq=False)
 class OpenSegment:
     """A segment that may still grow. ``ends[i]`` counts the tokens up to the end of message i.
@@ -71,6 +82,18 @@ class OpenSegment:
         self.logprobs.extend(logprobs)
         self.versions.extend(versions)
 
+    def before(self) -> Before:
+        """For ``put_back``."""
+        lists = self.messages, list(self.ends), list(self.spans)
+        return Before(len(self.tokens), *lists, self.pending, self.undelivered)
+
+    def put_back(self, before: Before) -> None:
+        """As it was then."""
+        end, self.messages, self.ends, self.spans, self.pending, self.undelivered = before
+        for held in (self.tokens, self.sampled, self.logprobs, self.versions):
+            del held[end:]
+        self.routes.forget(end)
+
     def common_messages(self, messages: list[Any]) -> int:
         """How many leading messages mean the same here and in ``messages``."""
         n = 0
@@ -103,6 +126,8 @@ class Turn:
     prompt: list[int]
     parts: list[Part]
     fresh: bool
+    before: Before | None = None
+    """The segment before the turn was committed."""
 
     def mark(self) -> Mark:
         """How far the segment has come; nothing of a new segment has been recorded yet."""
@@ -146,6 +171,7 @@ class Recorder:
     def commit(self, turn: Turn, completion: Completion, reply: Message) -> None:
         """Record what the engine was given and what it sampled; ``reply`` is the message the client gets."""
         segment = turn.segment
+        turn.before = segment.before()
         segment.busy = segment.undelivered = False
         for role, index, ids in turn.parts:
             self._append(segment, role, index, ids)
@@ -164,6 +190,14 @@ class Recorder:
         if turn.fresh:
             self.segments.append(segment)
             self.prefix_breaks = len(self.segments) - 1
+
+    def revert(self, turn: Turn) -> None:
+        """Take back the turn that was committed last."""
+        assert turn.before is not None
+        turn.segment.put_back(turn.before)
+        if turn.fresh:
+            self.segments.remove(turn.segment)
+            self.prefix_breaks = max(0, len(self.segments) - 1)
 
     def adopt(self, tools: Tools) -> None:
         """Make room for a segment that was recorded before a restart."""

@@ -25,6 +25,11 @@ class Routes:
         view = self._ids[end - len(ids) : end]
         np.copyto(view, ids, where=view < 0)
 
+    def forget(self, start: int) -> None:
+        """Nothing is known of the tokens from ``start`` on."""
+        if self._ids is not None:
+            self._ids[start:] = -1
+
     def copy(self, end: int) -> Routes:
         other = Routes()
         if self._ids is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pydantic import Field
 
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.protocol import OnToken, Sampling
 from woodshed.record.settings import Settings
 
 from .errors import ApiError, ContextTooLong
@@ -34,6 +34,28 @@ class TurnUsage:
     parse_error: str = ""
 
 
+class Used(NamedTuple):
+    """What counts against terms. ``held``: tokens that running requests may still take."""
+
+    turns: int = 0
+    sampled_tokens: int = 0
+    held: int = 0
+
+
+class Tally:
+    """Counts the tokens that are sampled for one request, and passes them on."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.then: OnToken | None = None
+
+    def on_token(self, token: int, logprob: float, version: int) -> None:
+        """Called in the engine's thread."""
+        self.tokens += 1
+        if self.then is not None:
+            self.then(token, logprob, version)
+
+
 class Terms(Settings):
     """The terms of one key. 0 is no limit."""
 
@@ -52,23 +74,31 @@ class Terms(Settings):
     feedback: bool = True
     """Whether the client may send feedback. Where a policy's own code has the key, it would praise itself."""
 
-    def check(self, usage: Sequence[TurnUsage], running: int) -> None:
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is used up."""
+        return bool(self.turns or self.sampled_tokens)
+
+    def check(self, used: Used, running: int) -> None:
         """Whether one more request may start beside ``running`` others. Raises ApiError 403, or 429 for a flood."""
         if running >= MAX_AT_ONCE:
             message = f"this key has {running} requests running; wait for one of them"
             raise ApiError(429, "too_many_requests", message, type="rate_limit_error")
-        if self.turns and len(usage) + running >= self.turns:
+        if self.turns and used.turns + running >= self.turns:
             raise _refusal(f"this key may take {self.turns} turns")
-        if self.sampled_tokens and _sampled(usage) >= self.sampled_tokens:
+        if self.sampled_tokens and used.sampled_tokens >= self.sampled_tokens:
             raise _refusal(f"this key may sample {self.sampled_tokens} tokens")
+        if self.sampled_tokens and used.sampled_tokens + used.held >= self.sampled_tokens:
+            message = "the requests of this key that run hold all tokens that it has left; wait for one of them"
+            raise ApiError(429, "too_many_requests", message, type="rate_limit_error")
 
-    def apply(self, sampling: Sampling, usage: Sequence[TurnUsage], prompt_tokens: int) -> Sampling:
+    def apply(self, sampling: Sampling, used: Used, prompt_tokens: int) -> Sampling:
         """``sampling`` as these terms have it. Raises ContextTooLong where the prompt leaves no room."""
         most = sampling.max_tokens
         if self.turn_tokens:
             most = min(most, self.turn_tokens)
         if self.sampled_tokens:
-            most = min(most, max(1, self.sampled_tokens - _sampled(usage)))
+            most = min(most, max(1, self.sampled_tokens - used.sampled_tokens - used.held))
         if self.context_tokens:
             if prompt_tokens >= self.context_tokens:
                 raise ContextTooLong(prompt_tokens, self.context_tokens)
@@ -77,10 +107,6 @@ class Terms(Settings):
         if self.temperature is not None:
             changed = replace(changed, temperature=self.temperature, top_p=1.0, top_k=0, min_p=0.0, logit_bias={})
         return changed if self.seed is None else replace(changed, seed=self.seed)
-
-
-def _sampled(usage: Sequence[TurnUsage]) -> int:
-    return sum(turn.sampled_tokens for turn in usage)
 
 
 def _refusal(message: str) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,12 +18,15 @@ from .journal import Journal, Kept
 from .keys import Keys
 from .recorder import Recorder
 from .rendering import Rendering
-from .terms import Terms, TurnUsage
+from .terms import Terms, TurnUsage, Used
 
 _REFUSAL = 500
 
 FINISHED = 32
 """So many trajectories are kept after they were finished: an answer that did not arrive is asked for again."""
+
+FEEDBACK, FEEDBACK_BYTES = 1000, 16 << 20
+"""Most feedback of one trajectory: events, and bytes of them together."""
 
 
 @dataclass
@@ -36,11 +40,21 @@ class OpenTrajectory:
     recorder: Recorder
     terms: Terms
     feedback: list[dict[str, Any]] = field(default_factory=list)
+    feedback_bytes: int = 0
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
-    running: set[asyncio.Task[Any]] = field(default_factory=set)
+    running: dict[asyncio.Task[Any], int] = field(default_factory=dict)
+    """How many tokens each running request may take."""
+    left: Used = field(default_factory=Used)
+    """What was sampled for clients that did not wait for their reply."""
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     closed: bool = False
+
+    def used(self) -> Used:
+        """What counts against its terms."""
+        sampled = sum(turn.sampled_tokens for turn in self.usage)
+        turns, tokens, _ = self.left
+        return Used(len(self.usage) + turns, sampled + tokens, sum(self.running.values()))
 
     def refuse(self, error: ApiError) -> None:
         """Remember status and last message of each kind of refusal."""
@@ -49,7 +63,8 @@ class OpenTrajectory:
     def kept(self) -> Kept:
         """What the journal remembers of it."""
         return Kept(
-            self.id, self.key_digest, self.about, self.recorder, self.feedback, self.usage, self.opened, self.closed
+            self.id, self.key_digest, self.about, self.recorder, self.feedback, self.usage, self.opened, self.closed,
+            self.left,
         )  # fmt: skip
 
     def session(self, segment: int) -> str:
@@ -76,14 +91,14 @@ class Trajectories:
 
     def open(self, id: str, about: dict[str, Any]) -> str:
         """A new trajectory and its key; one that was open under this id is forgotten."""
+        key = self.keys.make()
+        opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
+        if self._journal is not None:
+            self._journal.opened(opened)
         if id in self.by_id:
             self._drop(id)
         self._finished.pop(id, None)
-        key = self.keys.issue(id)
-        opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
         self._add(opened)
-        if self._journal is not None:
-            self._journal.opened(opened)
         return key
 
     def of_key(self, key: str | None) -> OpenTrajectory:
@@ -106,44 +121,55 @@ class Trajectories:
         """
         if id in self._finished:
             return self._finished[id]
-        trajectory = self._finished[id] = self.get(id)
-        self._drop(id)
+        trajectory = self.get(id)
         if self._journal is not None:
             self._journal.finished(id)
-        if len(self._finished) > FINISHED:
-            self._close(self._finished.popitem(last=False)[0])
+        self._finished[id] = trajectory
+        self._drop(id)
+        while len(self._finished) > FINISHED:
+            oldest = next(iter(self._finished))
+            if self._journal is not None:
+                self._journal.closed(oldest)
+            del self._finished[oldest]
+        self._shorten()
         return trajectory
 
     def delete(self, id: str) -> None:
         """As ``finish``, and nothing of it is kept."""
-        if self._finished.pop(id, None) is None:
+        if id not in self._finished:
             self.get(id)
+        if self._journal is not None:
+            self._journal.closed(id)
+        if self._finished.pop(id, None) is None:
             self._drop(id)
-        self._close(id)
+        self._shorten()
 
-    def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any]) -> None:
+    def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any], size: int) -> None:
+        """``size``: bytes of the event. Raises ApiError 403 where the trajectory has enough."""
+        if len(trajectory.feedback) >= FEEDBACK or trajectory.feedback_bytes + size > FEEDBACK_BYTES:
+            message = f"this key may send {FEEDBACK} feedback events, of {FEEDBACK_BYTES} bytes together"
+            raise ApiError(403, "feedback_full", message, type="permission_error")
         event = {**event, "time": time.time()}
-        trajectory.feedback.append(event)
         if self._journal is not None:
             self._journal.feedback(trajectory.id, event)
+        trajectory.feedback.append(event)
+        trajectory.feedback_bytes += size
 
-    def _close(self, id: str) -> None:
-        if self._journal is None:
-            return
-        self._journal.closed(id)
-        if self._journal.full:
+    def _shorten(self) -> None:
+        if self._journal is not None and self._journal.full:
             self._journal.compact(each.kept() for each in (*self._finished.values(), *self.by_id.values()))
 
     def _add(self, kept: Kept) -> None:
         terms = Terms.model_validate(kept.about.get("terms", {}))
         trajectory = OpenTrajectory(
-            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback, kept.usage,
-            kept.opened, closed=kept.finished,
+            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback,
+            sum(len(json.dumps(event)) for event in kept.feedback), kept.usage, kept.opened, closed=kept.finished,
+            left=kept.left,
         )  # fmt: skip
         if kept.finished:
             self._finished[kept.id] = trajectory
             return
-        self.keys.restore(kept.key_digest, kept.id)
+        self.keys.admit(kept.key_digest, kept.id)
         self.by_id[kept.id] = trajectory
 
     def _drop(self, id: str) -> None:

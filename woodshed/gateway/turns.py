@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,17 +12,19 @@ from woodshed.engine.protocol import Completion, Engine, Sampling
 from woodshed.policy.formats.base import ParsedMessage
 
 from .errors import ApiError, ContextTooLong
-from .journal import Journal
+from .journal import Journal, JournalError
 from .messages import Message
 from .metrics import Metrics
 from .recorder import Turn
 from .redelivery import completion_of, recorded
 from .rendering import Rendering
 from .request import Request
-from .terms import TurnUsage
+from .terms import Tally, TurnUsage, Used
 from .trajectories import OpenTrajectory
 from .unsent import Parse
 from .watch import Watch
+
+log = logging.getLogger(__name__)
 
 _NO_TOOLS: list[dict[str, Any]] = []
 
@@ -90,11 +93,12 @@ class Turns:
             if listener is not None:
                 listener.planned(again.prompt_tokens)
             return again
-        trajectory.terms.check(trajectory.usage, len(trajectory.running))
+        trajectory.terms.check(trajectory.used(), len(trajectory.running))
         turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools))
         task = asyncio.current_task()
         assert task is not None
-        trajectory.running.add(task)
+        trajectory.running[task] = 0
+        tally = Tally()
         try:
             watch = None
             if listener is not None or request.stop:
@@ -102,7 +106,7 @@ class Turns:
                 watch = Watch(self.rendering.tokenizer, request.stop, self.rendering.stop_ids, on_text)
             if listener is not None:
                 listener.planned(len(turn.prompt))
-            completion = await self._sample(trajectory, turn, request, watch)
+            completion = await self._sample(trajectory, turn, request, watch, tally)
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
             if completion.stop_reason == "cancelled":
@@ -117,10 +121,22 @@ class Turns:
             self.metrics.cancelled += 1
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran") from None
+            self._left(trajectory, tally.tokens)
             raise
         finally:
-            trajectory.running.discard(task)
+            del trajectory.running[task]
             turn.segment.busy = False
+
+    def _left(self, trajectory: OpenTrajectory, sampled: int) -> None:
+        """What was sampled for a client that has left counts as if it had been answered."""
+        if not sampled:
+            return
+        trajectory.left = Used(trajectory.left.turns + 1, trajectory.left.sampled_tokens + sampled)
+        if self.journal is not None:
+            try:
+                self.journal.left(trajectory.id, trajectory.left)
+            except JournalError as error:  # nobody waits for an answer; a restart would forget it
+                log.error("%s", error)
 
     def _recorded(self, trajectory: OpenTrajectory, request: Request, parse: Parse) -> Answer | None:
         """The answer that was recorded before a restart and may not have arrived."""
@@ -141,7 +157,7 @@ class Turns:
         )  # fmt: skip
 
     async def _sample(
-        self, trajectory: OpenTrajectory, turn: Turn, request: Request, watch: Watch | None
+        self, trajectory: OpenTrajectory, turn: Turn, request: Request, watch: Watch | None, tally: Tally
     ) -> Completion:
         sampling = Sampling(
             max_tokens=request.max_tokens or self.max_tokens,
@@ -153,13 +169,17 @@ class Turns:
             seed=request.seed,
             logit_bias=request.logit_bias,
         )
-        sampling = trajectory.terms.apply(sampling, trajectory.usage, len(turn.prompt))
+        sampling = trajectory.terms.apply(sampling, trajectory.used(), len(turn.prompt))
+        on_token = None if watch is None else watch.on_token
+        if trajectory.terms.bounded:
+            task = asyncio.current_task()
+            assert task is not None
+            trajectory.running[task] = sampling.max_tokens
+            tally.then, on_token = on_token, tally.on_token
         session = trajectory.session(turn.segment.number)
         try:
-            if watch is None:
-                return await self.engine.generate(turn.prompt, sampling, session=session)
-            call = self.engine.generate(turn.prompt, sampling, session=session, on_token=watch.on_token)
-            return await _watched(call, watch)
+            call = self.engine.generate(turn.prompt, sampling, session=session, on_token=on_token)
+            return await (call if watch is None else _watched(call, watch))
         except ContextLengthExceeded as error:
             raise ContextTooLong(error.tokens, error.context) from None
         except EngineBusy as error:
@@ -194,9 +214,13 @@ class Turns:
             index, answer.prompt_tokens, len(answer.completion.tokens), answer.thinking_tokens,
             len(answer.reply.get("tool_calls", ())), answer.parse_error or "",
         )  # fmt: skip
-        trajectory.usage.append(usage)
         if self.journal is not None:
-            self.journal.turn(trajectory.id, index, turn.segment, before, usage)
+            try:
+                self.journal.turn(trajectory.id, index, turn.segment, before, usage)
+            except BaseException:
+                recorder.revert(turn)
+                raise
+        trajectory.usage.append(usage)
         metrics = self.metrics
         metrics.turns += 1
         metrics.prompt_tokens += answer.prompt_tokens
