@@ -1,10 +1,13 @@
 """What each kv policy of a weight swap promises."""
 
 import asyncio
+import itertools
 
 import pytest
 import torch
 
+from woodshed.engine import packing
+from woodshed.engine.errors import EngineClosed
 from woodshed.engine.protocol import Sampling
 
 from .models import DENSE, clone_state, decoder, full_logprobs, prompt, run, running, worst_gap
@@ -169,6 +172,47 @@ def test_a_state_that_does_not_fit_changes_nothing():
             done = await engine.generate(prompt(6), Sampling(max_tokens=4))
             assert engine.version == 0 and done.versions == [0] * 4
             assert worst_gap(decoder(), prompt(6), done.tokens, done.logprobs) < TOLERANCE
+
+    run(main())
+
+
+def broken_half_way(monkeypatch):
+    """A state that breaks while it is copied, after other tensors of it."""
+    state = clone_state(decoder(seed=1))
+    state["model.norm.weight"] = state["model.norm.weight"].to("meta")  # has a shape and nothing to copy
+    return state
+
+
+def broken_in_the_copies(monkeypatch):
+    """A good state, for whose packed copies there is no memory."""
+    monkeypatch.setattr(packing, "WORTH_BYTES", 0)
+    real, calls = torch.ops.mkldnn._reorder_linear_weight, itertools.count()
+
+    def first_copies_only(*args):
+        if next(calls) > 4 * DENSE.num_layers:
+            raise MemoryError("no memory for copies")
+        return real(*args)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", first_copies_only)
+    return clone_state(decoder(seed=1))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("broken", [broken_half_way, broken_in_the_copies])
+def test_nothing_is_sampled_after_a_load_that_failed_half_way(broken, monkeypatch):
+    async def main():
+        state = broken(monkeypatch)
+        async with running(decoder(), max_running=1) as engine:
+            asks = [asyncio.create_task(engine.generate(prompt(5), Sampling(max_tokens=240))) for _ in range(2)]
+            while engine.stats()["generated_tokens"] < 3:
+                await asyncio.sleep(0)
+            with pytest.raises(EngineClosed, match="loading version 1 failed"):
+                await asyncio.wait_for(engine.update_weights(1, state), 10)
+            for ask in await asyncio.gather(*asks, return_exceptions=True):
+                assert isinstance(ask, EngineClosed) and "loading version 1 failed" in str(ask)
+            with pytest.raises(EngineClosed, match="loading version 1 failed"):
+                await engine.generate(prompt(5), Sampling())
+            assert engine.version == 0
 
     run(main())
 

@@ -7,6 +7,8 @@
 | ``POST /weights`` ``{version}`` | follow the weight chain; answers when the engine has that version |
 | ``GET /stats`` | the engine's counters, its vocabulary and its context |
 | ``GET /health``, ``GET /metrics`` | need no key |
+
+``/stats`` and ``/health`` of an engine that has stopped answer 503.
 """
 
 from __future__ import annotations
@@ -89,10 +91,12 @@ class _Service:
 
     async def stats(self, request: Request) -> Response:
         self._check(request)
+        self._check_open()
         fixed = {"vocabulary": self.engine.vocabulary, "context": self.engine.context}
         return JSONResponse({**self.engine.stats(), **fixed})
 
     async def health(self, request: Request) -> Response:
+        self._check_open()
         return JSONResponse({"status": "ok", "version": self.engine.version})
 
     async def metrics(self, request: Request) -> Response:
@@ -107,6 +111,12 @@ class _Service:
         if not isinstance(data, dict):
             raise _Refused(400, ValueError("the request body must be a JSON object"))
         return data
+
+    def _check_open(self) -> None:
+        try:
+            self.engine.check_open()
+        except EngineClosed as error:
+            raise _Refused(503, error) from None
 
     def _check(self, request: Request) -> None:
         if not self.key.matches(bearer(request.headers.get("authorization", "").encode("latin-1"))):
