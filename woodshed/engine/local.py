@@ -290,7 +290,7 @@ class LocalEngine:
             all(self._accept(one.request, token, logprob) for token, logprob in zip(one.tokens, one.logprobs))
 
     def _accept(self, request: Request, token: int, logprob: float) -> bool:
-        """False where the request failed."""
+        """False where the request is over."""
         if math.isnan(logprob):
             self._fail(request, EngineError(f"the policy (version {self._version}) yields logits that are not finite"))
             return False
@@ -305,7 +305,7 @@ class LocalEngine:
         self._counts["generated_tokens"] += 1
         if reason is not None:
             self._finish(request, reason)
-        return True
+        return reason is None
 
     def _finish(self, request: Request, reason: StopReason) -> None:
         prompt_routes = routes = None

@@ -86,8 +86,9 @@ class Request:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if self.on_token is not None:
-            self.on_token(token, logprob, version)
+        enough = self.on_token is not None and self.on_token(token, logprob, version) is True
         if token in self.stop_ids:
             return "stop"
-        return "length" if len(self.tokens) >= self.limit else None
+        if len(self.tokens) >= self.limit:
+            return "length"
+        return "cancelled" if enough else None

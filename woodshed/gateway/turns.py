@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
-from woodshed.engine.protocol import Completion, Engine, Sampling
+from woodshed.engine.protocol import Completion, Engine, OnToken, Sampling
 from woodshed.policy.formats.base import ParsedMessage
 
 from .errors import ApiError, ContextTooLong
@@ -158,8 +158,8 @@ class Turns:
         try:
             if watch is None:
                 return await self.engine.generate(turn.prompt, sampling, session=session)
-            call = self.engine.generate(turn.prompt, sampling, session=session, on_token=watch.on_token)
-            return await _watched(call, watch)
+            on_token = _listening(watch)
+            return _cut(await self.engine.generate(turn.prompt, sampling, session=session, on_token=on_token), watch)
         except ContextLengthExceeded as error:
             raise ContextTooLong(error.tokens, error.context) from None
         except EngineBusy as error:
@@ -210,29 +210,23 @@ def _finish_reason(completion: Completion, calls: bool) -> str:
     return "length" if completion.stop_reason == "length" else "tool_calls" if calls else "stop"
 
 
-async def _watched(call: Any, watch: Watch) -> Completion:
+def _listening(watch: Watch) -> OnToken:
+    """Tells the watch, and the engine when a stop string was found."""
+
+    def on_token(token: int, logprob: float, version: int) -> bool:
+        watch.on_token(token, logprob, version)
+        return watch.cut is not None
+
+    return on_token
+
+
+def _cut(done: Completion, watch: Watch) -> Completion:
     """The completion, ended at a stop string."""
-    task: asyncio.Task[Completion] = asyncio.ensure_future(call)
-    watch.on_stop = task.cancel
-    done: Completion | None = None
-    try:
-        done = await task
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if watch.cut is None or (current is not None and current.cancelling()):
-            raise
     watch.look()
     if watch.cut is None:
-        assert done is not None
         return done
-    cut = watch.cut
-    kept = watch.tokens[:cut]
-    return Completion(
-        tokens=[token for token, _, _ in kept],
-        logprobs=[logprob for _, logprob, _ in kept],
-        versions=[version for _, _, version in kept],
-        stop_reason="stop",
-        routes=done.routes[:cut] if done is not None and done.routes is not None else None,
-        prompt_routes=done.prompt_routes if done is not None else None,
-        cached_tokens=done.cached_tokens if done is not None else 0,
-    )
+    kept = slice(watch.cut)
+    return replace(
+        done, tokens=done.tokens[kept], logprobs=done.logprobs[kept], versions=done.versions[kept], stop_reason="stop",
+        routes=None if done.routes is None else done.routes[kept],
+    )  # fmt: skip
