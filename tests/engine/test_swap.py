@@ -3,14 +3,16 @@
 import asyncio
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
 from woodshed.engine import packing
 from woodshed.engine.errors import EngineClosed
 from woodshed.engine.protocol import Sampling
+from woodshed.policy.decoder import causal_attend
 
-from .models import DENSE, clone_state, decoder, full_logprobs, prompt, run, running, worst_gap
+from .models import DENSE, MOE, clone_state, decoder, full_logprobs, prompt, run, running, slow, worst_gap
 
 TOLERANCE = 1e-4
 
@@ -53,6 +55,44 @@ def test_recompute_samples_from_the_new_weights_alone():
         before = worst_gap(old, prompt(12), done.tokens[:cut], done.logprobs[:cut])
         after = worst_gap(new, prompt(12) + done.tokens[:cut], done.tokens[cut:], done.logprobs[cut:])
         assert before < TOLERANCE and after < TOLERANCE
+
+    run(main())
+
+
+def full_routes(policy, tokens):
+    """int16 ``[T, L, K]`` of a full forward."""
+    sink = []
+    with torch.no_grad():
+        policy.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None], causal_attend(), route_sink=sink)
+    return torch.stack(sink, -2)[0].numpy()
+
+
+def test_after_recompute_routes_are_those_under_which_tokens_were_sampled():
+    async def main():
+        policies = [decoder(MOE, seed=seed) for seed in range(3)]
+        async with running(slow(decoder(MOE))) as engine:
+            count, states = itertools.count(1), [clone_state(policy) for policy in policies]
+            loop, due = asyncio.get_running_loop(), {10: asyncio.Event(), 20: asyncio.Event()}
+
+            def on_token(*_):
+                if (event := due.get(next(count))) is not None:
+                    loop.call_soon_threadsafe(event.set)
+
+            ask = engine.generate(prompt(12), Sampling(max_tokens=40), on_token=on_token)
+            task = asyncio.create_task(ask)
+            for version, event in enumerate(due.values(), 1):
+                await event.wait()
+                await engine.update_weights(version, states[version], kv="recompute")
+            done = await task
+        sequence, got = prompt(12) + done.tokens, np.concatenate([done.prompt_routes, done.routes])
+        start = 0
+        for version, policy in enumerate(policies):
+            # the input that yields the last token of a version is the one before it
+            end = 11 + sum(v <= version for v in done.versions)
+            assert start < end
+            assert (got[start:end] == full_routes(policy, sequence[:end])[start:]).all()
+            start = end
+        assert start == 51 and (got[51] == -1).all()
 
     run(main())
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -310,10 +311,11 @@ class LocalEngine:
     def _finish(self, request: Request, reason: StopReason) -> None:
         prompt_routes = routes = None
         if self._cache.routes is not None and request.row >= 0:
-            of_row = self._cache.routes[request.row]
-            prompt_routes = of_row[request.reused : len(request.prompt)].copy()
-            routes = of_row[len(request.prompt) : request.total].copy()
-            routes[max(0, int(self._cache.lengths[request.row]) - len(request.prompt)) :] = -1  # sampled, not yet fed
+            of_row = self._cache.routes[request.row, : request.total].copy()
+            of_row[int(self._cache.lengths[request.row]) :] = -1  # sampled, not yet fed
+            if request.routes is not None:
+                of_row[: len(request.routes)] = request.routes
+            prompt_routes, routes = np.split(of_row[request.reused :], [len(request.prompt) - request.reused])
         if request.row >= 0:
             self._scheduler.retire(request)
             self._counts["reused_tokens"] += request.cached
