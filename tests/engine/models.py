@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,6 +31,18 @@ def decoder(config: DecoderConfig = DENSE, seed: int = 0, sharpness: float = 25.
     with torch.no_grad():
         made.norm.mul_(sharpness)
     return made
+
+
+def slow(policy: Decoder) -> Decoder:
+    """The same, whose steps take so long that something can be done between two of them."""
+    forward = policy.forward
+
+    def slowly(*args: Any, **kwargs: Any) -> torch.Tensor:
+        time.sleep(0.004)
+        return forward(*args, **kwargs)
+
+    policy.forward = slowly  # type: ignore[method-assign]
+    return policy
 
 
 def clone_state(policy: Decoder) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed
 from woodshed.engine.protocol import Sampling
 
-from .models import DENSE, MOE, decoder, prompt, run, worst_gap
+from .models import DENSE, MOE, decoder, prompt, run, slow, worst_gap
 from .served import KINDS
 
 TOLERANCE = 1e-4
@@ -131,6 +131,30 @@ def test_cancelling_stops_the_work(opened):
             await until(lambda: not engine.stats()["running"])
             done = await engine.generate(prompt(5), Sampling(max_tokens=5), session="t.0.0")
             assert worst_gap(decoder(), prompt(5), done.tokens, done.logprobs) < TOLERANCE
+
+    run(main())
+
+
+def test_a_listener_that_has_enough_ends_the_completion_and_loses_nothing_of_it(opened):
+    async def main():
+        async with opened(slow(decoder(MOE))) as engine:
+            heard = []
+
+            def enough(*token):
+                heard.append(token)
+                return len(heard) >= 7
+
+            ask = Sampling(max_tokens=220)
+            await engine.generate(prompt(9), Sampling(max_tokens=1), session="t.0.0")
+            done = await engine.generate(prompt(12), ask, session="t.0.0", on_token=enough)
+            assert done.stop_reason == "cancelled" and 7 <= len(done.tokens) < 220 and done.cached_tokens == 9
+            assert heard == list(zip(done.tokens, done.logprobs, done.versions))
+            assert done.routes.shape == (len(heard), 3, 2) and len(done.prompt_routes) == 3
+            assert (done.prompt_routes[:, 0] >= 0).all() and (done.routes[:-1, 0] >= 0).all()
+            longer = prompt(12) + done.tokens + prompt(3, seed=1)
+            again = await engine.generate(longer, Sampling(max_tokens=3), session="t.0.0", on_token=lambda *_: False)
+            assert len(again.tokens) == 3 and again.cached_tokens >= len(longer) - 4
+            assert worst_gap(decoder(MOE), longer, again.tokens, again.logprobs) < TOLERANCE
 
     run(main())
 

@@ -1,6 +1,7 @@
 """A real engine follows a chain: decoded beside it, paused only to swap, in whatever order it is told."""
 
 import asyncio
+import threading
 import uuid
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from woodshed.engine.follow import ChainWatch
 from woodshed.engine.protocol import Sampling
 from woodshed.weights.chain import Publisher
 from woodshed.weights.manifest import version_key
-from woodshed.weights.store import open_store
+from woodshed.weights.store import FolderStore, open_store
 
 POLICIES = [decoder(seed=seed) for seed in range(4)]
 
@@ -96,5 +97,81 @@ def test_a_damaged_version_is_reported_and_serving_goes_on(chain: str) -> None:
                 await watching.follow(1)
             publisher.publish(2, clone_state(POLICIES[2]))
             assert await watching.follow(2) == 2 and await samples_from(engine, 2)
+
+    asyncio.run(main())
+
+
+class Gated(FolderStore):
+    """A folder that answers nothing while its gate is closed; counts who stands before it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, fsync=False)
+        self.gate = threading.Event()
+        self.came = 0
+
+    def get(self, key: str) -> bytes:
+        if not self.gate.is_set():
+            self.came += 1
+            assert self.gate.wait(60)
+        return super().get(key)
+
+
+def test_a_version_that_was_decoded_for_nobody_is_used_by_the_next_who_asks(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Gated(tmp_path)
+        Publisher(FolderStore(tmp_path, fsync=False)).publish(1, clone_state(POLICIES[1]))
+        async with running(decoder(seed=0)) as engine:
+            watching = ChainWatch(engine, store, poll_seconds=0.01, timeout_seconds=10)
+            gone = asyncio.create_task(watching.follow(1))
+            while not store.came:
+                await asyncio.sleep(0.001)
+            gone.cancel()  # as where its time is over
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            waits = asyncio.create_task(watching.catch_up())
+            await asyncio.sleep(0.05)
+            assert store.came == 1, "one reads at a time"
+            waits.cancel()
+            store.gate.set()
+            while watching.follower.version != 1:
+                await asyncio.sleep(0.001)
+            assert await watching.follow(1) == 1 and await samples_from(engine, 1)
+
+    asyncio.run(main())
+
+
+def test_a_version_that_the_engine_refused_is_not_forgotten(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FolderStore(tmp_path, fsync=False)
+        publisher = Publisher(store, 1)
+        strange = {name: tensor for name, tensor in clone_state(POLICIES[1]).items() if name != "model.norm.weight"}
+        publisher.publish(1, strange)
+        async with running(decoder(seed=0)) as engine:
+            watching = ChainWatch(engine, store, poll_seconds=0.01, timeout_seconds=10)
+            for _ in range(2):
+                with pytest.raises(ValueError, match=r"lacks model\.norm\.weight"):
+                    await watching.follow(1)
+            assert engine.version == 0 and await samples_from(engine, 0)
+            publisher.publish(2, clone_state(POLICIES[2]))
+            assert await watching.follow(1) == 2 and await samples_from(engine, 2)
+
+    asyncio.run(main())
+
+
+def test_what_is_decoded_is_used_though_what_follows_is_damaged(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FolderStore(tmp_path, fsync=False)
+        publisher = Publisher(store, 100)
+        publisher.publish(0, clone_state(POLICIES[0]))
+        publisher.publish(1, clone_state(POLICIES[1]))
+        async with running(decoder(seed=0)) as engine:
+            watching = ChainWatch(engine, store, poll_seconds=0.01, timeout_seconds=10)
+            assert watching.follower.advance() == 1
+            publisher.publish(2, clone_state(POLICIES[2]))
+            torn = version_key(2, "delta-00000-00000.bin")
+            store.put(torn, store.get(torn)[:100])
+            with pytest.raises(EngineError, match=r"v000002/delta-00000-00000\.bin"):
+                await watching.follow(2)
+            assert engine.version == 1 and await samples_from(engine, 1)
 
     asyncio.run(main())

@@ -235,6 +235,24 @@ def test_an_engine_that_computes_wrongly_is_tried_elsewhere_once():
     run(main())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_stopped_within_its_server_is_away():
+    async def main():
+        async with serving() as a, serving() as b, routed(a, b) as router:
+            state = clone_state(decoder(seed=1))
+            state["model.norm.weight"] = state["model.norm.weight"].to("meta")  # breaks when it is copied
+            with pytest.raises(EngineClosed):
+                await a.engine.update_weights(1, state)
+            while router.stats()["engines_serving"] == 2:
+                await asyncio.sleep(0.01)
+            (gone,) = [e for e in router.stats()["engines"] if not e["serving"]]
+            assert gone["url"] == a.url and "loading version 1 failed" in gone["why"]
+            done = await router.generate(prompt(5), Sampling(max_tokens=5))
+            assert worst_gap(decoder(), prompt(5), done.tokens, done.logprobs) < TOLERANCE
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("key", "vocabulary", "why"), [("another-key-than-that", 97, "admin key"), (KEY, 50, "97 tokens, not 50")]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from woodshed.engine.pace import REST, Pace
 from woodshed.engine.protocol import Completion, Sampling
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
-from woodshed.policy.decoder import Decoder
+from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.policy.mtp import MtpHead
 
 SAMPLINGS = [
@@ -68,8 +69,6 @@ class Perfect(MtpHead):
 
     def __init__(self, policy: Decoder, tokens: list[int]) -> None:
         super().__init__(policy.config, seed=0)
-        from woodshed.policy.decoder import causal_attend
-
         with torch.no_grad():
             ids = torch.tensor([tokens])
             self.known = policy.forward(ids, torch.arange(len(tokens))[None], causal_attend())[0]
@@ -77,6 +76,55 @@ class Perfect(MtpHead):
     def forward(self, decoder, before, tokens, positions, attend):  # type: ignore[no-untyped-def, override]
         super().forward(decoder, before, tokens, positions, attend)
         return self.known[positions]
+
+
+class Likeliest(MtpHead):
+    """A head that is right as often as a head can be: it guesses what the network finds likeliest."""
+
+    def forward(self, decoder, before, tokens, positions, attend):  # type: ignore[no-untyped-def, override]
+        super().forward(decoder, before, tokens, positions, attend)
+        hidden = []
+        for row, position in zip(attend.rows, positions.tolist()):
+            ids = torch.from_numpy(attend.cache.tokens[None, row, : position + 1].astype(np.int64))
+            hidden.append(decoder.forward(ids, torch.arange(position + 1)[None], causal_attend())[0, -1])
+        return torch.stack(hidden)
+
+
+@pytest.mark.parametrize("speculate", ["mtp", "ngram"])
+def test_the_distribution_is_exact_where_many_guesses_are_right_and_many_wrong(speculate: str) -> None:
+    """Chi-square of whole completions against a full forward of all that are possible; the bound is about five standard
+    deviations above the mean."""
+    vocabulary, length, draws = 4, 5, 2000
+    policy = decoder(replace(DENSE, vocab_size=vocabulary), sharpness=14.0)
+    start = prompt(5, seed=1, vocabulary=vocabulary) * 3
+    everything = torch.cartesian_prod(*[torch.arange(vocabulary)] * length)
+    ids = torch.cat([torch.tensor(start).expand(len(everything), -1), everything], 1)
+    with torch.no_grad():
+        hidden = policy.forward(ids, torch.arange(ids.shape[1]).expand_as(ids), causal_attend())
+        logprobs = policy.logits(hidden)[:, len(start) - 1 : -1].log_softmax(-1)
+    exact = logprobs.gather(-1, everything[..., None])[..., 0].sum(-1).double().exp().numpy()
+    assert abs(exact.sum() - 1) < 1e-5
+
+    async def main() -> tuple[list[Completion], dict[str, float]]:
+        settings = EngineSettings(speculate=speculate, speculate_running=64, max_running=64)
+        engine = LocalEngine(policy, settings=settings, mtp=Likeliest(policy.config))
+        try:
+            asks = [engine.generate(start, Sampling(max_tokens=length, seed=seed)) for seed in range(draws)]
+            return await asyncio.gather(*asks), engine.stats()
+        finally:
+            await engine.close()
+
+    done, counts = run(main())
+    right = counts["accepted_tokens"] / counts["drafted_tokens"]
+    assert counts["drafted_tokens"] > draws and 0.3 < right < 0.9
+    seen = np.zeros(len(everything))
+    for one in done:
+        seen[int(np.ravel_multi_index(one.tokens, (vocabulary,) * length))] += 1
+    expected = exact * draws
+    rare = expected < 5
+    seen, expected = (np.append(of[~rare], of[rare].sum()) for of in (seen, expected))
+    square = float(((seen - expected) ** 2 / expected).sum())
+    assert len(seen) > 20 and square < len(seen) - 1 + 5 * (2 * (len(seen) - 1)) ** 0.5
 
 
 def test_right_guesses_are_kept_and_save_steps() -> None:

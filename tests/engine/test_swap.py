@@ -1,13 +1,18 @@
 """What each kv policy of a weight swap promises."""
 
 import asyncio
+import itertools
 
+import numpy as np
 import pytest
 import torch
 
+from woodshed.engine import packing
+from woodshed.engine.errors import EngineClosed
 from woodshed.engine.protocol import Sampling
+from woodshed.policy.decoder import causal_attend
 
-from .models import DENSE, clone_state, decoder, full_logprobs, prompt, run, running, worst_gap
+from .models import DENSE, MOE, clone_state, decoder, full_logprobs, prompt, run, running, slow, worst_gap
 
 TOLERANCE = 1e-4
 
@@ -50,6 +55,44 @@ def test_recompute_samples_from_the_new_weights_alone():
         before = worst_gap(old, prompt(12), done.tokens[:cut], done.logprobs[:cut])
         after = worst_gap(new, prompt(12) + done.tokens[:cut], done.tokens[cut:], done.logprobs[cut:])
         assert before < TOLERANCE and after < TOLERANCE
+
+    run(main())
+
+
+def full_routes(policy, tokens):
+    """int16 ``[T, L, K]`` of a full forward."""
+    sink = []
+    with torch.no_grad():
+        policy.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None], causal_attend(), route_sink=sink)
+    return torch.stack(sink, -2)[0].numpy()
+
+
+def test_after_recompute_routes_are_those_under_which_tokens_were_sampled():
+    async def main():
+        policies = [decoder(MOE, seed=seed) for seed in range(3)]
+        async with running(slow(decoder(MOE))) as engine:
+            count, states = itertools.count(1), [clone_state(policy) for policy in policies]
+            loop, due = asyncio.get_running_loop(), {10: asyncio.Event(), 20: asyncio.Event()}
+
+            def on_token(*_):
+                if (event := due.get(next(count))) is not None:
+                    loop.call_soon_threadsafe(event.set)
+
+            ask = engine.generate(prompt(12), Sampling(max_tokens=40), on_token=on_token)
+            task = asyncio.create_task(ask)
+            for version, event in enumerate(due.values(), 1):
+                await event.wait()
+                await engine.update_weights(version, states[version], kv="recompute")
+            done = await task
+        sequence, got = prompt(12) + done.tokens, np.concatenate([done.prompt_routes, done.routes])
+        start = 0
+        for version, policy in enumerate(policies):
+            # the input that yields the last token of a version is the one before it
+            end = 11 + sum(v <= version for v in done.versions)
+            assert start < end
+            assert (got[start:end] == full_routes(policy, sequence[:end])[start:]).all()
+            start = end
+        assert start == 51 and (got[51] == -1).all()
 
     run(main())
 
@@ -169,6 +212,47 @@ def test_a_state_that_does_not_fit_changes_nothing():
             done = await engine.generate(prompt(6), Sampling(max_tokens=4))
             assert engine.version == 0 and done.versions == [0] * 4
             assert worst_gap(decoder(), prompt(6), done.tokens, done.logprobs) < TOLERANCE
+
+    run(main())
+
+
+def broken_half_way(monkeypatch):
+    """A state that breaks while it is copied, after other tensors of it."""
+    state = clone_state(decoder(seed=1))
+    state["model.norm.weight"] = state["model.norm.weight"].to("meta")  # has a shape and nothing to copy
+    return state
+
+
+def broken_in_the_copies(monkeypatch):
+    """A good state, for whose packed copies there is no memory."""
+    monkeypatch.setattr(packing, "WORTH_BYTES", 0)
+    real, calls = torch.ops.mkldnn._reorder_linear_weight, itertools.count()
+
+    def first_copies_only(*args):
+        if next(calls) > 4 * DENSE.num_layers:
+            raise MemoryError("no memory for copies")
+        return real(*args)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", first_copies_only)
+    return clone_state(decoder(seed=1))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("broken", [broken_half_way, broken_in_the_copies])
+def test_nothing_is_sampled_after_a_load_that_failed_half_way(broken, monkeypatch):
+    async def main():
+        state = broken(monkeypatch)
+        async with running(decoder(), max_running=1) as engine:
+            asks = [asyncio.create_task(engine.generate(prompt(5), Sampling(max_tokens=240))) for _ in range(2)]
+            while engine.stats()["generated_tokens"] < 3:
+                await asyncio.sleep(0)
+            with pytest.raises(EngineClosed, match="loading version 1 failed"):
+                await asyncio.wait_for(engine.update_weights(1, state), 10)
+            for ask in await asyncio.gather(*asks, return_exceptions=True):
+                assert isinstance(ask, EngineClosed) and "loading version 1 failed" in str(ask)
+            with pytest.raises(EngineClosed, match="loading version 1 failed"):
+                await engine.generate(prompt(5), Sampling())
+            assert engine.version == 0
 
     run(main())
 

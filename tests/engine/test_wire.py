@@ -30,10 +30,10 @@ def routes(count: int) -> st.SearchStrategy:
 
 
 @FEW
-@given(st.lists(i32), samplings, st.none() | st.text(), st.booleans(), st.integers(0, 10**9))
-def test_requests(tokens, sampling, session, live, least):
-    data = wire.encode_ask(tokens, sampling, session, live=live, least=least)
-    assert wire.decode_ask(data) == wire.Ask(tokens, sampling, session, live, least)
+@given(st.lists(i32), samplings, st.none() | st.text(), st.booleans(), st.integers(0, 10**9), st.text())
+def test_requests(tokens, sampling, session, live, least, name):
+    data = wire.encode_ask(tokens, sampling, session, live=live, least=least, name=name)
+    assert wire.decode_ask(data) == wire.Ask(tokens, sampling, session, live, least, name)
 
 
 @FEW
@@ -74,7 +74,7 @@ def test_other_bytes_are_refused(data):
 @FEW
 @given(st.lists(i32, max_size=5), samplings, st.data())
 def test_damaged_messages_are_refused(tokens, sampling, data):
-    whole = wire.encode_ask(tokens, sampling, "s", live=True, least=0)
+    whole = wire.encode_ask(tokens, sampling, "s", live=True, least=0, name="n")
     at = data.draw(st.integers(0, len(whole) - 1))
     for damaged in (whole[:at], whole[:at] + bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :]):
         try:
@@ -90,12 +90,13 @@ def test_damaged_messages_are_refused(tokens, sampling, data):
         (lambda head: head["sampling"].update(top_k="many"), "top_k"),
         (lambda head: head.update(live=1), "live true or false"),
         (lambda head: head.update(least=True), "least an integer"),
+        (lambda head: head.update(name=7), "name must be a string"),
         (lambda head: head.update(more=1), "nothing else"),
         (lambda head: head.pop("session"), "needs sampling, session"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_named(change, message):
-    whole = wire.encode_ask([1], Sampling(), None, live=True, least=0)
+    whole = wire.encode_ask([1], Sampling(), None, live=True, least=0, name="n")
     length = int.from_bytes(whole[:4], "little")
     head = json.loads(whole[4 : 4 + length])
     change(head)
@@ -106,7 +107,7 @@ def test_what_is_wrong_with_a_request_is_named(change, message):
 
 def test_tokens_that_are_no_int32_are_refused():
     with pytest.raises(ValueError, match="tokens"):
-        wire.encode_ask([1 << 40], Sampling(), None, live=True, least=0)
+        wire.encode_ask([1 << 40], Sampling(), None, live=True, least=0, name="n")
 
 
 @FEW

@@ -1,11 +1,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.engine.models import MOE, decoder, running
 from woodshed.gateway import trajectories
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.dialects.chat_requests import parse_chat
@@ -133,6 +135,30 @@ def test_stop_strings_cut_text_and_tokens(stream: bool) -> None:
     engine = ScriptedEngine(replies("see STOP and more and more", "x<end>"))
     engine.delay = 0.001
     run(engine, test)
+
+
+def test_a_stop_string_costs_no_routes() -> None:
+    """A real engine with experts: what every token before the last was routed to is recorded."""
+
+    async def main() -> None:
+        config = replace(MOE, vocab_size=COMPACT.vocab_size)
+        async with running(decoder(config, sharpness=2.0)) as engine:
+            site = Site(engine)  # type: ignore[arg-type]
+            site.key = await site.admin.open("t")
+            ask = {"seed": 1, "max_tokens": 80, "logit_bias": {str(COMPACT.special_ids["<end>"]): -100}}
+            whole = (await site.chat(**ask)).json()["choices"][0]["message"]["content"]
+            await site.admin.finish("t")
+            site.key = await site.admin.open("u")
+            stop = next(c for at, c in enumerate(whole) if c.isascii() and 20 < at == whole.index(c))
+            first = (await site.chat(**ask, stop=[stop])).json()["choices"][0]
+            assert first["message"]["content"] == whole[: whole.index(stop)] and first["finish_reason"] == "stop"
+            await site.chat([*USER, first["message"], {"role": "user", "content": "go on"}], max_tokens=5)
+            (segment,) = (await site.admin.finish("u")).segments
+            assert segment.routes is not None and (segment.routes[:-1, 0] >= 0).all()
+            assert (segment.routes[-1] == -1).all()
+            await site.http.aclose()
+
+    asyncio.run(main())
 
 
 def test_sampling_fields_reach_the_engine() -> None:

@@ -9,6 +9,8 @@ from woodshed.engine.errors import EngineError
 from woodshed.engine.local import LocalEngine
 from woodshed.weights.errors import ChainError
 from woodshed.weights.follow import Follower
+from woodshed.weights.image import assemble
+from woodshed.weights.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -16,12 +18,13 @@ log = logging.getLogger(__name__)
 class ChainWatch:
     """Looks at the chain every ``poll_seconds`` and whenever asked. Versions are decoded beside the running engine."""
 
-    def __init__(self, engine: LocalEngine, chain: str, *, poll_seconds: float, timeout_seconds: float) -> None:
+    def __init__(self, engine: LocalEngine, chain: str | Store, *, poll_seconds: float, timeout_seconds: float) -> None:
         self.engine = engine
         self.follower = Follower(chain)
         self._poll_seconds = poll_seconds
         self._timeout = timeout_seconds
         self._lock = asyncio.Lock()
+        self._work: asyncio.Task[None] | None = None
 
     async def follow(self, version: int) -> int:
         """Until the engine serves at least ``version``. Raises TimeoutError where that does not appear in time,
@@ -50,10 +53,26 @@ class ChainWatch:
             log.error("weights: %s", error)
 
     async def _step(self) -> None:
+        """To the newest version there is now. A step that has begun is finished, whoever is cancelled."""
         async with self._lock:
-            try:
-                found = await asyncio.to_thread(self.follower.poll)
-            except ChainError as error:
-                raise EngineError(f"{self.follower.store.url}: {error}") from error
-            if found is not None and found[0] > self.engine.version:
-                await self.engine.update_weights(*found, kv=self.engine.settings.swap)
+            if self._work is not None and not self._work.done():
+                await asyncio.wait((self._work,))
+            self._work = asyncio.create_task(self._advance())
+            await asyncio.shield(self._work)
+
+    async def _advance(self) -> None:
+        """Decode what is new, and give the engine what it lacks of what is decoded, also by an earlier step."""
+        problem: Exception | None = None
+        try:
+            await asyncio.to_thread(self.follower.advance)
+        except (ChainError, OSError) as error:
+            problem = error
+        version, image = self.follower.version, self.follower.image
+        try:
+            if version is not None and image is not None and version > self.engine.version:
+                state = await asyncio.to_thread(assemble, image)
+                await self.engine.update_weights(version, state, kv=self.engine.settings.swap)
+            if problem is not None:
+                raise problem
+        except ChainError as error:
+            raise EngineError(f"{self.follower.store.url}: {error}") from error

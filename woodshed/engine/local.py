@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from woodshed.engine.scheduler import Scheduler
 from woodshed.engine.settings import EngineSettings
 from woodshed.engine.speculate import Speculation
 from woodshed.engine.swap import KvPolicy, Swap
+from woodshed.policy.config import ConfigError
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
 from woodshed.policy.state import load_hf_state
@@ -75,7 +77,7 @@ class LocalEngine:
         self._inbox: deque[Request] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._swaps: deque[Swap] = deque()
-        self._closed = False
+        self._closed, self._closed_why = False, "the engine is closed"
         self._started = time.perf_counter()
         self._counts = {"generated_tokens": 0, "prefilled_tokens": 0, "reused_tokens": 0, "iterations": 0, "swaps": 0}
         self._speculation = Speculation(self.settings)
@@ -86,6 +88,11 @@ class LocalEngine:
     @property
     def version(self) -> int:
         return self._version
+
+    def check_open(self) -> None:
+        """Raises EngineClosed, with the reason, where it was closed or has stopped."""
+        if self._closed:
+            raise EngineClosed(self._closed_why)
 
     async def generate(
         self,
@@ -121,8 +128,7 @@ class LocalEngine:
             stop_ids=frozenset(sampling.stop_ids),
         )
         with self._wake:
-            if self._closed:
-                raise EngineClosed("the engine is closed")
+            self.check_open()
             if len(self._inbox) + len(self._scheduler.waiting) >= self.settings.max_waiting:
                 raise EngineBusy(f"{self.settings.max_waiting} requests wait already (engine.max_waiting)")
             self._inbox.append(request)
@@ -139,7 +145,8 @@ class LocalEngine:
         ``state`` has Hugging Face names and the shapes of the policy; it is copied. ``kv`` says what becomes of keys
         and values: ``keep`` goes on with those of the old weights; ``recompute`` computes them anew, also for running
         requests; ``drain`` first lets running requests finish, so that no completion mixes versions, and then forgets
-        them. Raises ValueError (naming the tensor) before anything changes if ``state`` does not fit.
+        them. Raises ValueError (naming the tensor) before anything changes if ``state`` does not fit. Where loading
+        fails later, nothing may be sampled any more: the engine stops, and this and every request get EngineClosed.
         """
         loop = asyncio.get_running_loop()
         swap = Swap(version, state, kv, loop, loop.create_future())
@@ -185,8 +192,7 @@ class LocalEngine:
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
-            if self._closed:
-                raise EngineClosed("the engine is closed")
+            self.check_open()
             self._commands.append(command)
             self._wake.notify()
 
@@ -236,6 +242,7 @@ class LocalEngine:
         except BaseException as error:  # nobody may be left hanging
             failure = EngineClosed(f"the engine stopped: {error!r}")
             failure.__cause__ = error
+            self._closed_why = str(failure)
             raise
         finally:
             self._refuse_all(failure)
@@ -260,7 +267,8 @@ class LocalEngine:
         for request in [r for r in self._scheduler.running if r.cancelled]:
             self._finish(request, "cancelled")
         while self._swaps and not (self._swaps[0].kv == "drain" and self._scheduler.running):
-            self._swap(self._swaps.popleft())
+            self._swap(self._swaps[0])  # one that ends the engine is refused with everything else
+            self._swaps.popleft()
         try:
             if not self._swaps:
                 self._scheduler.admit(self._version)
@@ -283,7 +291,7 @@ class LocalEngine:
             all(self._accept(one.request, token, logprob) for token, logprob in zip(one.tokens, one.logprobs))
 
     def _accept(self, request: Request, token: int, logprob: float) -> bool:
-        """False where the request failed."""
+        """False where the request is over."""
         if math.isnan(logprob):
             self._fail(request, EngineError(f"the policy (version {self._version}) yields logits that are not finite"))
             return False
@@ -298,15 +306,16 @@ class LocalEngine:
         self._counts["generated_tokens"] += 1
         if reason is not None:
             self._finish(request, reason)
-        return True
+        return reason is None
 
     def _finish(self, request: Request, reason: StopReason) -> None:
         prompt_routes = routes = None
         if self._cache.routes is not None and request.row >= 0:
-            of_row = self._cache.routes[request.row]
-            prompt_routes = of_row[request.reused : len(request.prompt)].copy()
-            routes = of_row[len(request.prompt) : request.total].copy()
-            routes[max(0, int(self._cache.lengths[request.row]) - len(request.prompt)) :] = -1  # sampled, not yet fed
+            of_row = self._cache.routes[request.row, : request.total].copy()
+            of_row[int(self._cache.lengths[request.row]) :] = -1  # sampled, not yet fed
+            if request.routes is not None:
+                of_row[: len(request.routes)] = request.routes
+            prompt_routes, routes = np.split(of_row[request.reused :], [len(request.prompt) - request.reused])
         if request.row >= 0:
             self._scheduler.retire(request)
             self._counts["reused_tokens"] += request.cached
@@ -343,17 +352,14 @@ class LocalEngine:
         began = time.perf_counter()
         try:
             load_hf_state(self.decoder, swap.state, name=f"version {swap.version}")
-        except ValueError as error:  # checked before the first tensor is written
+            if self._packed is not None:
+                self._packed.refresh()
+        except ConfigError as error:  # checked before the first tensor is written
             self._outbox.put(swap.loop, swap.future, error)
             return
-        except Exception as error:
-            failure = EngineError(f"loading version {swap.version} failed: {error!r}")
-            failure.__cause__ = error
-            self._outbox.put(swap.loop, swap.future, failure)
-            return
+        except Exception as error:  # the weights may be some of the old version and some of the new
+            raise EngineError(f"loading version {swap.version} failed: {error!r}") from error
         self._version = swap.version
-        if self._packed is not None:
-            self._packed.refresh()
         if swap.kv != "keep":
             self._scheduler.invalidate()
         seconds = time.perf_counter() - began

@@ -50,8 +50,9 @@ class Completion:
     cached_tokens: int = 0
 
 
-OnToken = Callable[[int, float, int], None]
-"""Called in the engine's thread for every sampled token: (token id, logprob, version)."""
+OnToken = Callable[[int, float, int], bool | None]
+"""Called in the engine's thread for every sampled token: (token id, logprob, version). Where it returns True, the
+completion ends there or a few tokens later, with stop reason ``cancelled`` and all that belongs to it."""
 
 
 def trajectory_of(session: str) -> str:

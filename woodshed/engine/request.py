@@ -31,7 +31,8 @@ class Request:
     ``prompt`` int32 ``[P]``. ``limit`` is how many tokens may be sampled (``max_tokens``, or less where the context
     ends). ``row`` is its row of the cache while it runs. ``reused`` prompt tokens were in the session's own cache,
     ``cached`` include those copied from another session. ``draft`` are guesses that the next step
-    checks.
+    checks. ``routes`` int16 ``[n, L, K]`` are those of the first n tokens where they have been computed anew since
+    tokens were sampled after them.
     """
 
     prompt: NDArray[np.int32]
@@ -53,6 +54,7 @@ class Request:
     cancelled: bool = False
     draft: list[int] = field(default_factory=list)
     pace: Pace | None = None
+    routes: NDArray[np.int16] | None = None
     _uniforms: deque[float] = field(default_factory=deque)
 
     @property
@@ -86,8 +88,9 @@ class Request:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if self.on_token is not None:
-            self.on_token(token, logprob, version)
+        enough = self.on_token is not None and self.on_token(token, logprob, version) is True
         if token in self.stop_ids:
             return "stop"
-        return "length" if len(self.tokens) >= self.limit else None
+        if len(self.tokens) >= self.limit:
+            return "length"
+        return "cancelled" if enough else None

@@ -144,5 +144,12 @@ class Scheduler:
         self.cache.release(request.row)
 
     def invalidate(self) -> None:
-        """Keys and values of all rows are to be computed anew; running requests go on where they are."""
+        """Keys and values of all rows are to be computed anew; running requests go on where they are, and remember
+        the routes under which they were sampled so far."""
+        for request in self.running:
+            if self.cache.routes is not None and request.tokens:
+                known = self.cache.routes[request.row, : self.cache.lengths[request.row]].copy()
+                if request.routes is not None:  # computed anew before
+                    known = np.concatenate([request.routes, known[len(request.routes) :]])
+                request.routes = known
         self.cache.lengths[:] = 0

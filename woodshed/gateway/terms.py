@@ -49,11 +49,10 @@ class Tally:
         self.tokens = 0
         self.then: OnToken | None = None
 
-    def on_token(self, token: int, logprob: float, version: int) -> None:
+    def on_token(self, token: int, logprob: float, version: int) -> bool | None:
         """Called in the engine's thread."""
         self.tokens += 1
-        if self.then is not None:
-            self.then(token, logprob, version)
+        return None if self.then is None else self.then(token, logprob, version)
 
 
 class Terms(Settings):

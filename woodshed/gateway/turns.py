@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
-from woodshed.engine.protocol import Completion, Engine, Sampling
+from woodshed.engine.protocol import Completion, Engine, OnToken, Sampling
 from woodshed.policy.formats.base import ParsedMessage
 
 from .errors import ApiError, ContextTooLong
@@ -170,7 +170,7 @@ class Turns:
             logit_bias=request.logit_bias,
         )
         sampling = trajectory.terms.apply(sampling, trajectory.used(), len(turn.prompt))
-        on_token = None if watch is None else watch.on_token
+        on_token = None if watch is None else _listening(watch)
         if trajectory.terms.bounded:
             task = asyncio.current_task()
             assert task is not None
@@ -178,8 +178,8 @@ class Turns:
             tally.then, on_token = on_token, tally.on_token
         session = trajectory.session(turn.segment.number)
         try:
-            call = self.engine.generate(turn.prompt, sampling, session=session, on_token=on_token)
-            return await (call if watch is None else _watched(call, watch))
+            done = await self.engine.generate(turn.prompt, sampling, session=session, on_token=on_token)
+            return done if watch is None else _cut(done, watch)
         except ContextLengthExceeded as error:
             raise ContextTooLong(error.tokens, error.context) from None
         except EngineBusy as error:
@@ -234,29 +234,23 @@ def _finish_reason(completion: Completion, calls: bool) -> str:
     return "length" if completion.stop_reason == "length" else "tool_calls" if calls else "stop"
 
 
-async def _watched(call: Any, watch: Watch) -> Completion:
+def _listening(watch: Watch) -> OnToken:
+    """Tells the watch, and the engine when a stop string was found."""
+
+    def on_token(token: int, logprob: float, version: int) -> bool:
+        watch.on_token(token, logprob, version)
+        return watch.cut is not None
+
+    return on_token
+
+
+def _cut(done: Completion, watch: Watch) -> Completion:
     """The completion, ended at a stop string."""
-    task: asyncio.Task[Completion] = asyncio.ensure_future(call)
-    watch.on_stop = task.cancel
-    done: Completion | None = None
-    try:
-        done = await task
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if watch.cut is None or (current is not None and current.cancelling()):
-            raise
     watch.look()
     if watch.cut is None:
-        assert done is not None
         return done
-    cut = watch.cut
-    kept = watch.tokens[:cut]
-    return Completion(
-        tokens=[token for token, _, _ in kept],
-        logprobs=[logprob for _, logprob, _ in kept],
-        versions=[version for _, _, version in kept],
-        stop_reason="stop",
-        routes=done.routes[:cut] if done is not None and done.routes is not None else None,
-        prompt_routes=done.prompt_routes if done is not None else None,
-        cached_tokens=done.cached_tokens if done is not None else 0,
-    )
+    kept = slice(watch.cut)
+    return replace(
+        done, tokens=done.tokens[kept], logprobs=done.logprobs[kept], versions=done.versions[kept], stop_reason="stop",
+        routes=None if done.routes is None else done.routes[kept],
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from woodshed.gateway.settings import GatewaySettings
 from woodshed.policy.state import hf_state
 from woodshed.weights.chain import Publisher
 
-from ..models import DENSE, MOE, decoder, prompt, run, worst_gap
+from ..models import DENSE, MOE, decoder, prompt, run, slow, worst_gap
 from ..served import KEY, QUICK
 from .standin import standing_in
 
@@ -129,6 +129,23 @@ def test_cancelling_and_release_stop_the_servers_work():
                     assert done.stop_reason in ("cancelled", "length") and len(done.tokens) == len(seen)
                 while (await engine.refresh())["running"]:
                     await asyncio.sleep(0.005)
+
+    run(main())
+
+
+def test_a_listener_that_has_enough_ends_the_completion():
+    async def main():
+        async with standing_in(slow(decoder(MOE))) as standin, client(standin) as engine:
+            heard = []
+
+            def enough(*token):
+                heard.append(token)
+                return len(heard) >= 7
+
+            done = await engine.generate(prompt(5), Sampling(max_tokens=240), session="t.0", on_token=enough)
+            assert done.stop_reason == "cancelled" and 7 <= len(done.tokens) < 240
+            assert heard == list(zip(done.tokens, done.logprobs, done.versions))
+            assert (done.routes[:-1, 0] >= 0).all() and len(done.prompt_routes) == 5
 
     run(main())
 

@@ -69,8 +69,10 @@ class RemoteEngine:
         """
         if self._closed:
             raise EngineClosed("this client of an engine is closed")
-        name = None if session is None else f"{self._name}.{session}"
-        body = wire.encode_ask(tokens, sampling, name, live=live and on_token is not None, least=least)
+        own = None if session is None else f"{self._name}.{session}"
+        name = secrets.token_hex(12)
+        stopping: asyncio.Task[None] | None = None
+        body = wire.encode_ask(tokens, sampling, own, live=live and on_token is not None, least=least, name=name)
         answer = StreamedResponse(f"{self.url}/generate", self._key, body, self._silence)
         frames, refusal = wire.Frames(), bytearray()
         sampled: wire.Sampled = ([], [], [])
@@ -81,7 +83,9 @@ class RemoteEngine:
                     continue
                 for kind, payload in self._read(frames.feed, part):
                     if kind == wire.TOKENS:
-                        self._take(self._read(wire.decode_tokens, payload), sampled, on_token)
+                        enough = self._take(self._read(wire.decode_tokens, payload), sampled, on_token)
+                        if enough and (stopping is None or stopping.done()):
+                            stopping = asyncio.ensure_future(self._stop(name))
                     elif kind == wire.ERROR:
                         raise wire.failure(self._read(json.loads, payload))
                     elif kind == wire.END:
@@ -126,18 +130,22 @@ class RemoteEngine:
         except ValueError as error:
             raise EngineLost(f"engine {self.url}: {error}") from None
 
-    def _take(self, new: wire.Sampled, sampled: wire.Sampled, on_token: OnToken | None) -> None:
+    def _take(self, new: wire.Sampled, sampled: wire.Sampled, on_token: OnToken | None) -> bool:
+        """Whether ``on_token`` has enough."""
         sampled[0].extend(new[0])
         sampled[1].extend(new[1])
         sampled[2].extend(new[2])
         self._version = max(self._version, new[2][-1])
         if on_token is None:
-            return
+            return False
         try:
-            for token, logprob, version in zip(*new):
-                on_token(token, logprob, version)
+            return True in [on_token(token, logprob, version) for token, logprob, version in zip(*new)]
         except Exception as error:
             raise EngineError(f"on_token raised {error!r}") from error
+
+    async def _stop(self, name: str) -> None:
+        with suppress(EngineError):  # the request ends with the engine, or is stopped by its next token
+            await self._call("POST", "/stop", {"name": name})
 
     async def _release(self) -> None:
         while self._released:

@@ -27,6 +27,11 @@ class Generate:
 
     def __init__(self, engine: LocalEngine, key: AdminKey, *, max_body: int) -> None:
         self.engine, self.key, self.max_body = engine, key, max_body
+        self._wanted: set[str] = set()
+
+    def stop(self, name: str) -> None:
+        """End a request with its next token; what it sampled until then is its completion."""
+        self._wanted.discard(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = _Reply(send)
@@ -47,13 +52,19 @@ class Generate:
             return
         left = asyncio.ensure_future(receive())
         sampled: list[tuple[int, float, int]] = []
-        call = self.engine.generate(
-            ask.tokens, ask.sampling, session=ask.session, on_token=lambda *token: sampled.append(token)
+
+        def on_token(token: int, logprob: float, version: int) -> bool:
+            sampled.append((token, logprob, version))
+            return ask.name not in self._wanted
+
+        self._wanted.add(ask.name)
+        work = asyncio.ensure_future(
+            self.engine.generate(ask.tokens, ask.sampling, session=ask.session, on_token=on_token)
         )
-        work = asyncio.ensure_future(call)
         try:
             await self._pump(work, left, sampled, reply, LIVE_SECONDS if ask.live else BULK_SECONDS)
         finally:
+            self._wanted.discard(ask.name)
             left.cancel()
             work.cancel()
 

@@ -3,10 +3,13 @@
 | request | what |
 |---|---|
 | ``POST /generate`` | sample; closing the connection cancels |
+| ``POST /stop`` ``{name}`` | end a request with what it has |
 | ``POST /release`` ``{sessions}`` | forget sessions |
 | ``POST /weights`` ``{version}`` | follow the weight chain; answers when the engine has that version |
 | ``GET /stats`` | the engine's counters, its vocabulary and its context |
 | ``GET /health``, ``GET /metrics`` | need no key |
+
+``/stats`` and ``/health`` of an engine that has stopped answer 503.
 """
 
 from __future__ import annotations
@@ -37,9 +40,11 @@ def build_service(
     """The service of ``engine``; ``follow`` is None where it follows no weight chain. Raises ValueError for an admin
     key that is too short."""
     key = AdminKey(admin_key)
-    service = _Service(engine, key, follow)
+    generate = Generate(engine, key, max_body=max_body)
+    service = _Service(engine, key, follow, generate)
     routes = [
-        Route("/generate", Generate(engine, key, max_body=max_body), methods=["POST"]),
+        Route("/generate", generate, methods=["POST"]),
+        Route("/stop", service.stop, methods=["POST"]),
         Route("/release", service.release, methods=["POST"]),
         Route("/weights", service.weights, methods=["POST"]),
         Route("/stats", service.stats),
@@ -61,8 +66,15 @@ async def _refused(request: Request, refused: Exception) -> Response:
 
 
 class _Service:
-    def __init__(self, engine: LocalEngine, key: AdminKey, follow: Follow | None) -> None:
-        self.engine, self.key, self.follow = engine, key, follow
+    def __init__(self, engine: LocalEngine, key: AdminKey, follow: Follow | None, generate: Generate) -> None:
+        self.engine, self.key, self.follow, self.generate = engine, key, follow, generate
+
+    async def stop(self, request: Request) -> Response:
+        name = (await self._object(request)).get("name")
+        if not isinstance(name, str):
+            raise _Refused(400, ValueError("name: must be a string"))
+        self.generate.stop(name)
+        return JSONResponse({})
 
     async def release(self, request: Request) -> Response:
         sessions = (await self._object(request)).get("sessions")
@@ -89,10 +101,12 @@ class _Service:
 
     async def stats(self, request: Request) -> Response:
         self._check(request)
+        self._check_open()
         fixed = {"vocabulary": self.engine.vocabulary, "context": self.engine.context}
         return JSONResponse({**self.engine.stats(), **fixed})
 
     async def health(self, request: Request) -> Response:
+        self._check_open()
         return JSONResponse({"status": "ok", "version": self.engine.version})
 
     async def metrics(self, request: Request) -> Response:
@@ -107,6 +121,12 @@ class _Service:
         if not isinstance(data, dict):
             raise _Refused(400, ValueError("the request body must be a JSON object"))
         return data
+
+    def _check_open(self) -> None:
+        try:
+            self.engine.check_open()
+        except EngineClosed as error:
+            raise _Refused(503, error) from None
 
     def _check(self, request: Request) -> None:
         if not self.key.matches(bearer(request.headers.get("authorization", "").encode("latin-1"))):

@@ -41,37 +41,42 @@ Sampled = tuple[list[int], list[float], list[int]]
 @dataclass(frozen=True)
 class Ask:
     """One ``generate``. ``live``: tokens are wanted at once, not in larger pieces. ``least``: the oldest version of the
-    weights that may answer."""
+    weights that may answer. ``name``: what ``POST /stop`` calls it."""
 
     tokens: list[int]
     sampling: Sampling
     session: str | None
     live: bool
     least: int
+    name: str
 
 
-def encode_ask(tokens: Sequence[int], sampling: Sampling, session: str | None, *, live: bool, least: int) -> bytes:
+def encode_ask(
+    tokens: Sequence[int], sampling: Sampling, session: str | None, *, live: bool, least: int, name: str
+) -> bytes:
     """Raises ValueError for a token that is no int32."""
     try:
         prompt = np.asarray(tokens, np.int32)
     except OverflowError as error:
         raise ValueError(f"tokens: {error}") from None
-    head = {"sampling": asdict(sampling), "session": session, "live": live, "least": least}
+    head = {"sampling": asdict(sampling), "session": session, "live": live, "least": least, "name": name}
     return _with_head(head, prompt.tobytes())
 
 
 def decode_ask(data: bytes) -> Ask:
     """Raises ValueError naming what is wrong."""
     head, rest = _split(data)
-    if set(head) != {"sampling", "session", "live", "least"} or not isinstance(head["sampling"], dict):
-        raise ValueError("engine request: the head needs sampling, session, live and least, and nothing else")
+    if set(head) != {"sampling", "session", "live", "least", "name"} or not isinstance(head["sampling"], dict):
+        raise ValueError("engine request: the head needs sampling, session, live, least and name, and nothing else")
     if unknown := set(head["sampling"]) - _NAMES:
         raise ValueError(f"engine request: unknown sampling field {min(unknown)!r}")
-    session, live, least = head["session"], head["live"], head["least"]
+    session, live, least, name = head["session"], head["live"], head["least"], head["name"]
     if not (session is None or isinstance(session, str)) or not isinstance(live, bool) or type(least) is not int:
         raise ValueError("engine request: session must be a string or null, live true or false, least an integer")
+    if not isinstance(name, str):
+        raise ValueError("engine request: name must be a string")
     sampling = _SAMPLING.validate_python(head["sampling"])
-    return Ask(_array(rest, np.dtype("<i4")).tolist(), sampling, session, live, least)
+    return Ask(_array(rest, np.dtype("<i4")).tolist(), sampling, session, live, least, name)
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:

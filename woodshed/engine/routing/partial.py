@@ -29,12 +29,11 @@ class Partial:
         """For one attempt. What an engine says after the next attempt began is not heard."""
         return Listener(self)
 
-    def take(self, token: int, logprob: float, version: int) -> None:
+    def take(self, token: int, logprob: float, version: int) -> bool | None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if self._on_token is not None:
-            self._on_token(token, logprob, version)
+        return None if self._on_token is None else self._on_token(token, logprob, version)
 
     @property
     def ended(self) -> StopReason | None:
@@ -77,9 +76,8 @@ class Listener:
     def __init__(self, partial: Partial) -> None:
         self._partial: Partial | None = partial
 
-    def __call__(self, token: int, logprob: float, version: int) -> None:
-        if self._partial is not None:
-            self._partial.take(token, logprob, version)
+    def __call__(self, token: int, logprob: float, version: int) -> bool | None:
+        return None if self._partial is None else self._partial.take(token, logprob, version)
 
     def stop(self) -> None:
         self._partial = None

@@ -123,11 +123,7 @@ class VllmEngine:
     def release(self, session: str) -> None:
         """Forget a session; what it still runs ends with stop reason ``cancelled``."""
         self._contexts.pop(session, None)
-        running = [f"generate-tokens-{name}" for name, (_, of) in self._open.items() if of == session]
-        if running and not self._closed:
-            task = asyncio.ensure_future(self._abort(running))
-            self._aborting.add(task)
-            task.add_done_callback(self._aborting.discard)
+        self._abort_soon([name for name, (_, of) in self._open.items() if of == session])
 
     def stats(self) -> dict[str, Any]:
         """``running`` and ``waiting`` are the server's as of the last ``refresh``; tokens are those of this client."""
@@ -199,7 +195,10 @@ class VllmEngine:
                     for event in events.feed(part):
                         if event is None:
                             return reply.end(len(prompt))
+                        before = reply.enough
                         reply.take(event)
+                        if reply.enough and not before:
+                            self._abort_soon([name])
         except (ValueError, json.JSONDecodeError) as error:
             raise EngineLost(f"vLLM at {self.url}: {error}") from None
         if answer.status == 200:
@@ -218,6 +217,12 @@ class VllmEngine:
         before = self._contexts.get(session, []) if session is not None else []
         same = next((i for i, (a, b) in enumerate(zip(before, prompt)) if a != b), min(len(before), len(prompt)))
         return max(0, min(same, len(before) - 1, len(prompt) - 1))
+
+    def _abort_soon(self, names: list[str]) -> None:
+        if names and not self._closed:
+            task = asyncio.ensure_future(self._abort([f"generate-tokens-{name}" for name in names]))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
 
     async def _abort(self, requests: list[str]) -> None:
         with suppress(EngineError):  # the server is gone, and what it ran with it

@@ -14,13 +14,13 @@ class Reply:
 
     vLLM says which weights sampled a token only at the end. Until weights change, that is known before: every token
     was sampled by ``version``. ``unsure`` is set for replies that are open while weights change; their tokens from
-    then on are told at the end, with the versions that vLLM gives.
+    then on are told at the end, with the versions that vLLM gives. ``enough``: ``on_token`` wants no more.
     """
 
     def __init__(
         self, version: int, initial: int, vocabulary: int | None, on_token: OnToken | None, *, greedy: bool
     ) -> None:
-        self.unsure = False
+        self.unsure = self.enough = False
         self.request_id: str | None = None
         self._version, self._initial, self._vocabulary = version, initial, vocabulary
         self._on_token, self._greedy = on_token, greedy
@@ -80,6 +80,6 @@ class Reply:
             return
         try:
             for i, version in enumerate(versions, at):
-                self._on_token(self._tokens[i], self._logprobs[i], version)
+                self.enough |= self._on_token(self._tokens[i], self._logprobs[i], version) is True
         except Exception as error:
             raise EngineError(f"on_token raised {error!r}") from error
