@@ -1,5 +1,8 @@
 """Real Harbor runs our tasks in our boxes: the oracle and an agent that does nothing. Needs root and Debian's mirror.
 
+Studies, and tasks of packages whose images are made by their Dockerfiles from the package index that pip is configured
+with: its address and certificates are added to them, so that pip finds it from inside a box, and nothing else.
+
 Harbor needs Python 3.12. Where that is not installed, it is unpacked as a root filesystem of Debian 13 (nothing is
 installed), Harbor goes into a virtual environment on it, and both run in a mount namespace whose root that is.
 """
@@ -7,13 +10,16 @@ installed), Harbor goes into a virtual environment on it, and both run in a moun
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from shutil import copyfile
 from statistics import median
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -21,10 +27,16 @@ from result import write_result
 from rich.progress import track
 
 from woodshed.record.cache import cache_directory
+from woodshed.record.task import Task
 from woodshed.sandbox import open_backend
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Egress
 from woodshed.sandbox.roots.debian import build_debian
 from woodshed.sandbox.roots.harbor import build_harbor
 from woodshed.sandbox.roots.store import RootStore
+from woodshed.tasks.packages.build import build_package_tasks
+from woodshed.tasks.packages.index import Index, pip_settings
+from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.studies.draw import draw_studies
 from woodshed.tasks.studies.write import write_study
 
@@ -49,7 +61,8 @@ exec "$@"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=2)
+    parser.add_argument("--tasks", type=int, default=2, help="studies")
+    parser.add_argument("--package", action="append", help="of the catalogue, again for more; default: two")
     parser.add_argument("--out", type=Path, help="where the result goes; default: benchmarks/results/harbor.json")
     options = parser.parse_args()
     store = RootStore()
@@ -61,38 +74,75 @@ def main() -> None:
             (work / name).mkdir()
         tasks = [write_study(spec, work / "tasks" / spec.name.split("/")[-1]) for spec in draw_studies(
             options.tasks, split="heldout", seed=0, workers=1)]  # fmt: skip
+        made = _package_tasks(tuple(options.package or ("inflection", "tabulate")), work / "tasks")
+        tasks += made
+        reach = dict.fromkeys((task.path for task in made), _index()) if made else {}
+        for path in reach:
+            _name_index(path / "environment" / "Dockerfile")
         for task in tasks:  # here, where apt knows its sources; Harbor's trials find them
-            _make_root(store, task.path / "environment")
+            _make_root(store, task.path / "environment", reach.get(task.path))
         venv = cache_directory() / "harbor-python3.13"
         if not (venv / "bin/harbor").exists():
             # In one mount namespace each: the same virtual environment is seen by all.
             _enter(store, root, work, "python3", "-m", "venv", str(venv))
             _enter(store, root, work, str(venv / "bin/pip"), "install", "-q", _HARBOR, "zstandard", "xxhash")
         trials = [
-            (agent, _trial(store, root, work, venv, task.path, agent))
+            (agent, _trial(store, root, work, venv, task.path, agent, reach.get(task.path)))
             for task in track(tasks, "trials")
             for agent in ("oracle", "nop")
         ]
     rewards = {agent: [t["reward"] for a, t in trials if a == agent] for agent in ("oracle", "nop")}
     seconds = [t["setup_seconds"] for _, t in trials]
     figures = {
-        "tasks": len(tasks), "oracle_rewarded": sum(r == 1 for r in rewards["oracle"]),
+        "tasks": len(tasks), "package_tasks": len(made), "oracle_rewarded": sum(r == 1 for r in rewards["oracle"]),
         "nop_rewarded": sum(r != 0 for r in rewards["nop"]), "environment_setup_s": round(median(seconds), 3),
     }  # fmt: skip
     write_result("harbor", figures, {"harbor": _HARBOR, "trials": [{"agent": a, **t} for a, t in trials]}, options.out)
 
 
-def _make_root(store: RootStore, folder: Path) -> None:
-    import asyncio
-
+def _make_root(store: RootStore, folder: Path, egress: Egress | None) -> None:
     async def build() -> None:
         backend = open_backend("namespace")
         try:
-            await build_harbor(store, folder, backend, say=print)
+            await build_harbor(store, folder, backend, egress=egress, say=print)
         finally:
             await backend.close()
 
     asyncio.run(build())
+
+
+def _package_tasks(names: tuple[str, ...], out: Path) -> list[Task]:
+    """One task of each package, made now."""
+    settings = PackageTaskSettings(packages=names, tasks_per_package=1)
+
+    async def build() -> list[Task]:
+        backend = open_backend("namespace")
+        try:
+            return await build_package_tasks(settings, backend, LayerStore(cache_directory() / "layers"), out)
+        finally:
+            await backend.close()
+
+    return asyncio.run(build())
+
+
+def _index() -> Egress:
+    """The hosts that pages and files of the package index are on."""
+    index = Index()
+    try:
+        urls = [*index.settings.urls, *(file.url for file in index.files("pytest"))]
+    finally:
+        index.close()
+    return Egress(tuple(sorted({urlsplit(url).netloc for url in urls if url.startswith("http")})), private=True)
+
+
+def _name_index(dockerfile: Path) -> None:
+    settings = pip_settings()
+    lines = [f'ARG PIP_INDEX_URL="{settings.urls[0]}"']
+    if settings.cert:
+        copyfile(settings.cert, dockerfile.with_name("certificates.pem"))
+        lines += ["COPY certificates.pem /opt/certificates.pem", "ARG PIP_CERT=/opt/certificates.pem"]
+    first, _, rest = dockerfile.read_text().partition("\n")
+    dockerfile.write_text("\n".join([first, *lines, rest]))
 
 
 def _enter(store: RootStore, root: str, work: Path, *command: str) -> None:
@@ -106,9 +156,13 @@ def _enter(store: RootStore, root: str, work: Path, *command: str) -> None:
     subprocess.run(["unshare", "-m", "sh", "-c", _ENTER, "enter", *command], env=environment, check=True)
 
 
-def _trial(store: RootStore, root: str, work: Path, venv: Path, task: Path, agent: str) -> dict[str, object]:
+def _trial(
+    store: RootStore, root: str, work: Path, venv: Path, task: Path, agent: str, reach: Egress | None
+) -> dict[str, object]:
     jobs = work / "jobs" / f"{task.name}-{agent}"
     arguments = ["run", "-p", str(task), "-a", agent, "-e", _CLASS, "--jobs-dir", str(jobs), "-n", "1", "-q"]
+    if reach is not None:
+        arguments += ["--ek", f"build_allow={','.join(reach.allow)}", "--ek", "private=true"]
     _enter(store, root, work, str(venv / "bin/harbor"), *arguments)
     [path] = jobs.glob("*/*/result.json")
     result = json.loads(path.read_text())

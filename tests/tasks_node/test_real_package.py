@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox.backends import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.node import npm
+from woodshed.tasks.node.harbor import lock_of
 from woodshed.tasks.node.modules import module_layers
 from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, load_catalogue
 from woodshed.tasks.packages.index import PackageError
@@ -67,6 +69,16 @@ def test_modules_are_pinned_and_unpacked_into_a_layer(tmp_path: Path) -> None:
     folder = layers.path(name) / "node_modules"
     assert json.loads((folder / "ms" / "package.json").read_text())["version"] == "2.1.2"
     assert module_layers(Catalogue({}, {}, {"own": modules}), package, layers, cache=tmp_path / "none") == (name,)
+    for file, data in lock_of(list(modules)).items():  # what the image of a task is made by
+        (tmp_path / "modules").mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(data)
+    done = subprocess.run(
+        ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=tmp_path / "modules", capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    installed = tmp_path / "modules" / "node_modules"
+    for file in sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file()):
+        assert (installed / file).read_bytes() == (folder / file).read_bytes(), file
 
 
 def test_bytes_that_are_not_those_locked_are_refused(tmp_path: Path) -> None:

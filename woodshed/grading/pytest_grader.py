@@ -31,10 +31,11 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_STRAY = _words(
+STRAY = _words(
     "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg setup.py pyproject.toml "
     "sitecustomize.py usercustomize.py"
 )
+STRAY_SUFFIXES = (".pth", ".pyc")
 MAX_OUTPUT = 16 << 20
 
 
@@ -196,7 +197,7 @@ def _in_the_way(task: Task, names: Iterable[str]) -> str:
 def is_stray(name: str) -> bool:
     """Whether a file would configure the test run or the interpreter; it is removed from every submission."""
     path = PurePosixPath(name)
-    return path.name in _STRAY or path.suffix in (".pth", ".pyc")
+    return path.name in STRAY or path.suffix in STRAY_SUFFIXES
 
 
 def import_path(task: Task) -> tuple[str, ...]:

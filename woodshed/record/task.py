@@ -116,6 +116,11 @@ class Task:
         """The reference solution as files relative to the workdir (``solution/workspace/...``)."""
         return _files(self.path / "solution" / "workspace")
 
+    def environment_files(self) -> dict[str, bytes]:
+        """What other Harbor tools make the box of, besides the workspace."""
+        found = _files(self.path / "environment")
+        return {name: data for name, data in found.items() if not name.startswith("workspace/")}
+
     @property
     def withheld(self) -> bool:
         """Whether its authors keep the solution back, so that it only measures (``Task.load`` holds it out)."""
@@ -143,11 +148,13 @@ def save_task(
     tests: dict[str, bytes],
     solution: dict[str, bytes],
     config: dict[str, Any] | None = None,
+    environment: dict[str, bytes] | None = None,
 ) -> Task:
     """Write a task directory; ``tests`` must hold ``test.sh``. Overwrites files, leaves no partial task.toml.
 
     ``solution`` is given relative to the workdir; a ``solve.sh`` that copies it is written for other Harbor tools, but
-    none where the provenance says that the solution is withheld.
+    none where the provenance says that the solution is withheld. ``environment``: files beside the workspace; without
+    a ``Dockerfile`` among them one is written that brings an interpreter and nothing else.
     """
     if "test.sh" not in tests:
         raise TaskError(f"{path}: tests need a test.sh")
@@ -162,6 +169,7 @@ def save_task(
     }
     merged["metadata"] = {**merged.get("metadata", {}), "woodshed": _info_table(info)}
     _write(path / "environment" / "workspace", workspace)
+    _write(path / "environment", environment or {})
     if "Dockerfile" not in _names(path / "environment"):
         image = "node:20-slim" if info.grader == "node" else "python:3.11-slim"
         dockerfile = f"FROM {image}\nWORKDIR {info.workdir}\nCOPY workspace {info.workdir}\n"

@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from woodshed.grading.results import TestResult, TestRun, how_it_ended, read_run
 from woodshed.sandbox.protocol import Sandbox
 
 _PARTS = ("guard.js", "values.js", "frameworks.js", "runner.js")
-_REPORTER = (
+REPORTER = (
     "data:text/javascript,const heard=globalThis.woodshed_reporter;delete globalThis.woodshed_reporter;"
     "export default async function*(events){for await(const event of events)heard(event)}"
 )
@@ -79,15 +80,12 @@ async def _run_file(
 ) -> TestRun:  # fmt: skip
     nonce = secrets.token_hex(16)
     framework = framework_of(source)
-    request = {
-        "nonce": nonce, "name": name, "file": f"{workdir}/{name}", "framework": framework,
-        "ui": "tdd" if _TDD.search(source) and not _BDD.search(source) else "bdd", "test_timeout": test_timeout,
-        "trace": list(trace), "values": values,
-        "assertions": [a for a in _ASSERTIONS if f"'{a}'" in source or f'"{a}"' in source],
+    request = request_of(name, source, workdir, test_timeout) | {
+        "nonce": nonce, "trace": list(trace), "values": values
     }  # fmt: skip
-    options = ["--no-warnings"] + (["--test-reporter", _REPORTER] if framework == "node:test" else [])
+    options = ["--no-warnings"] + (["--test-reporter", REPORTER] if framework == "node:test" else [])
     # Descriptor 3 is the channel; what tests print goes nowhere.
-    command = ["sh", "-c", 'exec 3>&1 1>/dev/null; exec node "$@"', "sh", *options, "-e", _runner()]
+    command = ["sh", "-c", 'exec 3>&1 1>/dev/null; exec node "$@"', "sh", *options, "-e", runner_source()]
     start = perf_counter()
     done = await box.exec(
         command, stdin=json.dumps(request).encode(), cwd=workdir, timeout=timeout, max_output=_MAX_OUTPUT
@@ -101,8 +99,19 @@ async def _run_file(
     return run
 
 
+def request_of(name: str, source: str, workdir: str, test_timeout: float) -> dict[str, Any]:
+    """What the runner is told of a test file, besides the nonce of the run."""
+    return {
+        "name": name, "file": f"{workdir}/{name}", "framework": framework_of(source),
+        "ui": "tdd" if _TDD.search(source) and not _BDD.search(source) else "bdd", "test_timeout": test_timeout,
+        "trace": [], "values": False,
+        "assertions": [a for a in _ASSERTIONS if f"'{a}'" in source or f'"{a}"' in source],
+    }  # fmt: skip
+
+
 @cache
-def _runner() -> str:
+def runner_source() -> str:
+    """The program that runs in the box."""
     folder = Path(__file__).parent
     parts = [(folder / name).read_text("utf-8") for name in _PARTS]
     return "(() => {\n'use strict';\n" + "".join(parts) + "\n})();"

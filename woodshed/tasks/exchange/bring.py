@@ -65,7 +65,9 @@ def _task(instance: dict[str, Any], repositories: Path, folder: Path) -> Task:
         fields[name.lower()] = tuple(json.loads(ids) if isinstance(ids, str) else ids)
     tests = {n: base64.b64decode(d) for n, d in rest["tests"].items()}
     tests |= {f"workspace/{n}": base64.b64decode(d) for n, d in rest["hidden"].items()}
+    environment = {n: base64.b64decode(d) for n, d in rest.get("environment", {}).items()}
     return save_task(
         folder, name=rest["name"], instruction=instance["problem_statement"], info=TaskInfo(**fields),
         workspace=broken, tests=tests, solution={n: repaired[n] for n in rest["solution"]}, config=rest["config"],
+        environment=environment,
     )  # fmt: skip

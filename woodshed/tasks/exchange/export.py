@@ -113,6 +113,7 @@ def _rest(task: Task, hidden: dict[str, bytes]) -> dict[str, Any]:
         "config": {**task.config, "metadata": metadata},
         "solution": sorted(task.solution_files()),
         "tests": {n: base64.b64encode(d).decode() for n, d in task.test_files().items() if not n.startswith(_HIDDEN)},
+        "environment": {n: base64.b64encode(d).decode() for n, d in task.environment_files().items()},
         "hidden": {n: base64.b64encode(d).decode() for n, d in sorted(hidden.items())},
     }
 

@@ -69,7 +69,7 @@ class Needs:
 
     async def _laid(self, package: Package, group: str) -> tuple[Package, tuple[str, ...]]:
         wheels = self.lock.catalogue.wheels[group]
-        made = replace(package, needs=(group,) if wheels else ())
+        made = self.lock.catalogue.furnished(replace(package, needs=(group,) if wheels else ()))
         return made, await asyncio.to_thread(self._layers, made, wheels)
 
     def _layers(self, package: Package, wheels: Sequence[Wheel]) -> tuple[str, ...]:

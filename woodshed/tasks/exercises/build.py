@@ -45,7 +45,8 @@ async def build_exercises(
     made: list[Task] = []
 
     def attempt(exercise: Exercise) -> Attempt:
-        package, slug = _package(name, licence, exercise), f"{name}-{exercise.name.replace('_', '-')}"
+        package = catalogue.furnished(_package(name, licence, exercise))
+        slug = f"{name}-{exercise.name.replace('_', '-')}"
         names = dependency_layers(catalogue, package, layers, cache=cache)
         files = {**exercise.gold, **exercise.tests, "pytest.ini": pytest_ini(package)}
         trial = Trial(settings, package, Suite(package.name, {}, (), {}, 0.0), files, backend, layers, names, writer)

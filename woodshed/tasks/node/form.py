@@ -10,8 +10,10 @@ from typing import Any
 from woodshed.grading.node.run import framework_of
 from woodshed.record.task import TaskInfo
 from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.packages.save import Draft, Form
 
+from .harbor import node_check, node_image
 from .workspace import is_test, protected_globs, submission_globs
 
 _COMMANDS = {
@@ -37,12 +39,16 @@ def _command(draft: Draft) -> str:
     return command(draft.workspace, draft.broken, draft.whole)
 
 
-def _check(info: TaskInfo) -> str:
-    return info.test_command
+def _check(info: TaskInfo, draft: Draft) -> dict[str, bytes]:
+    return node_check(info, draft.workspace, draft.start)
+
+
+def _image(package: Package) -> dict[str, bytes]:
+    return node_image(package, WORKDIR)
 
 
 def _environment(package: Package) -> dict[str, Any]:
     return {}
 
 
-NODE_FORM = Form("node", is_test, submission_globs, protected_globs, _command, _check, _environment)
+NODE_FORM = Form("node", is_test, submission_globs, protected_globs, _command, _check, _image, _environment)

@@ -119,7 +119,8 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
     ledger = Ledger(shared.out / f".{package.name}.jsonl", _fingerprint(settings, package))
     shared.ledgers[package.name] = ledger
     workspace = tools.workspace(package, files)
-    trial = tools.trial(settings, package, suite, workspace, shared.backend, shared.layers, names, shared.writer)
+    furnished = shared.catalogue.furnished(package)
+    trial = tools.trial(settings, furnished, suite, workspace, shared.backend, shared.layers, names, shared.writer)
     try:
         work = PackageWork(shared, trial, tools, ledger, line)
         await work.kinds()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class Package:
     or empty for Python; ``integrity``: of an npm archive, as the registry states it. ``asked``: what a person said that
     its tests need, also where that could not be had.
 
+    ``below``: the wheels or modules below its workspace, in no catalogue's file; ``Catalogue.furnished`` sets it.
+
     Of an install (``tasks/install``): ``plugins``, entry points of pytest plugins that are loaded; ``metadata``,
     ``NAME==VERSION`` that the project finds when it asks for its own; ``install``, the digest of its lock.
     """
@@ -70,6 +72,7 @@ class Package:
     history_sha256: str = field(default="", repr=False)
     language: str = ""
     integrity: str = ""
+    below: tuple[Wheel | Module, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def kept(self) -> bool:
@@ -94,6 +97,12 @@ class Catalogue:
     def wheels_of(self, package: Package) -> list[tuple[str, tuple[Wheel, ...]]]:
         """Groups of wheels below a package's workspace, ``pytest`` first."""
         return [(group, self.wheels[group]) for group in ("pytest", *package.needs)]
+
+    def furnished(self, package: Package) -> Package:
+        """The package with everything that is pinned below its workspace."""
+        if package.language == "node":
+            return replace(package, below=self.modules.get(package.name, ()))
+        return replace(package, below=tuple(wheel for _, wheels in self.wheels_of(package) for wheel in wheels))
 
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
@@ -124,13 +133,13 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
 def dump_catalogue(catalogue: Catalogue) -> dict[str, Any]:
     """The tables of a catalogue file, as ``load_catalogue`` reads them."""
     wheels = {group: [vars(w) for w in entries] for group, entries in catalogue.wheels.items()}
-    packages = [{k: v for k, v in vars(p).items() if v != ""} for p in catalogue.packages.values()]
+    packages = [{k: v for k, v in vars(p).items() if v != "" and k != "below"} for p in catalogue.packages.values()]
     modules = {name: [vars(m) for m in entries] for name, entries in catalogue.modules.items()}
     return {"wheels": wheels, **({"modules": modules} if modules else {}), "package": packages}
 
 
 def _typed(kind: type[Any], entry: dict[str, Any], where: str) -> Any:
-    known = {f.name: f for f in fields(kind)}
+    known = {f.name: f for f in fields(kind) if f.name != "below"}
     values: dict[str, Any] = {}
     for key, value in entry.items():
         if key not in known:

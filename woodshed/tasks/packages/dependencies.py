@@ -50,18 +50,28 @@ def python_path(package: Package, workdir: str = "/workspace") -> tuple[str, ...
 def metadata_layer(name: str, version: str, layers: LayerStore) -> str:
     """A layer with the installed metadata of a project, and nothing else of it: no code, no list of files.
 
+    Raises PackageError as ``metadata_file`` does.
+    """
+    place, data = metadata_file(name, version)
+
+    def fill(root: Path) -> None:
+        target = root / MOUNT.lstrip("/") / place
+        target.parent.mkdir(parents=True)
+        target.write_bytes(data)
+
+    return layers.add("metadata", fill)
+
+
+def metadata_file(name: str, version: str) -> tuple[str, bytes]:
+    """(place below ``MOUNT``, contents) of the installed metadata of a project.
+
     Both are what a project says of itself, so PackageError where they are no name and no version (PEP 508, PEP 440).
     """
     if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
         raise PackageError(f"{name[:80]!r} {version[:80]!r}: not the name and the version of a project")
     folder = re.sub(r"[-_.]+", "_", name).lower()
-
-    def fill(root: Path) -> None:
-        target = root / MOUNT.lstrip("/") / f"{folder}-{version}.dist-info"
-        target.mkdir(parents=True)
-        (target / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
-
-    return layers.add("metadata", fill)
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    return f"{folder}-{version}.dist-info/METADATA", text.encode()
 
 
 def group_layer(

@@ -16,6 +16,7 @@ from woodshed.record.task import Task, TaskInfo, save_task
 from .candidates import Candidate
 from .catalogue import Package
 from .dependencies import python_path
+from .harbor import pytest_check, python_image
 from .prepare import WORKDIR
 from .workspace import is_test, protected_globs, submission_globs
 
@@ -41,15 +42,16 @@ class Draft:
 @dataclass(frozen=True)
 class Form:
     """What tasks of one language look like. ``is_test``: whether a file of the package is the grader's; ``submission``
-    and ``protected``: globs; ``command``: what an agent runs; ``check``: what other Harbor tools run; ``environment``:
-    more of that table."""
+    and ``protected``: globs; ``command``: what an agent runs; ``check`` and ``image``: files of ``tests/`` and of
+    ``environment/`` for other Harbor tools; ``environment``: more of that table."""
 
     grader: str
     is_test: Callable[[Package, str], bool]
     submission: Callable[[Package], tuple[str, ...]]
     protected: Callable[[Package], tuple[str, ...]]
     command: Callable[[Draft], str]
-    check: Callable[[TaskInfo], str]
+    check: Callable[[TaskInfo, Draft], dict[str, bytes]]
+    image: Callable[[Package], dict[str, bytes]]
     environment: Callable[[Package], dict[str, Any]]
 
 
@@ -73,8 +75,9 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
         instruction=draft.instruction,
         info=info,
         workspace=workspace,
-        tests={"test.sh": _test_script(info, form.check(info)), **tests},
+        tests={**form.check(info, draft), **tests},
         solution=dict(draft.gold),
+        environment=form.image(package),
         config={"environment": {"network_mode": "no-network", "workdir": WORKDIR, **form.environment(package)}},
     )  # fmt: skip
 
@@ -136,31 +139,16 @@ def _is_test_module(name: str) -> bool:
     return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
 
 
-def _check(info: TaskInfo) -> str:
-    return "python -m pytest -q " + " ".join(map(shlex.quote, sorted({*info.fail_to_pass, *info.pass_to_pass})))
+def _check(info: TaskInfo, draft: Draft) -> dict[str, bytes]:
+    return pytest_check(info, python_path(draft.package, WORKDIR), draft.start)
+
+
+def _image(package: Package) -> dict[str, bytes]:
+    return python_image(package, _environment(package)["env"], WORKDIR)
 
 
 def _environment(package: Package) -> dict[str, Any]:
     return {"env": {"PYTHONPATH": ":".join(python_path(package, WORKDIR)), "PYTHONDONTWRITEBYTECODE": "1"}}
 
 
-PYTHON_FORM = Form("pytest", is_test, submission_globs, protected_globs, _command, _check, _environment)
-
-
-def _test_script(info: TaskInfo, check: str) -> bytes:
-    """For other Harbor tools: lays the tests over the workspace and writes the reward from the exit status of
-    ``check``."""
-    files = sorted({t.partition("::")[0] for t in (*info.fail_to_pass, *info.pass_to_pass)})
-    chosen = " ".join(shlex.quote(f) for f in files)
-    ids = sorted({*info.fail_to_pass, *info.pass_to_pass})
-    lines = [
-        "#!/bin/sh",
-        f'cp -r "$(dirname "$0")/workspace/." {info.workdir}/',
-        f"cd {info.workdir} || exit 1",
-        f"# required: {len(ids)} tests of {chosen}; ids in task.toml, [metadata.woodshed]",
-        "mkdir -p /logs/verifier",
-        "reward=0",
-        f"{check} && reward=1",
-        "echo $reward > /logs/verifier/reward.txt",
-    ]
-    return ("\n".join(lines) + "\n").encode()
+PYTHON_FORM = Form("pytest", is_test, submission_globs, protected_globs, _command, _check, _image, _environment)

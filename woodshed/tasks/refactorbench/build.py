@@ -47,11 +47,11 @@ async def build_refactorbench(
     start = perf_counter()
     folder, tasks = await asyncio.to_thread(read_tasks, source)
     line, made = PackageYield(NAME, functions=len(tasks)), []
-    runner = Package(NAME, "1", "", "", "", (), (FOLDER,), (FOLDER,))
+    runner = catalogue.furnished(Package(NAME, "1", "", "", "", (), (FOLDER,), (FOLDER,)))
     names = dependency_layers(catalogue, runner, layers, cache=cache)
     ledger = Ledger(out / f".{NAME}.jsonl", f"{settings.test_timeout_sec}:{settings.level}")
     stream = Stream(ledger, out, boxes, settings.parallel)
-    async with aclosing(stream.judged(_attempts(folder, tasks, settings, backend, layers, names))) as verdicts:
+    async with aclosing(stream.judged(_attempts(folder, tasks, settings, backend, layers, runner, names))) as verdicts:
         async for verdict in verdicts:
             line.tried += 1
             line.count(_KIND, verdict.task is not None)
@@ -69,11 +69,11 @@ async def build_refactorbench(
 
 def _attempts(
     folder: Path, tasks: list[Refactoring], settings: PackageTaskSettings, backend: Backend, layers: LayerStore,
-    names: tuple[str, ...],
+    runner: Package, names: tuple[str, ...],
 ) -> Iterator[Attempt]:  # fmt: skip
     """One for each task; a repository is read when its first task comes, and forgotten after its last."""
     for name, members in groupby(tasks, key=lambda task: task.repository):
-        trial = _Trial(read_workspace(folder, name), settings, backend, layers, names)
+        trial = _Trial(read_workspace(folder, name), settings, backend, layers, runner, names)
         for task in members:
             slug = trial.slug(task)
             yield Attempt(slug, _KIND, partial(trial.run, slug, task))
@@ -81,12 +81,13 @@ def _attempts(
 
 @dataclass
 class _Trial:
-    """Tries the tasks of one repository. ``names``: layers with the test runner."""
+    """Tries the tasks of one repository. ``names``: layers with what ``runner`` needs, the test runner."""
 
     repository: Repository
     settings: PackageTaskSettings
     backend: Backend
     layers: LayerStore
+    runner: Package
     names: tuple[str, ...]
     _base: str = ""
 
@@ -105,8 +106,8 @@ class _Trial:
         level = drawn_level(self.settings, slug)
         try:
             made = await asyncio.to_thread(
-                save_refactoring, out, slug, task, self.repository, level, found, self.names,
-                self.settings.test_timeout_sec,
+                save_refactoring, out, slug, task, self.repository, level, found, self.runner,
+                self.names, self.settings.test_timeout_sec,
             )  # fmt: skip
             report = await check_task(made, self.backend, self.layers)
             if report.failures:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.grading.pytest_grader import TESTS_PREFIX
 from woodshed.record.task import WITHHELD, Task, TaskInfo, save_task
+from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.dependencies import MOUNT
+from woodshed.tasks.packages.harbor import pytest_check, python_image
 from woodshed.tasks.packages.prepare import WORKDIR
 
 from .read import NAME, Refactoring, Repository
@@ -62,9 +63,9 @@ def grader_files(task: Refactoring) -> dict[str, bytes]:
 
 def save_refactoring(
     out: Path, slug: str, task: Refactoring, repository: Repository, level: str, found: Found,
-    layers: tuple[str, ...], test_timeout: float,
+    runner: Package, layers: tuple[str, ...], test_timeout: float,
 ) -> Task:  # fmt: skip
-    """Write the task directory. ``test_timeout``: least seconds for one test."""
+    """Write the task directory. ``runner``: what needs the ``layers``; ``test_timeout``: least seconds for one test."""
     project = task.repository.removesuffix("_refactor")
     info = TaskInfo(
         family="package", split="heldout", key=f"{NAME}:{project}:{task.name}", grader="pytest", kind="refactor",
@@ -78,26 +79,11 @@ def save_refactoring(
         },
     )  # fmt: skip
     tests = {TESTS_PREFIX + name: data for name, data in grader_files(task).items()}
-    environment: Mapping[str, object] = {
-        "network_mode": "no-network", "workdir": WORKDIR,
-        "env": {"PYTHONPATH": ":".join(IMPORT_PATH), "PYTHONDONTWRITEBYTECODE": "1"},
-    }  # fmt: skip
+    env = {"PYTHONPATH": ":".join(IMPORT_PATH), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment: Mapping[str, object] = {"network_mode": "no-network", "workdir": WORKDIR, "env": env}
+    check = pytest_check(info, IMPORT_PATH, repository.files)
     return save_task(
         out, name=f"woodshed/{slug}", instruction=task.instructions[level], info=info,
-        workspace=dict(repository.files), tests={"test.sh": _script(test_file(task)), **tests}, solution={},
-        config={"environment": environment},
+        workspace=dict(repository.files), tests={**check, **tests}, solution={}, config={"environment": environment},
+        environment=python_image(runner, env, WORKDIR),
     )  # fmt: skip
-
-
-def _script(test: str) -> bytes:
-    """For other Harbor tools: every test of the file is required."""
-    lines = [
-        "#!/bin/sh",
-        f'cp -r "$(dirname "$0")/workspace/." {WORKDIR}/',
-        f"cd {WORKDIR} || exit 1",
-        "mkdir -p /logs/verifier",
-        "reward=0",
-        f"python -m pytest -q {shlex.quote(test)} && reward=1",
-        "echo $reward > /logs/verifier/reward.txt",
-    ]
-    return ("\n".join(lines) + "\n").encode()

@@ -1,0 +1,85 @@
+"""What other Harbor tools need of a task: an image with what its tests need, and a script that says the reward."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from woodshed.grading.pytest_grader import STRAY, STRAY_SUFFIXES, runner_source
+from woodshed.record.task import TaskInfo
+
+from .catalogue import Package, Wheel
+from .dependencies import MOUNT, metadata_file
+
+_SCRIPT = """\
+#!/bin/sh
+# For other Harbor tools; Woodshed's own grader does more.
+exec {program} "$(dirname "$0")/{check}"
+"""
+_FETCH = f"pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes --target {MOUNT}"
+
+
+def python_image(package: Package, environment: Mapping[str, str], workdir: str) -> dict[str, bytes]:
+    """``environment/`` of a task besides its workspace: what ``dependency_layers`` holds, from the package index."""
+    files: dict[str, bytes] = {}
+    lines = [f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim"]
+    wheels = sorted({w for w in package.below if isinstance(w, Wheel)}, key=lambda w: (w.name, w.file))
+    if wheels:
+        pinned = "".join(f"{w.name}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
+        files["requirements.txt"] = pinned.encode()
+        lines += ["COPY requirements.txt /opt/requirements.txt", f"RUN {_FETCH} -r /opt/requirements.txt"]
+    if package.metadata:
+        name, data = metadata_file(*package.metadata.split("==", 1))
+        files[f"metadata/{name}"] = data
+        lines += [f"COPY metadata {MOUNT}"]
+    return {"Dockerfile": dockerfile(lines, environment, workdir), **files}
+
+
+def dockerfile(lines: Sequence[str], environment: Mapping[str, str], workdir: str) -> bytes:
+    """``lines``, then the environment of tests and the workspace."""
+    end = [f"ENV {name}={_quoted(value)}" for name, value in environment.items()]
+    end += [f"WORKDIR {workdir}", f"COPY workspace {workdir}"]
+    return ("\n".join([*lines, *end]) + "\n").encode()
+
+
+def pytest_check(info: TaskInfo, path: Sequence[str], start: Mapping[str, bytes]) -> dict[str, bytes]:
+    """``tests/`` of a task besides the tests. ``path``: entries of ``sys.path``; ``start``: what the agent gets."""
+    request = {
+        "files": sorted({i.partition("::")[0] for i in required(info)}), "ids": required(info), "path": list(path),
+        "workdir": info.workdir, "test_timeout": max(1.0, info.timeout_sec / 3), "reverse": False, "trace": [],
+        "encoder": "",
+    }  # fmt: skip
+    return {
+        "test.sh": script("python -I", "check.py"),
+        "check.py": Path(__file__).with_name("harbor_check.py").read_bytes(),
+        "runner.py": runner_source().encode(),
+        "required.json": required_json(info, start, STRAY, request=request),
+    }
+
+
+def required(info: TaskInfo) -> list[str]:
+    return sorted({*info.fail_to_pass, *info.pass_to_pass})
+
+
+def required_json(info: TaskInfo, start: Mapping[str, bytes], stray: frozenset[str], **more: Any) -> bytes:
+    """What the check is told. ``stray``: names of files that count only as the task began with them."""
+    kept = {n: hashlib.sha256(d).hexdigest() for n, d in start.items() if n.rpartition("/")[2] in stray}
+    asked = {
+        "workdir": info.workdir, "ids": required(info), "timeout": info.timeout_sec, "stray": sorted(stray),
+        "suffixes": list(STRAY_SUFFIXES), "kept": kept, **more,
+    }  # fmt: skip
+    return (json.dumps(asked, indent=1, sort_keys=True) + "\n").encode()
+
+
+def script(program: str, check: str) -> bytes:
+    return _SCRIPT.format(program=program, check=check).encode()
+
+
+def _quoted(value: str) -> str:
+    for character in '\\"$':
+        value = value.replace(character, f"\\{character}")
+    return f'"{value}"'
