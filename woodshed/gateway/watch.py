@@ -11,9 +11,8 @@ from woodshed.policy.tokenizer import Tokenizer
 class Watch:
     """Collects what the engine's thread reports and looks at it in the event loop, many tokens per wake-up.
 
-    ``cut`` is the number of tokens up to the end of the first stop string, or None, and ``found`` that string;
-    ``on_stop`` is called when one is found. The engine may sample a few tokens more before it is stopped: they are not
-    part of the completion.
+    ``cut`` is the number of tokens up to the end of the first stop string, or None, and ``found`` that string. The
+    engine may sample a few tokens more before it is stopped: they are not part of the completion.
     """
 
     def __init__(
@@ -26,7 +25,6 @@ class Watch:
         self.tokens: list[tuple[int, float, int]] = []
         self.cut: int | None = None
         self.found: str | None = None
-        self.on_stop: Callable[[], object] | None = None
         self._strings = stop
         self._stop = [s.encode("utf-8", "replace") for s in stop]
         self._keep = max((len(s) for s in self._stop), default=1) - 1
@@ -64,8 +62,6 @@ class Watch:
                 at, i = min(found)
                 self.cut, self.found = self._seen, self._strings[i]
                 del self._bytes[at:]
-                if self.on_stop is not None:
-                    self.on_stop()
         if self._on_text is not None:
             self._on_text(self._bytes[: len(self._bytes) - self._held()].decode("utf-8", "replace"))
 
