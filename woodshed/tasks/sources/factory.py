@@ -78,7 +78,7 @@ async def build_from_sources(
                 )
             else:
                 made, line = await build_exercises(
-                    text, settings, lock.catalogue, backend, layers, out, boxes, writer, cache=cache
+                    text, settings, lock.catalogue, backend, layers, out, boxes, writer, told, cache=cache
                 )
             exercises += made
             report.packages.append(line)
