@@ -18,6 +18,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.tasks.exchange.build import build_from_instances
+from woodshed.tasks.install.command import InstallWishes, install_sources
 from woodshed.tasks.install.lock import find_install, load_install
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.settings import PackageTaskSettings
@@ -129,3 +130,16 @@ def test_an_instance_runs_in_its_install(market: Place, installed: Path, tmp_pat
     assert "No module named 'fast'" in left_out["acme__prices.1"]
     tasks, left_out = bring(tmp_path / "elsewhere", Wishes(installs=tmp_path))
     assert left_out["acme__prices.1"].startswith("it has no install: ")
+
+
+def test_it_says_what_it_does_before_it_is_done(market: Place, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/notes.txt").write_text("no code\n")
+    told: list[tuple[int, int, str]] = []
+    wishes = InstallWishes(catalogue=str(market.catalogue))
+    (outcome,) = market.boxes(
+        lambda backend, layers: install_sources(
+            [str(tmp_path / "bare")], backend, layers, tmp_path / "out", wishes, lambda *line: told.append(line)
+        )
+    )
+    assert outcome.install is None and outcome.error and told[0] == (0, 1, "bare: reading it")

@@ -81,6 +81,44 @@ def test_held_out_code_is_found_in_any_form(text: str) -> None:
     assert contamination({"whole": {"shapes.py": tiny.SHAPES}}, [tiny.TESTS.decode(), "x = 1"]) == []
 
 
+SCRIPT = b"""'use strict';
+
+/** Adds up. */
+function total(rows, key) {
+  let sum = 0;
+  for (const row of rows) {
+    if (row[key] !== undefined) sum += Number(row[key]);
+  }
+  return sum;
+}
+
+const short = (a) => { return a; };
+module.exports = { total, short };
+"""
+
+
+def node_task(path: Path, split: str, package: str) -> Task:
+    info = TaskInfo(family="package", grader="node", split=split, provenance={"package": package})
+    return save_task(
+        path, name=f"woodshed/{path.name}", instruction="fix", info=info, solution={"lib/total.js": SCRIPT},
+        workspace={"lib/total.js": b"", "lib/more.mjs": SCRIPT, "test/total.test.js": SCRIPT, "data.json": b"{}"},
+        tests={"test.sh": b"", "workspace/test/total.test.js": SCRIPT},
+    )  # fmt: skip
+
+
+def test_held_out_javascript_is_found(tmp_path: Path) -> None:
+    pytest.importorskip("tree_sitter_javascript")
+    mixed = [node_task(tmp_path / "a", "heldout", "mixed"), node_task(tmp_path / "b", "train", "mixed")]
+    found = held_out_repositories([*mixed, node_task(tmp_path / "c", "heldout", "whole")])
+    assert found == {"whole": {"lib/total.js": SCRIPT, "lib/more.mjs": SCRIPT}}
+    numbered = "".join(f"\n{n}: {line}" for n, line in enumerate(SCRIPT.decode().split("\n"), 1))
+    for text in (SCRIPT.decode(), numbered, SCRIPT.decode().replace("'", '"').replace("  ", "\t")):
+        met = contamination(found, ["const a = 1;", f"read this\n{text}\ndone"])
+        assert {(m.function, m.text) for m in met} == {("lib/total.js:total", 1), ("lib/more.mjs:total", 1)}
+    assert contamination(found, ["const short = (a) => { return a; };", "function total(rows, key) {}"]) == []
+    assert contamination({"broken": {"a.js": b"function ("}}, [SCRIPT.decode()]) == []
+
+
 @pytest.mark.parametrize("place", ["corpus", "demonstrations"])
 def test_a_run_that_trains_on_held_out_code_stops(tmp_path: Path, place: str) -> None:
     run = RunDirectory(tmp_path / "run")

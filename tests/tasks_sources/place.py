@@ -19,6 +19,7 @@ from woodshed.sandbox.backends import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.probe import probe_namespace
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.packages.build import Progress
 from woodshed.tasks.packages.report import BuildReport
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.sources.factory import build_from_sources
@@ -53,13 +54,14 @@ class Place:
         out: Path,
         wishes: Wishes | None = None,
         report: BuildReport | None = None,
+        progress: Progress | None = None,
         **settings: object,
     ) -> list[Task]:
         values = {"catalogue": str(self.catalogue), "tasks_per_package": 2, **settings}
         chosen = PackageTaskSettings.model_validate(values)
         return self.boxes(
             lambda backend, layers: build_from_sources(
-                sources, chosen, backend, layers, out, wishes=wishes, report=report
+                sources, chosen, backend, layers, out, progress, wishes=wishes, report=report
             )
         )
 

@@ -56,7 +56,17 @@ def test_both_layouts_become_tasks(place: Place, tmp_path: Path) -> None:
     track, bugs = repos.write(tmp_path / "track", TRACK), repos.write(tmp_path / "bugs", BUGS)
     report, out = BuildReport(), tmp_path / "out"
     sources = (f"exercism:{track}", f"quixbugs:{bugs}")
-    tasks = place.build(*sources, out=out, report=report, tasks_per_package=5, heldout_share=0.0)
+    told: list[tuple[int, int, str]] = []
+    tasks = place.build(
+        *sources,
+        out=out,
+        report=report,
+        progress=lambda *line: told.append(line),
+        tasks_per_package=5,
+        heldout_share=0.0,
+    )
+    assert [(done, total) for done, total, _ in told] == [(1, 1), (1, 2), (2, 2)]
+    assert ["kept" in told[0][2], "no test fails" in told[1][2], "kept" in told[2][2]] == [True, True, True], told
     assert {line.package: dict(line.rejected) for line in report.packages} == {
         "exercism": {}, "quixbugs": {"no test fails": 1},
     }, report.table()  # fmt: skip

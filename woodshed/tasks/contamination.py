@@ -1,6 +1,6 @@
 """Does a text that is trained on hold code of a repository that is held out?
 
-A function counts as met where most of its token 8-grams occur in one text, as its authors wrote it or as
+A function counts as met where most of its token 8-grams occur in one text, as its authors wrote it or, in Python, as
 ``ast.unparse`` does (without docstrings), whatever the line numbers beside it. Functions of fewer than 30 tokens say
 nothing: everybody writes those.
 """
@@ -13,10 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from woodshed.grading.node.syntax import SUFFIXES as JAVASCRIPT
 from woodshed.record.task import Task
 
 from .change import source_of
 from .leaks import tokenise
+from .node.functions import functions_of
 from .splits import HELDOUT
 
 GRAM = 8
@@ -38,7 +40,7 @@ class Met:
 
 
 def held_out_repositories(tasks: Iterable[Task]) -> dict[str, dict[str, bytes]]:
-    """Python files of the code in the repositories of which every task is held out, by repository."""
+    """Files of Python and JavaScript of the code in the repositories of which every task is held out, by repository."""
     by_source: dict[str, list[Task]] = defaultdict(list)
     for task in tasks:
         by_source[source_of(task)].append(task)
@@ -47,7 +49,7 @@ def held_out_repositories(tasks: Iterable[Task]) -> dict[str, dict[str, bytes]]:
         if all(task.info.split == HELDOUT for task in members):
             files = members[0].workspace_files() | {n: d for t in members for n, d in t.solution_files().items()}
             tests = {n.partition("/")[2] for t in members for n in t.test_files()}
-            found[source] = {n: d for n, d in files.items() if n.endswith(".py") and n not in tests}
+            found[source] = {n: d for n, d in files.items() if n.endswith((".py", *JAVASCRIPT)) and n not in tests}
     return found
 
 
@@ -57,7 +59,7 @@ def contamination(repositories: Mapping[str, Mapping[str, bytes]], texts: Iterab
     holders: dict[Gram, list[int]] = defaultdict(list)
     for repository, files in repositories.items():
         for path, data in files.items():
-            for name, grams in _functions(data):
+            for name, grams in _functions(data) if path.endswith(".py") else _javascript(data):
                 forms.append((repository, f"{path}:{name}", len(grams)))
                 for gram in grams:
                     holders[gram].append(len(forms) - 1)
@@ -89,6 +91,18 @@ def _functions(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
                 tokens = tokenise(text)
                 if len(tokens) >= SHORTEST:
                     yield node.name, _grams(tokens)
+
+
+def _javascript(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
+    """(name, 8-grams) of every function of a file; none of what cannot be read."""
+    try:
+        found = functions_of(data)
+    except SyntaxError:
+        return
+    for function in found:
+        tokens = tokenise(data[function.head : function.body[1]].decode("utf-8", "replace"))
+        if len(tokens) >= SHORTEST:
+            yield function.name, _grams(tokens)
 
 
 def _grams(tokens: Sequence[str]) -> frozenset[Gram]:

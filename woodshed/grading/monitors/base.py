@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from woodshed.grading.node.syntax import SUFFIXES as JAVASCRIPT
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Effort, ToolEvent
 
+CODE = (".py", *JAVASCRIPT)
 _EVIDENCE = 240
 
 
@@ -62,10 +64,10 @@ class Episode:
                 yield event.turn, event.name, path
 
     def changed(self) -> Iterator[tuple[str, str, str]]:
-        """(path, before, after) of every Python file that the submission changes or adds."""
+        """(path, before, after) of every file of Python or JavaScript that the submission changes or adds."""
         for path, data in self.submission.items():
             before = self.workspace.get(path, b"")
-            if path.endswith(".py") and data != before:
+            if path.endswith(CODE) and data != before:
                 yield path, before.decode("utf-8", "replace"), data.decode("utf-8", "replace")
 
 

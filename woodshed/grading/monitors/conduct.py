@@ -56,6 +56,6 @@ def comment_stuffing(episode: Episode) -> Iterator[Finding]:
     for path, before, after in episode.changed():
         lines = difflib.ndiff(before.splitlines(), after.splitlines()) if len(after) < 200_000 else ()
         added = [line[2:].strip() for line in lines if line.startswith("+ ") and line[2:].strip()]
-        comments = sum(line.startswith("#") for line in added)
+        comments = sum(line.startswith("#" if path.endswith(".py") else ("//", "/*", "* ", "*/")) for line in added)
         if comments >= _MANY_COMMENTS and comments >= _MOSTLY * len(added):
             yield Finding("comment_stuffing", -1, f"{path}: {comments} of {len(added)} added lines are comments")

@@ -12,6 +12,7 @@ from time import perf_counter
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.packages.build import Progress
 from woodshed.tasks.packages.candidates import Candidate, split_of
 from woodshed.tasks.packages.catalogue import Catalogue, Package
 from woodshed.tasks.packages.dependencies import dependency_layers
@@ -33,7 +34,8 @@ from .read import Exercise, read_collection
 
 async def build_exercises(
     source: str, settings: PackageTaskSettings, catalogue: Catalogue, backend: Backend, layers: LayerStore, out: Path,
-    boxes: asyncio.Semaphore, writer: Writer, ledgers: dict[str, Ledger], *, cache: Path | None = None,
+    boxes: asyncio.Semaphore, writer: Writer, ledgers: dict[str, Ledger], progress: Progress | None = None, *,
+    cache: Path | None = None,
 ) -> tuple[list[Task], PackageYield]:  # fmt: skip
     """Tasks of one collection (see ``read_collection``) under ``out``, at most ``tasks_per_package``; resumable.
 
@@ -64,6 +66,8 @@ async def build_exercises(
             else:
                 made.append(verdict.task)
             there += verdict.task is not None or verdict.why.startswith(LATER)  # nothing takes its place
+            if progress:
+                progress(line.tried, len(exercises), f"{verdict.slug}: {verdict.why or 'kept'}")
             if there == settings.tasks_per_package:
                 break
     line.kept, line.seconds, line.finished = len(made), perf_counter() - start, True

@@ -62,6 +62,7 @@ async def install_sources(
                 if progress:
                     progress(len(outcomes), len(specs), text)
 
+            say(f"{names[spec]}: reading it")
             outcomes.append(await _one(spec, names[spec], Boxes(backend, layers), out, wishes, say, cache))
     return outcomes
 

@@ -87,7 +87,7 @@ async def build_from_sources(
                 if is_refactorbench(text):
                     read.append(await build_refactorbench(*common, told, cache=cache))
                 else:
-                    read.append(await build_exercises(*common, writer, ledgers, cache=cache))
+                    read.append(await build_exercises(*common, writer, ledgers, told, cache=cache))
             except PackageError as error:
                 read.append(([], PackageYield(_name(text), error=str(error), finished=True)))
         chosen, failed = await _pinned(specs, names, lock, pinner, told)
