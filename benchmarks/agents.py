@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from gateway.parts import HERMES, ScriptedEngine  # noqa: E402  (the scripted engine lives in the tests)
 from grading import toy  # noqa: E402
-from programs import play, served  # noqa: E402
+from programs import play, recorded_as_sampled, served  # noqa: E402
 
 MENDED = toy.SHAPES.replace("width + height", "width * height")
 MEND = "sed -i 's/width + height/width * height/' shapes/measure.py"
@@ -132,7 +132,7 @@ def measure(agent: Agent, root: Path) -> dict[str, Any]:
         "seconds": time.monotonic() - started, "turns": done.effort.turns, "calls": done.effort.tool_calls,
         "events": [event.name for event in done.events], "segments": [len(s) for s in done.segments],
         "sampled_tokens": len(sampled), "lost_tokens": len(sampled) - len(recorded),
-        "exact": sorted(sampled) == sorted(recorded), "prefix_breaks": done.prefix_breaks,
+        "exact": recorded_as_sampled(engine, done), "prefix_breaks": done.prefix_breaks,
     }  # fmt: skip
 
 

@@ -42,6 +42,14 @@ def served(engine: ScriptedEngine) -> Iterator[str]:
         thread.join()
 
 
+def recorded_as_sampled(engine: ScriptedEngine, done: Trajectory) -> bool:
+    """Whether each segment has the tokens that the engine sampled for it: all of them, in their order."""
+    said: dict[str | None, list[int]] = {}
+    for session, _, completion in engine.calls:
+        said.setdefault(session, []).extend(completion.tokens)
+    return list(said.values()) == [segment.tokens[segment.sampled].tolist() for segment in done.segments]
+
+
 async def play(
     task: Task, layers: LayerStore, url: str, harness: HarnessSettings, *, limits: Limits,
     egress_log: Path | None = None, **rest: Any,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gateway.parts import HERMES, ScriptedEngine
 from grading import toy
-from programs import play, served
+from programs import play, recorded_as_sampled, served
 
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
 from woodshed.learn.programs import program_layers
@@ -104,6 +104,10 @@ def test_what_it_does_is_recorded_token_by_token_and_graded(place: Place) -> Non
 def test_two_conversations_are_two_segments(place: Place) -> None:
     done = place.run("tiny-agent 2", bash("ls"), "Stuck.<|im_end|>", bash(MEND), "Mended.<|im_end|>")
     assert len(done.segments) == 2 and done.outcome is not None and done.outcome.resolved
+    assert recorded_as_sampled(place.engine, done)
+    first = done.segments[0]
+    first.tokens[first.sampled] = first.tokens[first.sampled][::-1]
+    assert not recorded_as_sampled(place.engine, done), "the same tokens in another order are not what was sampled"
     assert done.effort.turns == 4 and [e.turn for e in done.events] == [1, 3]
     assert done.effort.prompt_tokens + done.effort.sampled_tokens + done.effort.tool_output_tokens == sum(
         map(len, done.segments)

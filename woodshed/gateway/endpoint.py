@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.types import Message as AsgiMessage
@@ -16,7 +18,7 @@ from .keys import client_key
 from .request import Request
 from .streaming import LiveReply
 from .trajectories import OpenTrajectory, Trajectories
-from .turns import Turns
+from .turns import Answer, Turns
 
 log = logging.getLogger(__name__)
 
@@ -63,16 +65,21 @@ class Endpoint:
         self, trajectory: OpenTrajectory, request: Request, send: Sender, left: asyncio.Future[AsgiMessage]
     ) -> None:
         if request.stream:
-            await self._stream(trajectory, request, send)
+            await self._stream(trajectory, request, send, left)
             return
         answer = await self.turns.run(trajectory, request)
-        left.cancel()  # the turn is recorded: from here on a client that leaves changes nothing
-        await send.whole(200, self.dialect.reply(request, answer))
+        with _delivery(answer, left):
+            await asyncio.sleep(0)  # to hear of a client that leaves just now
+            await send.whole(200, self.dialect.reply(request, answer))
 
-    async def _stream(self, trajectory: OpenTrajectory, request: Request, send: Sender) -> None:
+    async def _stream(
+        self, trajectory: OpenTrajectory, request: Request, send: Sender, left: asyncio.Future[AsgiMessage]
+    ) -> None:
         live = LiveReply(self.dialect.stream(request), self.turns.parser(request), send)
         try:
-            await live.end(await self.turns.run(trajectory, request, live))
+            answer = await self.turns.run(trajectory, request, live)
+            with _delivery(answer, left):
+                await live.end(answer)
         except Exception as error:
             if not send.started:
                 raise
@@ -92,6 +99,21 @@ class CountEndpoint(Endpoint):
         self, trajectory: OpenTrajectory, request: Request, send: Sender, left: asyncio.Future[AsgiMessage]
     ) -> None:
         await send.whole(200, self.dialect.counted(self.turns.count(trajectory, request)))
+
+
+@contextmanager
+def _delivery(answer: Answer, left: asyncio.Future[AsgiMessage]) -> Iterator[None]:
+    """Around the sending of a recorded reply: it is lost where that fails, or the client has left before its end.
+
+    The server takes what is sent to a client that has left, and says nothing.
+    """
+    delivered = False
+    try:
+        yield
+        delivered = not left.done()
+    finally:
+        if not delivered:
+            answer.lost()
 
 
 def _seen(error: Exception) -> ApiError:

@@ -16,7 +16,7 @@ _HELP = {
     "prefix_breaks": "Requests that started a new segment in a trajectory that had one",
     "parse_errors": "Replies whose tool call could not be read",
     "cancelled": "Requests that ended because the client left or the trajectory was closed",
-    "redelivered": "Replies that were recorded before a restart and given again",
+    "redelivered": "Replies that were recorded, may not have arrived, and were given again",
     "feedback": "Feedback events",
 }
 

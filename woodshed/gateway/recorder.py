@@ -51,7 +51,7 @@ class OpenSegment:
     ``number`` is unique in its trajectory and names the engine's session.
 
     ``pending`` are ids that the next request must put before its own: the stop token that a completion cut by length
-    lacks. ``undelivered``: it was restored after a crash, and its last reply may not have reached the client.
+    lacks. ``undelivered``: its last reply may not have reached the client, as the client left or the server crashed.
     """
 
     tools: Tools

@@ -1,4 +1,5 @@
-"""A turn that was recorded, and whose reply a crash may have kept from its client, is answered again from the record.
+"""A turn that was recorded, and whose reply may not have reached its client, is answered again from the record: after a
+crash, and where the client left while the reply was sent.
 
 A client whose connection broke sends the same request again. Sampling it once more would leave a reply in the record
 that nobody ever read, in a segment of its own.
@@ -17,7 +18,7 @@ from .trajectories import OpenTrajectory
 
 
 def recorded(trajectory: OpenTrajectory, messages: list[Any], tools: Tools) -> tuple[OpenSegment, TurnUsage] | None:
-    """The segment whose last turn answered exactly these messages before a restart, and what that turn took."""
+    """The segment whose last turn answered exactly these messages and may not have arrived, and what that turn took."""
     for index, segment in enumerate(trajectory.recorder.segments):
         if not segment.undelivered or segment.busy or segment.tools != tools:
             continue

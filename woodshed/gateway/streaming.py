@@ -42,7 +42,8 @@ class LiveReply:
         self._unsent.settle(reply)
 
     async def end(self, answer: Answer) -> None:
-        """The rest of the reply, once it is recorded."""
+        """The rest of the reply, once it is recorded; all of it where it was recorded before."""
+        self._settled = True
         self._news.set()
         await self._writer
         await self._begin()

@@ -15,7 +15,7 @@ from .errors import ApiError, ContextTooLong
 from .journal import Journal, JournalError
 from .messages import Message
 from .metrics import Metrics
-from .recorder import Turn
+from .recorder import OpenSegment, Turn
 from .redelivery import completion_of, recorded
 from .rendering import Rendering
 from .request import Request
@@ -43,7 +43,13 @@ class Answer:
     prompt_tokens: int
     thinking_tokens: int
     parse_error: str | None
+    segment: OpenSegment
     stop_string: str | None = None
+
+    def lost(self) -> None:
+        """The client has not got the reply: the same request gets it again, unless the segment went on meanwhile."""
+        if self.segment.messages[-1] is self.reply:
+            self.segment.undelivered = True
 
 
 class Listener(Protocol):
@@ -139,7 +145,7 @@ class Turns:
                 log.error("%s", error)
 
     def _recorded(self, trajectory: OpenTrajectory, request: Request, parse: Parse) -> Answer | None:
-        """The answer that was recorded before a restart and may not have arrived."""
+        """The answer that was recorded and may not have arrived."""
         found = recorded(trajectory, request.messages, self.rendering.known(request.tools))
         if found is None:
             return None
@@ -153,7 +159,7 @@ class Turns:
         self.metrics.redelivered += 1
         return Answer(
             segment.messages[-1], finish, completion, usage.prompt_tokens, usage.thinking_tokens, parsed.error,
-            None if cut is None else cut[1],
+            segment, None if cut is None else cut[1],
         )  # fmt: skip
 
     async def _sample(
@@ -204,7 +210,7 @@ class Turns:
             reply["content"] = parsed.content
         finish = _finish_reason(completion, bool(parsed.tool_calls))
         thinking = len(self.rendering.tokenizer.encode(parsed.thinking)) if parsed.thinking else 0
-        return Answer(reply, finish, completion, len(turn.prompt), thinking, parsed.error, stop_string)
+        return Answer(reply, finish, completion, len(turn.prompt), thinking, parsed.error, turn.segment, stop_string)
 
     def _record(self, trajectory: OpenTrajectory, turn: Turn, answer: Answer) -> None:
         recorder, before = trajectory.recorder, turn.mark()
