@@ -80,6 +80,8 @@ def test_tasks_are_built_from_it_and_no_plugin_can_be_turned(market: Place, inst
     assert said == {"the test framework was changed: pytest_mock.currency"}
     lock = out / "sources.toml"
     assert 'metadata = "price-list==1.2"' in lock.read_text() and 'plugins = ["pytest_mock"]' in lock.read_text()
+    for place in (installed, tmp_path / "gone"):  # what was taken from it is locked
+        assert market.build(str(repository), out=out, wishes=Wishes(installs=place)) == built
     with pytest.raises(PackageError, match="--needs has no effect beside --install"):
         market.build(str(repository), out=tmp_path / "x", wishes=Wishes(installs=installed, needs=("six",)))
 
