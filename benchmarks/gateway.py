@@ -4,7 +4,8 @@
 
 The server is a process of its own, with its journal, as in a run; its engine only says letters, so that what is
 measured is the gateway. ``added_ms_p50`` is the time of a turn over HTTP, in 32 conversations of eight turns at once,
-less the time of the same calls to the engine alone. For the streams every client counts what it gets, and what was
+less the time of the same calls to the engine alone; ``requests_per_second`` is of 32 that ask as fast as they can,
+client and server on the same cores. For the streams every client counts what it gets, and what was
 recorded is compared with it.
 """
 
@@ -114,12 +115,14 @@ def served(gap: float) -> Iterator[tuple[int, int]]:
 
 
 async def added(port: int, gap: float, at_once: int) -> dict[str, float]:
-    """Milliseconds of a turn through the gateway, less those of the engine alone, with ``at_once`` conversations."""
+    """Milliseconds of a turn through the gateway, less those of the engine alone, with ``at_once`` conversations; and
+    turns a second of all of them."""
     url = f"http://127.0.0.1:{port}"
     engine = Letters(tokenizer(), gap)
     admin, client = GatewayAdmin(url, KEY), pooled_client()
     times: list[float] = []
     alone: list[float] = []
+    seconds = 0.0
 
     async def by_itself() -> None:
         for _ in range(TURNS):
@@ -141,13 +144,18 @@ async def added(port: int, gap: float, at_once: int) -> dict[str, float]:
     try:
         for again in range(REPEATS):
             await asyncio.gather(*(by_itself() for _ in range(at_once)))
+            start = time.perf_counter()
             await asyncio.gather(*(conversation(f"t{again}-{number}") for number in range(at_once)))
+            seconds += time.perf_counter() - start
     finally:
         await client.aclose()
         await admin.close()
     times.sort()
     base = statistics.median(alone)
-    return {"p50": statistics.median(times) - base, "p99": times[int(0.99 * len(times))] - base, "engine": base}
+    return {
+        "p50": statistics.median(times) - base, "p99": times[int(0.99 * len(times))] - base, "engine": base,
+        "requests_per_second": len(times) / seconds,
+    }  # fmt: skip
 
 
 async def stream(port: int, key: str) -> tuple[str, float]:
@@ -207,9 +215,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     turns = {}
-    for at_once, gap in ((1, 0.0), (32, 0.01)):
+    for name, at_once, gap in (("1_at_once", 1, 0.0), ("32_at_once", 32, 0.01), ("32_without_a_pause", 32, 0.0)):
         with served(gap) as (port, _):
-            turns[f"{at_once}_at_once"] = asyncio.run(added(port, gap, at_once))
+            turns[name] = asyncio.run(added(port, gap, at_once))
     with served(gap=0.2) as (port, pid):
         held = asyncio.run(streams(port, pid, given.streams))
     agents: dict[str, Any] = {}
@@ -220,7 +228,9 @@ def main() -> None:
     exact = [row for row in agents.values() if row["resolved"] and row["exact"]]
     lost = held["lost_tokens"] + sum(row["lost_tokens"] for row in agents.values())
     figures: dict[str, float | None] = {
-        "added_ms_p50": turns["32_at_once"]["p50"], "streams": given.streams, "lost_tokens": lost,
+        "added_ms_p50": turns["32_at_once"]["p50"],
+        "requests_per_second": turns["32_without_a_pause"]["requests_per_second"],
+        "streams": given.streams, "lost_tokens": lost,
         "foreign_harnesses": len(exact) if agents else None,
     }  # fmt: skip
     write_result("gateway", figures, {"turn_ms": turns, "streams": held, "agents": agents}, given.out)
