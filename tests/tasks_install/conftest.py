@@ -58,7 +58,7 @@ def test_cheapest():
 
 
 def test_split(mocker):
-    assert split(10, 3) == [4, 3, 3] and mocker["currency"] == "EUR"
+    assert split(10, 3) == [4, 3, 3] and split(17, 5) == [4, 4, 3, 3, 3] and mocker["currency"] == "EUR"
 
 
 def test_own_metadata():

@@ -35,7 +35,7 @@ class Screen(Protocol):
 
 
 def screen_for(run: RunDirectory, stages: list[Stage], console: Console) -> Screen:
-    return TableScreen(run, stages, console) if console.is_terminal else LineScreen(run, console)
+    return TableScreen(run, stages, console) if console.is_terminal else LineScreen(run, stages, console)
 
 
 class TableScreen:
@@ -76,10 +76,10 @@ class TableScreen:
 
 
 class LineScreen:
-    def __init__(self, run: RunDirectory, console: Console):
-        self.run, self.console = run, console
+    def __init__(self, run: RunDirectory, stages: list[Stage], console: Console):
+        self.run, self.stages, self.console = run, stages, console
+        self._told: set[str] = set()
         self._shown: dict[str, float] = {}
-        self._titles: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -91,14 +91,15 @@ class LineScreen:
         self.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"), soft_wrap=True)
 
     def update(self, running: Running, finished: Collection[str]) -> None:
-        for name in [n for n in self._titles if n in finished]:
-            result = self.run.stage_result(name) or {}
-            self.notice(
-                f"done  {self._titles.pop(name)}, {clock(result.get('seconds', 0.0))}  {result.get('note', '')}"
-            )
+        for stage in self.stages:
+            if stage.name in finished and stage.name not in self._told:
+                self._told.add(stage.name)
+                result = self.run.stage_result(stage.name) or {}
+                took = clock(result.get("seconds", 0.0))
+                self.notice(f"done  {stage.title}, {took}  {result.get('note', '')}".rstrip())
         for name, (stage, _, started) in running.items():
-            if name not in self._titles:
-                self._titles[name], self._shown[name] = stage.title, time.monotonic()
+            if name not in self._shown:
+                self._shown[name] = time.monotonic()
                 self.notice(f"now   {stage.title}")
             elif time.monotonic() - self._shown[name] >= SECONDS_PER_LINE:
                 self._shown[name] = time.monotonic()

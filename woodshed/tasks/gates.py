@@ -96,13 +96,14 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
         await _reasons(task, backend, layers, report)
         if task.withheld:
             report.unchecked["guess"] = "there is no solution to compare with"
-        elif info.kind != "exercise" and "oracle" not in report.failures:  # whose tests are a benchmark's
+        elif info.kind != "exercise" and not {"oracle", "solution"} & set(report.failures):
             await _guesses(task, graded, backend, layers, report)
     if info.grader != "install":  # what a repository says of how it is set up is not the answer but the way to it
         _files(task, report)
         if task.withheld:
             report.unchecked["leak"] = "there is no solution to search for, only names of files were looked at"
-        for leak in [*scan_task(task), *await asyncio.to_thread(scan_root, task, layers)][:1]:
+        elsewhere = [] if info.kind == "exercise" else await asyncio.to_thread(scan_root, task, layers)
+        for leak in [*scan_task(task), *elsewhere][:1]:
             report.failures["leak"] = f"{leak.path} holds {leak.share:.0%} of the answer ({leak.kind}): {leak.sample}"
     report.seconds = perf_counter() - start
     return report
@@ -166,7 +167,7 @@ async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: Gat
 
 
 async def _guesses(task: Task, graded: Graded, backend: Backend, layers: LayerStore, report: GateReport) -> None:
-    """The ``guess`` gate: only who computes something passes."""
+    """The ``guess`` gate: only who computes something passes. Exercises are spared, their tests are a benchmark's."""
     try:
         found = await reference(task, backend, layers, NODE if task.info.grader == "node" else PYTEST)
     except EndlessError:
