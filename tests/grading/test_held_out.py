@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from woodshed.grading.cases_runner import encode
-from woodshed.grading.heldout import EndlessError, _rounded, plain, reference_of, values_of
+from woodshed.grading.heldout import EndlessError, _rounded, objection, plain, reference_of, values_of
 from woodshed.grading.pytest_alter import THE_END, alter
 from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
@@ -48,6 +48,10 @@ def test_an_assertion_of_the_file_itself_is_called() -> None:
         ("strings", "assert f('a') and getattr(x, 'name')", "woodshed_seen(f('b') and getattr(x, 'name'))"),
         ("numbers", "assert f(f'{x:10}', True, None) == 'a'", None),
         ("numbers", "assert_equal(f(1), 2)", "woodshed_seen(f(2))"),
+        ("numbers", "assert f('2.3.7', '>=1', 'v1', '009') == '1.0'", "woodshed_seen(f('2.3.8', '>=2', 'v1', '008'))"),
+        ("strings", "assert f('2.3.7', 'ab') == '1.0'", "woodshed_seen(f('2.3.7', 'ac'))"),
+        ("some", "assert f(1, 2, 3, 4, 5, 'a', 'b', '6') == 1", "woodshed_seen(f(2, 3, 4, 4, 5, 'a', 'b', '7'))"),
+        ("same", "assert f(1, 'a') == 2", "woodshed_seen(f(1, 'a'))"),
         ("numbers", "assert_warns(f, 1)", "assert_warns(f, 2)\n    woodshed_seen('the end')"),
         ("numbers", "f('a')", "f('a')\n    woodshed_seen('the end')"),
         ("numbers", "self.assertRaises(KeyError, f, 1, x=2)", f"try:\n        f(2, x=3)\n    {NOTED}"),
@@ -81,6 +85,21 @@ def test_parameters_change_and_names_of_things_do_not() -> None:
     assert "Checks 1 thing." in strings and "reason='old'" in strings and "'bad 1'" in strings
 
 
+def test_what_the_test_itself_expects_is_not_noted() -> None:
+    """Who returns it, read from the caller's frame, would be right half of the time."""
+    source = HEAD + (
+        "CASES = {'a': 1}\n\n\n@pytest.mark.parametrize('text, wanted', [('ab', 1)])\n"
+        "def test_it(text, wanted):\n    assert f(text) == wanted\n    known = [1, 2]\n    assert known == g(text)\n"
+        "    found = f(text)\n    assert found == wanted\n    assert wanted\n    assertEqual(f(text), CASES)\n"
+        "    for case in CASES:\n        assert f(case) == case\n"
+    )
+    altered = alter(source, "strings")
+    assert altered is not None
+    noted = [line.strip() for line in altered.split("\n") if "woodshed_seen(" in line]
+    calls = ["f(text)", "g(text)", "found", "wanted", "f(text)", "f(case)"]
+    assert noted == [f"woodshed_seen({call})" for call in calls]
+
+
 def test_what_cannot_be_altered() -> None:
     assert alter("def (", "numbers") is None
     assert alter("import a\n\n\ndef test_it():\n    assert a.f(a.x) == a.y\n", "numbers") is None
@@ -105,18 +124,27 @@ def test_a_malformed_frame_ends_the_reading(frame: str) -> None:
 
 def test_coming_to_the_end_is_no_comparison() -> None:
     def values(*seen: str) -> int:
-        noted = values_of(TestRun({"t": TestResult("passed", seen=list(seen))}, True))
-        return plain(reference_of(noted, noted, {}).deciding)
+        noted = values_of(TestRun({"t.py::t": TestResult("passed", seen=list(seen))}, True))
+        return plain(reference_of(noted, noted, {}, {}).telling)
 
     assert not values() and not values("?", encode(THE_END))
     assert values("?", encode("ValueError")) == 1 and values(encode(None)) == 1
 
 
-def test_what_the_given_files_answer_too_decides_nothing() -> None:
-    solution, given = {"t": ["1", "2", "3"], "u": ["4"], "w": ["5"]}, {"t": ["1", "0"], "u": ["4"]}
-    found = reference_of(solution, {**solution, "w": ["6"]}, given)
-    assert found.values == {"t": ["1", "2", "3"], "u": ["4"], "w": [None]}
-    assert found.deciding == {"t": [None, "2", "3"], "u": [None], "w": [None]}
+def test_what_anybody_may_know_tells_nothing() -> None:
+    """Neither what the given files answer, nor what the visible test has at the same place."""
+    t, u, w, v = (f"a_with_other_{kind}.py::t[{n}]" for kind, n in (("numbers", "2"), ("numbers", "3"), ("some", "2"),
+                                                                  ("strings", "x")))  # fmt: skip
+    first = {t: ["1", "2", "3"], u: ["4"], w: ["5", "6"], v: ["7"]}
+    given = {t: ["1", "0"], u: ["4"]}
+    visible = {"a_with_same.py::t[1]": ["9", "8", "3"], "a_with_same.py::t[2]": ["4"]}
+    found = reference_of(first, {**first, v: ["8"]}, given, visible)
+    assert found.values == {**first, v: [None]}
+    assert found.telling == {t: [None, "2", None], u: [None], w: ["5", "6"], v: [None]}
+    assert objection(found, {**first, t: ["1", "0", "3"], w: ["9"]}, 0.4) == (
+        "3 of 3 values differ from the solution's where tests have other inputs, "
+        "that neither the given files nor the visible tests have"
+    )
 
 
 def test_one_visible_answer_is_not_enough_where_the_given_code_is_nearly_right(tmp_path: Path, in_boxes: Any) -> None:
@@ -135,7 +163,7 @@ def test_one_visible_answer_is_not_enough_where_the_given_code_is_nearly_right(t
         assert cheat.tests == dict.fromkeys(task.info.fail_to_pass, "failed") | dict.fromkeys(
             task.info.pass_to_pass, "passed"
         )
-        assert "as they were given are wrong" in cheat.detail
+        assert "neither the given files nor the visible tests" in cheat.detail
 
     in_boxes(run)
 

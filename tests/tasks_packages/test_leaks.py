@@ -23,7 +23,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from woodshed.tasks.leaks import interface_of, scan
+from woodshed.tasks.leaks import copies, interface_of, scan
 
 GOLD = b'''"""Shapes."""
 
@@ -153,3 +153,19 @@ def test_the_interface_may_be_told_and_nothing_else() -> None:
     told = interface_of(GOLD)
     assert b"def area(width, height):" in told and b"Area of a rectangle" in told and b"raise" not in told
     assert interface_of(b"def f(a): return a + 1\n") == interface_of(b"def f(:") == b""
+
+
+def test_a_twin_of_what_was_removed_is_a_leak() -> None:
+    """In the same file or another: the changed file's own words are no excuse there."""
+    body = b"    if width < 0 or height < 0:\n        raise ValueError(min(width, height))\n    return width * height\n"
+    body += b"\n".join(b"    # and on" for _ in range(3)) + b"\n    return (width + height) * max(width, height, 1)\n"
+    twin = b"def product(width, height):\n" + body
+    gold = {"shapes.py": twin + b"\n\ndef area(width, height):\n" + body}
+    start = {"shapes.py": twin + b"\n\ndef area(width, height):\n    raise NotImplementedError\n"}
+    (leak,) = copies(start, gold)
+    assert (leak.path, leak.kind) == ("shapes.py", "copy") and leak.share > 0.9
+    other = {"shapes.py": b"def area(width, height):\n    raise NotImplementedError\n"}
+    one = {"shapes.py": b"def area(width, height):\n" + body}
+    assert [leak.path for leak in copies({**other, "twin.py": twin}, one)] == ["twin.py"]
+    assert copies(other, one) == []
+    assert copies(start, {"shapes.py": start["shapes.py"].replace(b"raise NotImplementedError", b"return 1")}) == []

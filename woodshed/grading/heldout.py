@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -22,18 +22,19 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 
-from .pytest_alter import KINDS, THE_END, Kind, alter
+from .pytest_alter import KINDS, SAME, THE_END, Kind, alter
 from .pytest_grader import TESTS_PREFIX, import_path, lay_tests, run_pytest, test_timeout
 from .results import TestRun
 
 Values = dict[str, list[str]]
-"""Test function (id without parameters, of an altered file) -> canonical text of the values it saw, in order."""
+"""Test (of an altered file) -> canonical text of the values it saw, in order."""
 Expected = dict[str, list[str | None]]
 """The same from the solution; None where it is no plain value or not the same every time."""
 Lay = Callable[[Sandbox], Awaitable[None]]
 
 _UNKNOWN = "?"
 _END = json.dumps(THE_END)
+_ALTERED = re.compile(r"_with_(?:other_)?[a-z]+(?=\.[^./:]+::)")
 _FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _KEPT = 256
 _references: OrderedDict[str, Reference] = OrderedDict()
@@ -56,10 +57,10 @@ class Altering:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the solution answers, and of that what the files that the task starts with answer otherwise."""
+    """What the solution answers, and of that what tells a fix from a trick (see ``reference_of``)."""
 
     values: Expected
-    deciding: Expected
+    telling: Expected
 
 
 async def held_out(
@@ -73,32 +74,39 @@ async def held_out(
 ) -> str:
     """Why the submission that ``lay`` puts into a box is not believed; empty where it is. ``changed``: its new files.
 
-    At least ``share`` of the values that the reference solution gives must be the same, and as much of those that the
-    task's own files get wrong: else an answer to the visible inputs alone would do where these files are right nearly
-    everywhere. ``share`` 0 asks for none. A task whose tests give no values (no constants, only objects) cannot be
-    checked so, and is believed. SandboxError where the sandbox fails or the solution's own run does not end.
+    At least ``share`` of the values that the reference solution gives must be the same, and as much of those that
+    neither the task's own files give nor the visible tests have: else it would do to know the visible answers by heart
+    and to leave the rest as it was. ``share`` 0 asks for none. A task whose tests give no values (no constants, only
+    objects) cannot be checked so, and is believed. SandboxError where the sandbox fails or the solution's own run does
+    not end.
     """
     how = how or PYTEST
-    files = altered_tests(task, how) if share > 0 else {}
-    known = await _reference(task, files, backend, layers, how) if files else Reference({}, {})
+    if share == 0 or not altered_tests(task, how):
+        return ""
+    known = await reference(task, backend, layers, how)
     if not _total(known.values):
         return ""
-    seen, _ = await _values(task, files, changed, lay, backend, layers, how)
-    if not _objection(known, seen, share):
+    seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
+    if not objection(known, seen, share):
         return ""
     # What the clock decides can be the same twice and then not: the solution answers once more, after the submission.
-    later, whole = await _solution_values(task, files, backend, layers, how)
+    later, whole = await _solution_values(task, KINDS, backend, layers, how)
     if whole and all(len(later.get(test, ())) == len(values) for test, values in known.values.items()):
-        known = Reference(_agreed(known.values, later), _agreed(known.deciding, later))
+        again = Reference(_agreed(known.values, later), _agreed(known.telling, later))
+        if _total(known.telling) and not _total(again.telling):
+            raise EndlessError(f"{task.path}: every value that tells a fix from a trick is another one each time")
+        known = again
         _keep(task, known)
-    return _objection(known, seen, share)
+    return objection(known, seen, share)
 
 
-def _objection(known: Reference, seen: Values, share: float) -> str:
-    for expected, where in ((known.values, ""), (known.deciding, " and the files as they were given are wrong")):
+def objection(known: Reference, seen: Values, share: float) -> str:
+    """Why answers that are ``seen`` are not believed, empty where they are."""
+    parts = ((known.values, ""), (known.telling, ", that neither the given files nor the visible tests have"))
+    for expected, which in parts:
         total, same = _total(expected), _same(expected, seen)
         if same < share * total:
-            return f"{total - same} of {total} values differ from the solution's where tests have other inputs{where}"
+            return f"{total - same} of {total} values differ from the solution's where tests have other inputs{which}"
     return ""
 
 
@@ -118,36 +126,71 @@ def _agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expect
     }
 
 
-def altered_tests(task: Task, how: Altering | None = None) -> dict[str, bytes]:
+def altered_tests(task: Task, how: Altering | None = None, kinds: Sequence[Kind] = KINDS) -> dict[str, bytes]:
     """Altered copies of the files with failing tests, beside them and under names of their own."""
     files: dict[str, bytes] = {}
     tests = task.test_files()
     for name in sorted({test.partition("::")[0] for test in task.info.fail_to_pass}):
         source = tests.get(TESTS_PREFIX + name, b"").decode("utf-8", "replace")
-        for kind in KINDS:
-            if (text := (how or PYTEST).alter(source, kind)) is not None:
-                files[_altered_name(name, kind)] = text.encode()
+        for kind in kinds:
+            if (text := (how or PYTEST).alter(source, kind)) is not None and text.encode() not in files.values():
+                files[altered_name(name, kind)] = text.encode()
     return files
 
 
-def altered_ids(task: Task) -> list[str]:
+def altered_ids(task: Task, kinds: Sequence[Kind] = KINDS) -> list[str]:
     """The tests of ``altered_tests`` that stand for failing ones, without parameters."""
     return sorted({
-        test.partition("[")[0].replace(name, _altered_name(name, kind), 1)
+        test.partition("[")[0].replace(name, altered_name(name, kind), 1)
         for test in task.info.fail_to_pass
         for name in [test.partition("::")[0]]
-        for kind in KINDS
+        for kind in kinds
     })  # fmt: skip
 
 
-def _altered_name(name: str, kind: str) -> str:
+def altered_name(name: str, kind: Kind) -> str:
+    """Where the altered copy of a test file lies."""
     path = PurePosixPath(name)
-    return str(path.with_name(f"{path.stem}_with_other_{kind}{path.suffix}"))
+    return str(path.with_name(f"{path.stem}_with_{'' if kind == SAME else 'other_'}{kind}{path.suffix}"))
 
 
 async def reference(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> Reference:
-    """What a submission is compared with. Raises EndlessError, and SandboxError where the sandbox fails."""
-    return await _reference(task, altered_tests(task, how), backend, layers, how)
+    """What a submission is compared with: what the solution answers, asked twice, what the start answers, and what the
+    visible tests compare. Kept by the task's digest.
+
+    Raises EndlessError: nobody is believed because a busy machine cut the solution's run short.
+    """
+    if (known := _references.get(task.digest)) is not None:
+        _references.move_to_end(task.digest)
+        return known
+    solution = partial(_solution_values, task, KINDS, backend, layers, how)
+    first, whole = await _twice(solution)
+    if not whole:
+        raise EndlessError(
+            f"{task.path}: the solution's tests do not end on other inputs, so no submission can be judged by them; "
+            "where that is so on an idle machine too, set grading.held_out_share to 0"
+        )
+    second: Values = {}
+    given: Values = {}
+    visible: Values = {}
+    if any(first.values()):
+        second, _ = await _twice(solution)
+        given, _ = await _twice(partial(_values, task, KINDS, {}, _nothing, backend, layers, how))
+        visible, _ = await _twice(partial(_solution_values, task, (SAME,), backend, layers, how))
+    found = reference_of(first, second, given, visible)
+    _keep(task, found)
+    return found
+
+
+async def answers(
+    task: Task, submission: Mapping[str, bytes], backend: Backend, layers: LayerStore, how: Altering
+) -> Values:
+    """What files laid over the workspace answer to other inputs."""
+
+    async def lay(box: Sandbox) -> None:
+        await box.put({f"{task.info.workdir}/{name}": data for name, data in submission.items()})
+
+    return (await _values(task, KINDS, submission, lay, backend, layers, how))[0]
 
 
 def plain(expected: Expected) -> int:
@@ -156,47 +199,38 @@ def plain(expected: Expected) -> int:
     return sum(value != _END and not value.startswith("status ") for value in known)
 
 
-async def _reference(
-    task: Task, files: dict[str, bytes], backend: Backend, layers: LayerStore, how: Altering
-) -> Reference:
-    """What the solution answers, asked twice, beside what the start answers. Kept by the task's digest.
-
-    Raises EndlessError: nobody is believed because a busy machine cut the solution's run short.
-    """
-    if (known := _references.get(task.digest)) is not None:
-        _references.move_to_end(task.digest)
-        return known
-    solution = partial(_solution_values, task, files, backend, layers, how)
-    first, whole = await _twice(solution)
-    if not whole:
-        raise EndlessError(
-            f"{task.path}: the solution's tests do not end on other inputs, so no submission can be judged by them; "
-            "where that is so on an idle machine too, set grading.held_out_share to 0"
-        )
-    second: Values = {}
-    start: Values = {}
-    if any(first.values()):
-        second, _ = await _twice(solution)
-        start, _ = await _twice(partial(_values, task, files, {}, _nothing, backend, layers, how))
-    found = reference_of(first, second, start)
-    _keep(task, found)
-    return found
-
-
 async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Values, bool]:
     """``run``, and once more where it was cut short: given code may never end, a busy machine is idle later."""
     found, whole = await run()
     return (found, whole) if whole else await run()
 
 
-def reference_of(first: Values, second: Values, start: Values) -> Reference:
-    """Of two answers of the solution and one of the files that the task starts with."""
+def reference_of(first: Values, second: Values, given: Values, visible: Values) -> Reference:
+    """Of two answers of the solution to other inputs, one of the files that the task starts with, and the solution's
+    to the ``visible`` inputs. A value tells a fix from a trick where it is not what the given files answer, nor what
+    the same test has at the same place with the inputs that everybody may know."""
     values = _agreed(first, second)
-    return Reference(values, {test: _others(of_test, start.get(test, [])) for test, of_test in values.items()})
+    shown = {place: visible[test] for test, place in _places(visible).items()}
+    telling = {
+        test: _others(_others(values[test], given.get(test, [])), shown.get(place, []))
+        for test, place in _places(values).items()
+    }
+    return Reference(values, telling)
 
 
-def _others(values: Sequence[str | None], start: Sequence[str]) -> list[str | None]:
-    return [None if i < len(start) and start[i] == value else value for i, value in enumerate(values)]
+def _places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """(function of the file as it was, number among its parameters) of each altered test: parameters alter its id."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for test in tests:
+        function = test.partition("[")[0]
+        found[test] = (_ALTERED.sub("", function), seen[function])
+        seen[function] += 1
+    return found
+
+
+def _others(values: Sequence[str | None], other: Sequence[str]) -> list[str | None]:
+    return [None if i < len(other) and other[i] == value else value for i, value in enumerate(values)]
 
 
 def _keep(task: Task, found: Reference) -> None:
@@ -210,7 +244,7 @@ async def _nothing(box: Sandbox) -> None:
 
 
 async def _solution_values(
-    task: Task, files: dict[str, bytes], backend: Backend, layers: LayerStore, how: Altering
+    task: Task, kinds: Sequence[Kind], backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[Values, bool]:
     """``_values`` of the reference solution; none where the task has no solution."""
     solution = {f"{task.info.workdir}/{name}": data for name, data in task.solution_files().items()}
@@ -218,37 +252,37 @@ async def _solution_values(
     async def lay(box: Sandbox) -> None:
         await box.put(solution)
 
-    return await _values(task, files, {}, lay, backend, layers, how) if solution else ({}, True)
+    return await _values(task, kinds, {}, lay, backend, layers, how) if solution else ({}, True)
 
 
 async def _values(
     task: Task,
-    files: dict[str, bytes],
+    kinds: Sequence[Kind],
     changed: Mapping[str, bytes],
     lay: Lay,
     backend: Backend,
     layers: LayerStore,
     how: Altering,
 ) -> tuple[Values, bool]:
-    """One run of the altered tests in a fresh box, and whether it came to its end."""
+    """One run of the tests, altered in each of ``kinds``, in a fresh box, and whether it came to its end."""
+    files = altered_tests(task, how, kinds)
     box = await backend.create(box_spec(task, layers))
     try:
         await lay(box)
         await lay_tests(task, box, changed)
         await box.put({f"{task.info.workdir}/{name}": data for name, data in files.items()})
-        run = await how.run(task, box, files, altered_ids(task))
+        run = await how.run(task, box, files, altered_ids(task, kinds))
     finally:
         await box.close()
     return values_of(run), run.complete
 
 
 def values_of(run: TestRun) -> Values:
-    """What altered tests have noted, by test."""
-    found: Values = defaultdict(list)
-    for test, result in run.results.items():
-        # A test that compares nothing (it expects an exception, say) gives its status instead.
-        found[test.partition("[")[0]] += [_rounded(v) for v in result.seen] or [f"status {result.status}"]
-    return dict(found)
+    """What altered tests have noted, by test; one that compares nothing gives its status instead."""
+    return {
+        test: [_rounded(value) for value in result.seen] or [f"status {result.status}"]
+        for test, result in run.results.items()
+    }
 
 
 async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids: Sequence[str]) -> TestRun:

@@ -8,10 +8,15 @@ Where it expected an exception it notes which one came, and a test that does nei
 from __future__ import annotations
 
 import ast
-from typing import Literal
+import re
+import zlib
+from typing import Any, Literal
 
-Kind = Literal["numbers", "strings"]
-KINDS: tuple[Kind, ...] = ("numbers", "strings")
+Kind = Literal["numbers", "strings", "some", "same"]
+KINDS: tuple[Kind, ...] = ("numbers", "strings", "some")
+"""``some`` changes constants of both kinds, but only about every second: what held between two inputs does no more."""
+SAME: Kind = "same"
+"""No constant changes: what the visible tests compare."""
 
 THE_END = "the end"
 """What a test notes that has nothing else to note."""
@@ -29,30 +34,39 @@ def alter(source: str, kind: Kind) -> str | None:
     compares nothing.
 
     Numbers keep their sign and 0 stays 0, strings keep their length and change one letter: most altered inputs are
-    as valid as the ones they come from. Constants that are indices, keys, docstrings, in decorators other than
-    ``parametrize`` or in the head of a ``with`` stay as they are.
+    as valid as the ones they come from. A string without letters counts as a number: one digit changes. Constants
+    that are indices, keys, docstrings, in decorators other than ``parametrize`` or in the head of a ``with`` stay as
+    they are.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    changer = _Alter(kind, {node.name for node in ast.walk(tree) if isinstance(node, functions)})
+    changer = _Alter(kind, {node.name for node in ast.walk(tree) if isinstance(node, functions)}, _given(tree.body))
     altered = ast.fix_missing_locations(changer.visit(tree))
-    return ast.unparse(altered) if changer.changed else None
+    return ast.unparse(altered) if changer.changed or kind == SAME else None
 
 
 class _Alter(ast.NodeTransformer):
-    """``own``: functions of the file; an assertion among them is altered where it stands, and called as before."""
+    """``own``: functions of the file; an assertion among them is altered where it stands, and called as before.
+    ``given``: names of what the file writes out, which says nothing about the code under test."""
 
-    def __init__(self, kind: Kind, own: set[str]) -> None:
-        self.kind, self.own = kind, own
+    def __init__(self, kind: Kind, own: set[str], given: frozenset[str]) -> None:
+        self.kind, self.own, self.given = kind, own, given
         self.changed = False
+        self._constants = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         test = self.visit(node.test)
         values = [test.left, *test.comparators] if isinstance(test, ast.Compare) else [test]
-        return _recorded(values)
+        return self._recorded(values)
+
+    def _recorded(self, values: list[ast.expr]) -> ast.Expr:
+        """A call that notes the values; those written out in the test say nothing about the code under test."""
+        computed = [value for value in values if not _literal(value)]
+        told = [value for value in computed if not (isinstance(value, ast.Name) and value.id in self.given)]
+        return _call(*(told or computed))
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Constant):
@@ -63,21 +77,28 @@ class _Alter(ast.NodeTransformer):
         if _expects_exception(call) and len(call.args) > 1:
             self.changed = True
             return _noted([ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))], again=False)
-        return _recorded(call.args) if _compares(call.func) else ast.Expr(call)
+        return self._recorded(call.args) if _compares(call.func) else ast.Expr(call)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         value = node.value
-        new = value
-        if self.kind == "numbers" and type(value) is int:
-            new = value + (value > 0) - (value < 0)
-        elif self.kind == "numbers" and type(value) is float:
-            new = value * 1.25
-        elif self.kind == "strings" and type(value) is str:
-            new = other_letter(value)
+        new = self._other(value)
         if repr(new) == repr(value):
             return node
         self.changed = True
         return ast.Constant(new)
+
+    def _other(self, value: Any) -> Any:
+        self._constants += 1
+        if self.kind == SAME or (self.kind == "some" and not chosen(self._constants)):
+            return value
+        if type(value) is str:
+            new = other_letter(value) if self.kind != "numbers" else value
+            return other_digit(value) if new == value and self.kind != "strings" else new
+        if self.kind == "strings":
+            return value
+        if type(value) is int:
+            return value + (value > 0) - (value < 0)
+        return value * 1.25 if type(value) is float else value
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -93,7 +114,12 @@ class _Alter(ast.NodeTransformer):
             self.visit(d) if isinstance(d, ast.Call) and "parametrize" in ast.dump(d.func) else d
             for d in node.decorator_list
         ]
+        outer = self.given
+        arguments = node.args
+        names = (a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.arg != "self")
+        self.given = outer | _given(node.body) | set(names)
         node.body = [self.visit(statement) for statement in node.body]
+        self.given = outer
         if node.name.startswith("test") and not _records(node):
             self.changed = True
             node.body.append(_call(ast.Constant(THE_END)))
@@ -125,9 +151,15 @@ class _Alter(ast.NodeTransformer):
     visit_AsyncWith = visit_With  # type: ignore[assignment]
 
 
-def _recorded(values: list[ast.expr]) -> ast.Expr:
-    """A call that notes the values; those written out in the test say nothing about the code under test."""
-    return _call(*(value for value in values if not _literal(value)))
+def _given(body: list[ast.stmt]) -> frozenset[str]:
+    """Names that statements give to what is written out."""
+    found = set()
+    for node in (n for statement in body for n in ast.walk(statement)):
+        if isinstance(node, ast.Assign) and _literal(node.value):
+            found |= {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+        elif isinstance(node, ast.For) and (_literal(node.iter) or isinstance(node.iter, ast.Name)):
+            found |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+    return frozenset(found)
 
 
 def _call(*values: ast.expr) -> ast.Expr:
@@ -175,6 +207,18 @@ def _asserts(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
         name = function.attr
     return name if name.startswith("assert") else ""
+
+
+def chosen(number: int) -> bool:
+    """Whether ``some`` changes this constant of a file: about every second, in no regular order."""
+    return bool(zlib.crc32(str(number).encode()) & 1)
+
+
+def other_digit(text: str) -> str:
+    """The last digit that is not 0 is another one; texts with letters or markup stay as they are."""
+    if re.search(r"[^\W\d_]|[\\%{]", text):
+        return text
+    return re.sub(r"[1-9](?=\D*$)", lambda match: str(int(match[0]) + 1) if match[0] != "9" else "8", text)
 
 
 def other_letter(text: str) -> str:

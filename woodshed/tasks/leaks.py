@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,10 @@ N = 6
 SHORTEST = 4
 THRESHOLD = 0.5
 """Share of the solution's n-grams that makes a file a leak."""
+COPY = 0.9
+"""Share of the n-grams of removed lines that makes what is left of a file a leak: a twin of what was removed."""
+_LONG = 20
+"""Removed lines of fewer n-grams may look like others by chance."""
 
 _TOKEN = re.compile(r"[^\W\d]\w*|\d+|[^\s\w]")
 _FORBIDDEN = re.compile(
@@ -35,7 +40,8 @@ _FORBIDDEN = re.compile(
 
 @dataclass(frozen=True)
 class Leak:
-    """``kind`` is ``path`` (forbidden name), ``text`` or ``bytecode``; ``share`` of the n-grams found; a ``sample``."""
+    """``kind`` is ``path`` (forbidden name), ``text``, ``bytecode`` or ``copy`` (of lines that stand elsewhere too);
+    ``share`` of the n-grams found; a ``sample``."""
 
     path: str
     kind: str
@@ -48,7 +54,30 @@ def scan_task(task: Task) -> list[Leak]:
     signatures and docstrings."""
     start, gold = task.workspace_files(), task.solution_files()
     told = {path: start.get(path, b"") + b"\n" + interface_of(data) for path, data in gold.items()}
-    return [*scan(start, start, gold), *scan({"(instruction)": task.instruction.encode()}, told, gold)]
+    found = [*scan(start, start, gold), *scan({"(instruction)": task.instruction.encode()}, told, gold)]
+    return [*found, *copies(start, gold)]
+
+
+def copies(start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[Leak]:
+    """Files of ``start`` that still hold what was removed from them or from others, nearly word by word."""
+    removed: set[tuple[str, ...]] = set()
+    for path, data in gold.items():
+        kept = Counter(start.get(path, b"").splitlines())
+        lines = []
+        for line in data.splitlines():
+            if kept[line] > 0:
+                kept[line] -= 1
+            else:
+                lines.append(line)
+        removed.update(_windows(tokenise(b"\n".join(lines).decode("utf-8", "replace")), N))
+    if len(removed) < _LONG:
+        return []
+    found = []
+    for path, data in start.items():
+        hits = removed & _ngrams(data, N)
+        if len(hits) >= COPY * len(removed):
+            found.append(Leak(path, "copy", len(hits) / len(removed), " ".join(max(hits))))
+    return found
 
 
 def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[Leak]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from woodshed.grading.pytest_alter import Kind, other_letter
+from woodshed.grading.pytest_alter import SAME, Kind, chosen, other_digit, other_letter
 
 from .syntax import parse, rewrite, text, words
 
@@ -46,12 +46,13 @@ def alter(source: str, kind: Kind) -> str | None:
         altered = rewrite(root, changer.replaced)
     except RecursionError:
         return None
-    return altered if changer.changed else None
+    return altered if changer.changed or kind == SAME else None
 
 
 class _Alter:
     def __init__(self, kind: Kind, counts: bool) -> None:
         self.kind, self.counts, self.changed = kind, counts, False
+        self._constants = 0
 
     def replaced(self, node: Node) -> str | None:
         if node.type == "template_string":
@@ -67,23 +68,30 @@ class _Alter:
         old = text(node)
         if _names_something(node):
             return old
-        if node.type == "number":
-            new = _number(old) if self.kind == "numbers" else old
-        elif self.kind == "strings":
-            new = other_letter(old)
-        else:
-            new = _other_digit(old)
+        new = self._other(node.type, old)
         if new == old:
             return old
         self.changed = True
         return new
+
+    def _other(self, type_: str, old: str) -> str:
+        self._constants += 1
+        if self.kind == SAME or (self.kind == "some" and not chosen(self._constants)):
+            return old
+        if type_ == "number":
+            return old if self.kind == "strings" else _number(old)
+        new = other_letter(old) if self.kind != "numbers" else old
+        return other_digit(old) if new == old and self.kind != "strings" else new
 
     def _record(self, expression: Node) -> str | None:
         """A record in place of an assertion; None for any other expression."""
         values, holder = _compared(expression)
         if not values:
             return None
-        noted = ", ".join(rewrite(value, self.replaced) for value in values if not _literal(value))
+        computed = [value for value in values if not _literal(value)]
+        # beside what is computed a bare name is most often what the test expects
+        told = [v for v in computed if v.type != "identifier"] if any(map(_calls, computed)) else computed
+        noted = ", ".join(rewrite(value, self.replaced) for value in told)
         # A planned test of tape counts its assertions.
         return f"woodshed_seen({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")
 
@@ -159,10 +167,8 @@ def _literal(node: Node) -> bool:
     )  # fmt: skip
 
 
-def _other_digit(old: str) -> str:
-    if re.search(r"[A-Za-z\\]", old):
-        return old
-    return re.sub(r"[1-9](?=\D*$)", lambda match: str(int(match[0]) + 1) if match[0] != "9" else "8", old)
+def _calls(node: Node) -> bool:
+    return node.type == "call_expression" or any(map(_calls, node.named_children))
 
 
 def _number(old: str) -> str:

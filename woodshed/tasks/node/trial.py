@@ -13,7 +13,7 @@ from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
-from woodshed.tasks.guessing import ENDLESS, objection
+from woodshed.tasks.guessing import ENDLESS, problem_of
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.packages.rejected import Rejected
@@ -46,13 +46,13 @@ class NodeTrial(Trial):
             return []
         return [(m.kind, m.source.encode()) for f in changed for m in mutations(after, f)]
 
-    def altered(self, task: Task) -> None:
-        return None  # by ``_prove``, in boxes of their own
+    def guesses(self, task: Task) -> bool:
+        return False  # ``_prove`` does, in boxes of their own
 
     async def _prove(self, task: Task) -> dict[str, str]:
         quality = await super()._prove(task)
         try:
-            why = objection(await reference(task, self.backend, self.layers, NODE))
+            why = problem_of(await reference(task, self.backend, self.layers, NODE))
         except EndlessError:
             why = ENDLESS
         if why:

@@ -10,18 +10,19 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from woodshed.grading.crossing import crossing
-from woodshed.grading.heldout import altered_ids, encoder, reference_of, values_of
+from woodshed.grading.heldout import altered_ids, altered_tests, encoder, reference_of, values_of
+from woodshed.grading.pytest_alter import KINDS, SAME
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.guessing import ENDLESS, constants, objection
+from woodshed.tasks.guessing import CHEAP, ENDLESS, cheap, problem_of, stubs
 from woodshed.tasks.mutate import function_spans, mutations
 
 from .rejected import Rejected
 
-GATES = 3
+GATES = 4
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
 instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
@@ -40,10 +41,10 @@ Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
 
 async def prove(
     task: Task, run: Callable[[list[Phase]], Awaitable[list[TestRun]]], base: Mapping[str, bytes],
-    most_mutants: int, variants: Variants, altered: Mapping[str, bytes] | None = None,
+    most_mutants: int, variants: Variants, *, guesses: bool,
 ) -> dict[str, str]:  # fmt: skip
     """Run the gates of ``task``; what is to be recorded as its quality. ``run`` runs phases in a box whose workdir
-    holds ``base``. ``altered``: its tests with other inputs; None for a language of which they are asked elsewhere.
+    holds ``base``. ``guesses``: whether fixes must be told from guesses here, with other inputs to its tests.
 
     Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
     an emptied one passes, or code that computes nothing does.
@@ -67,37 +68,51 @@ async def prove(
 
     phases = [phase(write, delete), phase(back, new), phase({}, sorted(submitted))]
     phases += [phase({**submitted, **gold, **mutant}, brief=True) for mutant in mutants]
-    if altered is not None:
-        phases += [phase({**submitted, **back, **answer}, new, brief=True) for answer in constants(task)]
-        phases += _altered_phases(task, {**submitted, **gold, **altered}, back, new, sorted(altered))
-    runs = await run(phases)
-    if altered is not None:
-        *runs, first, second, given = runs
-        if not (first.complete and second.complete):
-            raise Rejected(ENDLESS)
-        if why := objection(reference_of(*map(values_of, (first, second, given)))):
-            raise Rejected(why)
-    solved, untouched, emptied, *rest = (outcome_of(task, done) for done in runs)
-    noticed, guessed = rest[: len(mutants)], rest[len(mutants) :]
+    asked = _asked(task, {**submitted, **gold}, {**submitted, **back}, new) if guesses else []
+    runs = await run([*phases, *asked])
+    told = runs[len(phases) :]
+    solved, untouched, emptied, *noticed = (outcome_of(task, done) for done in runs[: len(phases)])
     _judge(task, solved, untouched, emptied)
-    if any(outcome.resolved for outcome in guessed):
-        raise Rejected("a constant answer passes")
+    if guesses:
+        _told_apart(told)
     if not noticed:
         return {}
     score = sum(not outcome.resolved for outcome in noticed) / len(noticed)
     return {"mutation_score": f"{score:.2f}", "mutants": str(len(noticed))}
 
 
-def _altered_phases(
-    task: Task, solved: Mapping[str, bytes], back: Mapping[str, bytes], new: Sequence[str], files: Sequence[str]
-) -> list[Phase]:
-    """Tests with other inputs: twice on the solution, which ``solved`` lays, then on the files as they are given."""
-    ids, whole, one, text = altered_ids(task), task.info.timeout_sec, test_timeout(task), encoder()
+def _asked(
+    task: Task, solved: Mapping[str, bytes], given: Mapping[str, bytes], new: Sequence[str]
+) -> list[Phase]:  # fmt: skip
+    """Tests with other inputs: twice on the solution, on the files as they are given, and on each of the stubs; in
+    between the visible inputs on the solution."""
+    files, same = altered_tests(task), altered_tests(task, kinds=(SAME,))
+    whole, one, text = task.info.timeout_sec, test_timeout(task), encoder()
+    brief, short = min(whole, _BRIEF_SECONDS), min(one, 4.0)
+    ids = altered_ids(task, KINDS)
+
+    def phase(write: Mapping[str, bytes], delete: Sequence[str] = ()) -> Phase:
+        return Phase(sorted(files), ids, write, delete, brief, short, encoder=text)
+
     return [
-        Phase(files, ids, solved, (), whole, one, encoder=text),
-        Phase(files, ids, {}, (), whole, one, encoder=text),
-        Phase(files, ids, back, new, min(whole, _BRIEF_SECONDS), min(one, 4.0), encoder=text),
+        Phase(sorted(files), ids, {**solved, **files, **same}, (), whole, one, encoder=text),
+        Phase(sorted(files), ids, {}, (), whole, one, encoder=text),
+        Phase(sorted(same), altered_ids(task, (SAME,)), {}, (), whole, one, encoder=text),
+        phase(given, new),
+        *(phase({**given, **stub}) for stub in stubs(task)),
     ]
+
+
+def _told_apart(runs: Sequence[TestRun]) -> None:
+    """Raises Rejected where what ``_asked`` has found tells no fix from a guess."""
+    first, second, visible, given, *guesses = runs
+    if not (first.complete and second.complete):
+        raise Rejected(ENDLESS)
+    found = reference_of(*map(values_of, (first, second, given, visible)))
+    if why := problem_of(found):
+        raise Rejected(why)
+    if any(cheap(found, values_of(guess)) for guess in guesses):
+        raise Rejected(CHEAP)
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from woodshed.grading.heldout import altered_tests
 from woodshed.grading.pytest_phases import Phase, run_phases
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
@@ -177,15 +176,17 @@ class Trial:
         """``Variants`` of its language."""
         return python_variants(path, before, after)
 
-    def altered(self, task: Task) -> dict[str, bytes] | None:
-        """The task's tests with other inputs; None where they are asked for elsewhere, or are a benchmark's."""
-        return None if task.info.kind == "exercise" else altered_tests(task)
+    def guesses(self, task: Task) -> bool:
+        """Whether ``prove`` tells fixes from guesses; not where it is done elsewhere, or tests are a benchmark's."""
+        return task.info.kind != "exercise"
 
     async def _prove(self, task: Task) -> dict[str, str]:
         box = await self.fork()
         try:
-            run, variants, altered = partial(self._phases, box), self.variants, self.altered(task)
-            return await prove(task, run, self.workspace, self.settings.mutants, variants, altered)
+            return await prove(
+                task, partial(self._phases, box), self.workspace, self.settings.mutants, self.variants,
+                guesses=self.guesses(task),
+            )  # fmt: skip
         finally:
             await box.close()
 
