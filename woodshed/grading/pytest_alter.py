@@ -18,6 +18,8 @@ KINDS: tuple[Kind, ...] = ("numbers", "strings", "some")
 SAME: Kind = "same"
 """No constant changes: what the visible tests compare."""
 
+_LARGE = 10
+
 THE_END = "the end"
 """What a test notes that has nothing else to note."""
 
@@ -33,10 +35,10 @@ def alter(source: str, kind: Kind) -> str | None:
     """The altered source, None where it is no Python or has neither a constant of that kind to change nor a test that
     compares nothing.
 
-    Numbers keep their sign and 0 stays 0, strings keep their length and change one letter: most altered inputs are
-    as valid as the ones they come from. A string without letters counts as a number: one digit changes. Constants
-    that are indices, keys, docstrings, in decorators other than ``parametrize`` or in the head of a ``with`` stay as
-    they are.
+    Numbers keep their sign and 0 stays 0, large ones become smaller, strings keep their length and change one letter:
+    most altered inputs are as valid as the ones they come from. A string without letters counts as a number: one digit
+    changes. Constants that are indices, keys, docstrings, in decorators other than ``parametrize`` or in the head of a
+    ``with`` stay as they are.
     """
     try:
         tree = ast.parse(source)
@@ -97,7 +99,7 @@ class _Alter(ast.NodeTransformer):
         if self.kind == "strings":
             return value
         if type(value) is int:
-            return value + (value > 0) - (value < 0)
+            return other_number(value)
         return value * 1.25 if type(value) is float else value
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -214,6 +216,13 @@ def chosen(number: int) -> bool:
     return bool(zlib.crc32(str(number).encode()) & 1)
 
 
+def other_number(value: int) -> int:
+    """The next one away from 0, which stays; a large one may be the most that something takes (12 months, 59 minutes)
+    and becomes smaller."""
+    away = (value > 0) - (value < 0)
+    return value + away if abs(value) < _LARGE else value - away
+
+
 def other_digit(text: str) -> str:
     """The last digit that is not 0 is another one; texts with letters or markup stay as they are."""
     if re.search(r"[^\W\d_]|[\\%{]", text):
@@ -222,11 +231,20 @@ def other_digit(text: str) -> str:
 
 
 def other_letter(text: str) -> str:
-    """The last letter replaced by the next one; texts with markup of their own stay as they are."""
-    if any(mark in text for mark in "%{\\"):
+    """The last letter replaced by the next one; texts with markup of their own, and those that a number is read from
+    (``nan``), stay as they are."""
+    if any(mark in text for mark in "%{\\") or _is_number(text):
         return text
     for at in range(len(text) - 1, -1, -1):
         if text[at].isascii() and text[at].isalpha():
             letter = chr(ord(text[at]) + 1) if text[at] not in "zZ" else chr(ord(text[at]) - 1)
             return text[:at] + letter + text[at + 1 :]
     return text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from woodshed.grading.pytest_alter import SAME, Kind, chosen, other_digit, other_letter
+from woodshed.grading.pytest_alter import SAME, Kind, chosen, other_digit, other_letter, other_number
 
 from .syntax import parse, rewrite, text, words
 
@@ -173,7 +173,7 @@ def _calls(node: Node) -> bool:
 
 def _number(old: str) -> str:
     if re.fullmatch(r"\d{1,15}", old) and not re.match(r"0\d", old):
-        return str(int(old) + (int(old) > 0))
+        return str(other_number(int(old)))
     if re.fullmatch(r"\d+\.\d+", old):
         return repr(float(old) * 1.25)
     return old
