@@ -1,6 +1,6 @@
 """How many validated tasks real packages give, at what price, and whether the leak scan finds what is planted.
 
-    python benchmarks/task_factory.py [--per-source 110] [--dir runs/task-factory] [--source SPEC ...]
+    python benchmarks/task_factory.py [--per-source 150] [--dir runs/task-factory] [--source SPEC ...]
 
 Runs the documented command (`woodshed tasks build`) over the sources below and writes results/tasks.json. Kill it at
 any moment: the same command goes on, and the seconds of all its starts count.
@@ -127,7 +127,7 @@ def measure(folder: Path, seconds: float) -> tuple[dict[str, float | None], dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--per-source", type=int, default=110, help="tasks wanted of each source")
+    parser.add_argument("--per-source", type=int, default=150, help="tasks wanted of each source")
     parser.add_argument("--dir", type=Path, default=Path("runs/task-factory"), help="where the build works")
     parser.add_argument("--source", action="append", help="instead of the catalogue and ten packages beyond it")
     parser.add_argument("--out", type=Path, default=None, help="instead of results/tasks.json")
