@@ -305,7 +305,7 @@ def test_events_of_messages_come_in_the_documented_order(site: Site) -> None:
         assert position == len(kinds) - 2
         assert [b[0] for b in blocks] == ["thinking", "text", "tool_use", "tool_use"]
         assert [set(b[1]) for b in blocks[:2]] == [{"thinking_delta"}, {"text_delta"}]
-        assert len(blocks[1][1]) > 2, "it did not stream"
+        assert len(blocks[1][1]) > 1, "it did not stream"  # a busy event loop sends tokens together
         assert "".join(d.text for d in blocks[1][2]) == SAID
         assert [json.loads("".join(d.partial_json for d in b[2])) for b in blocks[2:]] == [c[1] for c in CALLS]
         usage = events[-2].usage

@@ -45,6 +45,7 @@ def test_total():
 
 def test_discount():
     assert total([50, 50], 10) == 90
+    assert total([200, 100], 25) == 225 and total([8], 0) == 8 and total([8, 8], 100) == 0
 
 
 @pytest.mark.parametrize("wrong", [-1, 101])
@@ -58,7 +59,10 @@ def test_cheapest():
 
 
 def test_split(mocker):
-    assert split(10, 3) == [4, 3, 3] and split(17, 5) == [4, 4, 3, 3, 3] and mocker["currency"] == "EUR"
+    assert split(10, 3) == [4, 3, 3] and mocker["currency"] == "EUR"
+    assert split(17, 5) == [4, 4, 3, 3, 3]
+    assert split(9, 4) == [3, 2, 2, 2]
+    assert split(25, 7) == [4, 4, 4, 4, 3, 3, 3]
 
 
 def test_own_metadata():

@@ -68,12 +68,14 @@ from bank import Account, cents, convert, split
 
 def test_deposit():
     assert Account("a", 5).deposit(3) == 8
+    assert Account("a", 25).deposit(16) == 41
 
 
 def test_withdraw():
     account = Account("a")
     account.deposit(5)
     assert account.withdraw(2) == 3
+    assert Account("b", 61).withdraw(7) == 54
 
 
 def test_withdraw_too_much():
@@ -91,14 +93,17 @@ def test_largest():
 
 def test_largest_of_two():
     assert Account("b", 7).largest() == (7, 0)
+    assert Account("b", 52).largest() == (52, 0)
 
 
 def test_convert():
     assert convert(10, 2) == 20
+    assert convert(31, 5) == 155
 
 
 def test_convert_fee():
     assert convert(100, 1, 10) == 90
+    assert convert(44, 3, 25) == 99
 
 
 def test_cents():
@@ -107,10 +112,13 @@ def test_cents():
 
 def test_cents_short():
     assert cents("2.5") == 250
+    assert cents("31.47") == 3147
 
 
 def test_split():
     assert split(10, 3) == [4, 3, 3]
+    assert split(17, 5) == [4, 4, 3, 3, 3]
+    assert split(25, 7) == [4, 4, 4, 4, 3, 3, 3]
 
 
 def test_split_even():

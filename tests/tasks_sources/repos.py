@@ -12,10 +12,10 @@ CODE = b'''"""Prices."""
 
 def total(prices, discount=0):
     """Sum of the prices, less a discount of 0 to 100 percent."""
-    if discount < 0 or discount > 100:
-        raise ValueError("discount must be 0 to 100")
+    allowed = range(101)
+    percent = allowed.index(discount)  # a ValueError for any other
     whole = sum(prices)
-    return whole - whole * discount / 100
+    return whole - whole * percent / 100
 
 
 def cheapest(prices):
@@ -41,6 +41,7 @@ def test_total():
 
 def test_discount():
     assert total([50, 50], 10) == 90
+    assert total([200, 100], 25) == 225 and total([8], 0) == 8 and total([8, 8], 100) == 0
 
 
 @pytest.mark.parametrize("wrong", [-1, 101])
@@ -55,6 +56,8 @@ def test_cheapest():
 
 def test_split():
     assert split(10, 3) == [4, 3, 3]
+    assert split(17, 5) == [4, 4, 3, 3, 3] and split(9, 4) == [3, 2, 2, 2]
+    assert split(25, 7) == [4, 4, 4, 4, 3, 3, 3]
 
 
 def test_constant():

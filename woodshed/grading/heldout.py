@@ -193,10 +193,10 @@ async def answers(
     return (await _values(task, KINDS, submission, lay, backend, layers, how))[0]
 
 
-def plain(expected: Expected) -> int:
-    """Number of computed values: not of ends of tests, and not of statuses."""
+def plain(expected: Expected) -> list[str]:
+    """The computed values: not ends of tests, and not statuses."""
     known = (value for values in expected.values() for value in values if value is not None)
-    return sum(value != _END and not value.startswith("status ") for value in known)
+    return [value for value in known if value != _END and not value.startswith("status ")]
 
 
 async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Values, bool]:
