@@ -90,7 +90,7 @@ async def held_out(
     if not objection(known, seen, share):
         return ""
     # What the clock decides can be the same twice and then not: the solution answers once more, after the submission.
-    later, whole = await _solution_values(task, KINDS, backend, layers, how)
+    later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
     if whole and all(len(later.get(test, ())) == len(values) for test, values in known.values.items()):
         again = Reference(_agreed(known.values, later), _agreed(known.telling, later))
         if _total(known.telling) and not _total(again.telling):
@@ -163,20 +163,9 @@ async def reference(task: Task, backend: Backend, layers: LayerStore, how: Alter
     if (known := _references.get(task.digest)) is not None:
         _references.move_to_end(task.digest)
         return known
-    solution = partial(_solution_values, task, KINDS, backend, layers, how)
-    first, whole = await _twice(solution)
-    if not whole:
-        raise EndlessError(
-            f"{task.path}: the solution's tests do not end on other inputs, so no submission can be judged by them; "
-            "where that is so on an idle machine too, set grading.held_out_share to 0"
-        )
-    second: Values = {}
-    given: Values = {}
-    visible: Values = {}
-    if any(first.values()):
-        second, _ = await _twice(solution)
-        given, _ = await _twice(partial(_values, task, KINDS, {}, _nothing, backend, layers, how))
-        visible, _ = await _twice(partial(_solution_values, task, (SAME,), backend, layers, how))
+    solution = partial(_solution_values, task, backend=backend, layers=layers, how=how)
+    first, second, visible = [await _whole(partial(solution, kinds), task) for kinds in (KINDS, KINDS, (SAME,))]
+    given, _ = await _twice(partial(_values, task, KINDS, {}, _nothing, backend, layers, how))
     found = reference_of(first, second, given, visible)
     _keep(task, found)
     return found
@@ -197,6 +186,16 @@ def plain(expected: Expected) -> list[str]:
     """The computed values: not ends of tests, and not statuses."""
     known = (value for values in expected.values() for value in values if value is not None)
     return [value for value in known if value != _END and not value.startswith("status ")]
+
+
+async def _whole(run: Callable[[], Awaitable[tuple[Values, bool]]], task: Task) -> Values:
+    found, whole = await _twice(run)
+    if not whole:
+        raise EndlessError(
+            f"{task.path}: the solution's tests do not end on other inputs, so no submission can be judged by them; "
+            "where that is so on an idle machine too, set grading.held_out_share to 0"
+        )
+    return found
 
 
 async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Values, bool]:
@@ -244,7 +243,7 @@ async def _nothing(box: Sandbox) -> None:
 
 
 async def _solution_values(
-    task: Task, kinds: Sequence[Kind], backend: Backend, layers: LayerStore, how: Altering
+    task: Task, kinds: Sequence[Kind], *, backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[Values, bool]:
     """``_values`` of the reference solution; none where the task has no solution."""
     solution = {f"{task.info.workdir}/{name}": data for name, data in task.solution_files().items()}

@@ -106,7 +106,7 @@ def _asked(
 def _told_apart(runs: Sequence[TestRun]) -> None:
     """Raises Rejected where what ``_asked`` has found tells no fix from a guess."""
     first, second, visible, given, *guesses = runs
-    if not (first.complete and second.complete):
+    if not (first.complete and second.complete and visible.complete):
         raise Rejected(ENDLESS)
     found = reference_of(*map(values_of, (first, second, given, visible)))
     if why := problem_of(found):
