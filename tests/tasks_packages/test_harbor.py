@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from dataclasses import fields
@@ -14,6 +15,7 @@ import pytest
 
 from woodshed.record.task import Task, TaskInfo
 from woodshed.sandbox.roots.dockerfile import read_dockerfile
+from woodshed.tasks.packages import harbor_check
 from woodshed.tasks.packages.catalogue import Catalogue, Package, Wheel, load_catalogue
 from woodshed.tasks.packages.harbor import python_image
 
@@ -169,3 +171,16 @@ def test_a_field_that_harbor_does_not_know_is_seen(built: Built, table: str, fie
     changed = Task(task.path, task.name, task.instruction, task.info, {**task.config, table: {field: "x"}})
     with pytest.raises(AssertionError, match=field):
         follows_harbor(changed)
+
+
+def test_a_pipe_in_the_place_of_configuration_is_not_read(tmp_path: Path) -> None:
+    """Nobody writes to it, so reading would never end."""
+    (tmp_path / "sub").mkdir()
+    os.mkfifo(tmp_path / "sub/conftest.py")
+    os.mkfifo(tmp_path / "pytest.ini")
+    (tmp_path / "setup.py").write_text("kept")
+    kept = {"pytest.ini": "0" * 64, "setup.py": harbor_check.digest(tmp_path / "setup.py")}
+    harbor_check.clean(
+        tmp_path, {"stray": ["conftest.py", "pytest.ini", "setup.py"], "suffixes": [".pth"], "kept": kept}
+    )
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["setup.py", "sub"]

@@ -44,14 +44,14 @@ LINE = b"    if width < 0 or height < 0:\n"
 TESTS = b"from shapes import area\n\ndef test_area():\n    assert area(2, 3) == 6\n"
 
 
-def _zip(data: bytes) -> bytes:
+def zipped(data: bytes) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("pkg/shapes.py", data)
     return buffer.getvalue()
 
 
-def _tar(data: bytes) -> bytes:
+def tarred(data: bytes) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         info = tarfile.TarInfo("shapes.py")
@@ -80,9 +80,9 @@ PLANTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "other quotes and spacing": ("notes.md", lambda d: d.replace(b'"', b"'").replace(b" < ", b"<")),
     "utf-16": ("notes.txt", lambda d: d.decode().encode("utf-16")),
     "json string": ("cache.json", lambda d: json.dumps({"source": d.decode()}).encode()),
-    "zip": ("wheel.whl", _zip),
-    "tar.gz": ("sdist.tar.gz", _tar),
-    "nested archives": ("a.bin", lambda d: _zip(_tar(d))),
+    "zip": ("wheel.whl", zipped),
+    "tar.gz": ("sdist.tar.gz", tarred),
+    "nested archives": ("a.bin", lambda d: zipped(tarred(d))),
     "gzip": ("a.gz", gzip.compress),
     "bz2": ("a.bz2", bz2.compress),
     "xz": ("a.xz", lzma.compress),
@@ -103,7 +103,7 @@ PLANTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "pickle": ("a.pickle", lambda d: pickle.dumps({"source": d.decode()})),
     "numbered lines": ("a.txt", lambda d: b"".join(b"%4d\t%b" % x for x in enumerate(d.splitlines(True), 1))),
     "unicode escapes": ("a.json", lambda d: "".join(f"\\u{c:04x}" for c in d).encode()),
-    "tar in base64": ("a.txt", lambda d: base64.b64encode(_tar(d))),
+    "tar in base64": ("a.txt", lambda d: base64.b64encode(tarred(d))),
     "zlib in hex": ("a.txt", lambda d: zlib.compress(d).hex().encode()),
 }
 

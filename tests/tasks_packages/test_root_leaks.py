@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import textwrap
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,8 @@ from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.leaks import N, answer_ngrams, tokenise
 from woodshed.tasks.root_leaks import FEW, RARE, NgramIndex, build_index, scan_root
+
+from .test_leaks import tarred, zipped
 
 ANSWER = Path(textwrap.__file__).read_bytes()
 """A file of the standard library, which every box shows."""
@@ -32,28 +31,12 @@ def _task(path: Path, solution: bytes, layers: tuple[str, ...] = ()) -> Task:
     )  # fmt: skip
 
 
-def _wheel(text: bytes) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("vendored/code.py", text)
-    return data.getvalue()
-
-
-def _tar(text: bytes) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        member = tarfile.TarInfo("code.py")
-        member.size = len(text)
-        archive.addfile(member, io.BytesIO(text))
-    return data.getvalue()
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [
         ("opt/site-packages/_vendor/code.py", OWN),
-        ("opt/site-packages/bundled/code-1-py3-none-any.whl", _wheel(OWN)),
-        ("node_modules/x/code.tar", _tar(OWN)),
+        ("opt/site-packages/bundled/code-1-py3-none-any.whl", zipped(OWN)),
+        ("node_modules/x/code.tar.gz", tarred(OWN)),
         ("opt/bin/script", b"#!/usr/bin/env python3\n" + OWN),
     ],
 )

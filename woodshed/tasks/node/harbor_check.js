@@ -18,7 +18,8 @@ const clean = (folder, asked) => {
     } else if (entry.isDirectory()) {
       clean(file, asked);
     } else if (asked.stray.includes(entry.name) || asked.suffixes.some((suffix) => entry.name.endsWith(suffix))) {
-      const digest = createHash("sha256").update(fs.readFileSync(file)).digest("hex");
+      // what is no file, a pipe say, is not read: that would never end
+      const digest = entry.isFile() && createHash("sha256").update(fs.readFileSync(file)).digest("hex");
       if (asked.kept[path.relative(asked.workdir, file)] !== digest) fs.rmSync(file);
     }
   }
