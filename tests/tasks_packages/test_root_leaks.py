@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.leaks import N, answer_ngrams, tokenise
-from woodshed.tasks.root_leaks import FEW, RARE, NgramIndex, build_index, scan_root
+from woodshed.tasks.root_leaks import FEW, FORMAT, RARE, NgramIndex, _kept, build_index, scan_root
 
 from .test_leaks import tarred, zipped
 
@@ -95,3 +97,20 @@ def test_an_ngram_in_many_files_is_an_idiom(tmp_path: Path, copies: int) -> None
     assert len(wanted) > FEW
     assert (build_index(files).most(wanted) is None) == (copies > RARE)
     assert build_index(files).most(sorted(wanted)[: FEW - 1]) is None
+
+
+def test_an_index_that_was_damaged_is_made_again_and_old_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WOODSHED_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.py").write_bytes(OWN)
+    folder, files = tmp_path / "cache/ngrams", [("a.py", str(tmp_path / "a.py"))]
+    made = np.array(_kept("layer", files).hashes)  # a copy: they lie in the file
+    kept = folder / f"layer-{FORMAT}"
+    for left, days in ((".new-killed", 2), ("host-old-1", 40), ("host-new-1", 3), (".new-living", 0)):
+        (folder / left).mkdir()
+        os.utime(folder / left, (time.time() - days * 86_400,) * 2)
+    (kept / "hashes.npy").write_bytes(b"\x93NUMPY")
+    again = _kept("layer", files)
+    assert len(made) > FEW and np.array_equal(made, again.hashes) and again.names == ["a.py"]
+    assert {p.name for p in folder.iterdir()} == {kept.name, "host-new-1", ".new-living"}

@@ -12,7 +12,9 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -35,6 +37,7 @@ FEW = 10
 RARE = 20
 """An n-gram that is in more files than this is an idiom."""
 _MAX_BYTES = 16 << 20
+_NEW = ".new-"
 _CODE = (".py", ".pyi", ".pyx", ".pyw", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".tsx", ".map", ".ipynb")
 _ARCHIVES = (".zip", ".whl", ".egg", ".pyz", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".txz", ".asar")
 
@@ -126,48 +129,60 @@ def _token(token: str) -> int:
 
 @lru_cache(maxsize=64)
 def _index_of_layer(folder: str, name: str) -> NgramIndex:
-    return _kept(name, [(f"/{os.path.relpath(path, folder)}", path) for path in _readable(folder, frozenset())])
+    return _kept(name, [(f"/{os.path.relpath(path, folder)}", path) for path, _ in _readable(folder, frozenset())])
 
 
 @cache
 def _index_of_host() -> NgramIndex:
-    files = [p for place in shown_folders() for p in _readable(place, frozenset(installed_packages(place)))]
+    found = [f for place in shown_folders() for f in _readable(place, frozenset(installed_packages(place)))]
     sha = hashlib.sha256()
-    for path in files:
-        status = os.stat(path)
+    for path, status in found:
         sha.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
-    return _kept(f"host-{sha.hexdigest()[:24]}", [(path, path) for path in files])
+    return _kept(f"host-{sha.hexdigest()[:24]}", [(path, path) for path, _ in found])
 
 
-def _readable(place: str, masked: frozenset[str]) -> Iterator[str]:
+def _readable(place: str, masked: frozenset[str]) -> Iterator[tuple[str, os.stat_result]]:
     """Files below ``place`` that may hold code, or archives of some."""
     for folder, inside, names in os.walk(place):
         inside[:] = sorted(n for n in inside if n != "__pycache__" and f"{folder}/{n}" not in masked)
         for name in sorted(names):
-            path = f"{folder}/{name}"
             if name.endswith((*_CODE, *_ARCHIVES)) or "." not in name:
-                status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
-                    yield path
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    status = os.lstat(f"{folder}/{name}")
+                    if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
+                        yield f"{folder}/{name}", status
 
 
 def _kept(name: str, files: Files) -> NgramIndex:
-    """The index of that name in the cache, made where it is not there."""
+    """The index of that name in the cache, made where it is not there or cannot be read."""
     place = cache_directory() / "ngrams" / f"{name}-{FORMAT}"
-    if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
-        try:
-            made = build_index(files)
-            np.save(work / "hashes.npy", made.hashes)
-            np.save(work / "files.npy", made.files)
-            (work / "names.json").write_text(json.dumps(made.names))
-            try:
-                work.rename(place)
-            except OSError:  # another process was faster
-                if not place.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    with suppress(OSError, ValueError, EOFError):
+        return _load(place)
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(place.parent)
+    work = Path(tempfile.mkdtemp(prefix=_NEW, dir=place.parent))
+    try:
+        made = build_index(files)
+        np.save(work / "hashes.npy", made.hashes)
+        np.save(work / "files.npy", made.files)
+        (work / "names.json").write_text(json.dumps(made.names))
+        with suppress(OSError):  # another process was faster
+            work.rename(place)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return _load(place)
+
+
+def _load(place: Path) -> NgramIndex:
     hashes, owners = (np.load(place / f"{part}.npy", mmap_mode="r") for part in ("hashes", "files"))
     return NgramIndex(hashes, owners, json.loads((place / "names.json").read_text()))
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes have left, and what the programs of this machine were a month ago."""
+    for path in folder.iterdir():
+        days = {_NEW: 1, "host-": 30}.get(next((p for p in (_NEW, "host-") if path.name.startswith(p)), ""))
+        with suppress(FileNotFoundError):
+            if days is not None and time.time() - path.stat().st_mtime > days * 86_400:
+                shutil.rmtree(path, ignore_errors=True)
