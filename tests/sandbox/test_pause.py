@@ -12,6 +12,7 @@ import pytest
 from woodshed.sandbox.protocol import BoxSpec, Paused, SandboxError
 
 COUNT = "i=0; while :; do i=$((i+1)); [ $((i % 1000)) = 0 ] && echo $i > n; done"
+STATE = "cut -d' ' -f3 /proc/$(cat stopped)/stat"
 
 
 def _ticks(helper: int) -> int:
@@ -101,6 +102,8 @@ while True:
     async def body(backend: Any) -> None:
         box = await backend.create(BoxSpec())
         await box.exec("sleep 300 > /dev/null 2>&1 & kill -STOP $!; echo $! > stopped")
+        while (await box.exec(STATE)).stdout != b"T\n":  # a signal waits until its process has its turn
+            await asyncio.sleep(0.02)
         running = asyncio.create_task(box.exec_python(waking, timeout=60))
         await _written(box, "on")
         await box.pause()
@@ -108,8 +111,7 @@ while True:
         await box.resume()
         done = await running
         assert done.returncode == -9 and not done.timed_out, done
-        state = (await box.exec("cut -d' ' -f3 /proc/$(cat stopped)/stat")).stdout
-        assert state == b"T\n"
+        assert (await box.exec(STATE)).stdout == b"T\n"
 
     with_backend(body)
 
