@@ -13,6 +13,7 @@ import pytest
 from woodshed.grading.cases_runner import encode
 from woodshed.grading.heldout import EndlessError, _rounded, objection, plain, reference_of, values_of
 from woodshed.grading.pytest_alter import THE_END, alter
+from woodshed.grading.pytest_only import only
 from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
@@ -25,6 +26,71 @@ _ELSE = "else:\n{0}    woodshed_seen('no exception')"
 _NOTE = "except Exception as woodshed_error:\n{0}    woodshed_seen(type(woodshed_error).__name__)"
 NOTED = "\n    ".join((_NOTE, _ELSE)).format(" " * 4)
 NOTED_AND_RAISED = "\n        ".join((f"{_NOTE}\n{{0}}    raise", _ELSE)).format(" " * 8)
+
+
+MANY = """
+class Base:
+    def setUp(self):
+        self.x = 1
+
+    def test_wanted(self):
+        assert f(self.x)
+
+    def test_other(self):
+        assert g(self.x)
+
+
+class TestMore(Base):
+    def test_third(self):
+        assert h(1)
+
+
+class TestOthers:
+    def help(self):
+        pass
+
+    def test_third(self):
+        assert h(1)
+
+
+def test_wanted():
+    test_called_by_another()
+
+
+def test_called_by_another():
+    assert f(2)
+
+
+def test_fixture_like():
+    return 3
+
+
+def test_given(test_fixture_like):
+    assert f(test_fixture_like)
+
+
+@pytest.mark.depends(on=["test_named_in_text"])
+def helper():
+    pass
+
+
+def test_named_in_text():
+    assert g(2)
+
+
+async def test_left_out():
+    assert g(3)
+"""
+
+
+def test_of_a_large_file_only_what_is_asked_for_is_altered() -> None:
+    left = only(MANY, frozenset({"TestMore", "test_wanted"}))
+    gone = ("test_other", "test_third", "def test_given", "test_left_out", "TestOthers")
+    assert not [name for name in gone if name in left]
+    kept = ("test_called_by_another", "test_fixture_like", "test_named_in_text", "helper", "setUp")
+    assert [f"def {name}(" in left for name in kept] == [True] * 5 and left.count("def test_wanted(") == 2
+    assert "class TestMore(Base):\n    pass" in left, "it inherits what is asked for"
+    assert only("def test_a(:", frozenset()) == "def test_a(:", "what is no Python is left to who runs it"
 
 
 def test_an_assertion_of_the_file_itself_is_called() -> None:

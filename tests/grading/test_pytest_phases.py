@@ -56,13 +56,16 @@ def test_phases(tmp_path: Path) -> None:
                 Phase([FILE], IDS),
                 Phase([FILE], IDS[:2], {NAME: CODE.replace(b"1", b"2")}),
                 Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"3")}, timeout=1.5, test_timeout=30.0),
+                Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"2")}, last="failure"),
+                Phase([FILE], [IDS[2], IDS[1]], {NAME: CODE.replace(b"1", b"3")}, reverse=True, test_timeout=0.2),
+                Phase([FILE], IDS[1:], {}, reverse=True, test_timeout=0.2, last="hang"),
                 Phase([FILE], IDS, delete=[NAME]),
                 Phase([FILE], None, {NAME: CODE}, reverse=True),
             ], path=(SITE_PACKAGES, "/workspace"))  # fmt: skip
         finally:
             await backend.close()
 
-    collected, first, other, hung, gone, again = asyncio.run(run())
+    collected, first, other, hung, failed, looped, stopped, gone, again = asyncio.run(run())
     assert collected.results == {} and collected.problems == ()
     status = [{t.rpartition("_")[2]: r.status for t, r in made.results.items()} for made in (first, other, again)]
     assert status == [
@@ -71,4 +74,8 @@ def test_phases(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert list(again.results) == list(reversed(list(first.results))) and first.complete and other.complete
     assert not hung.complete and hung.detail == "timed out after 1.5 s"
+    assert [r.status for r in failed.results.values()] == ["failed"] and not failed.complete, "nothing after it"
+    assert looped.complete and [r.status for r in looped.results.values()] == ["failed", "passed"]
+    assert list(stopped.results) == [IDS[2]] and not stopped.complete
+    assert "TimeLimit" in looped.results[IDS[2]].text == stopped.results[IDS[2]].text
     assert gone.results == {} and "No module named 'code_under_test'" in gone.problems[0]

@@ -24,6 +24,7 @@ from woodshed.sandbox.taskbox import box_spec
 
 from .pytest_alter import KINDS, SAME, THE_END, Kind, alter
 from .pytest_grader import TESTS_PREFIX, import_path, lay_tests, run_pytest, test_timeout
+from .pytest_only import only
 from .results import TestRun
 
 Values = dict[str, list[str]]
@@ -48,11 +49,13 @@ class EndlessError(SandboxError):
 class Altering:
     """How tests of one kind are altered, and how altered files (relative to the workdir) run in a box.
 
-    ``run`` is given the ids of the altered tests, without parameters, and fills in ``TestResult.seen``.
+    ``run`` is given the ids of the altered tests, without parameters, and fills in ``TestResult.seen``. ``only``: what
+    of a file is altered, for the tests (by the names of their classes and functions) that are asked for.
     """
 
     alter: Callable[[str, Kind], str | None]
     run: Callable[[Task, Sandbox, Mapping[str, bytes], Sequence[str]], Awaitable[TestRun]]
+    only: Callable[[str, frozenset[str]], str] = lambda source, tests: source
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,14 @@ def _agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expect
 
 def altered_tests(task: Task, how: Altering | None = None, kinds: Sequence[Kind] = KINDS) -> dict[str, bytes]:
     """Altered copies of the files with failing tests, beside them and under names of their own."""
+    how = how or PYTEST
     files: dict[str, bytes] = {}
     tests = task.test_files()
     for name in sorted({test.partition("::")[0] for test in task.info.fail_to_pass}):
         source = tests.get(TESTS_PREFIX + name, b"").decode("utf-8", "replace")
+        source = how.only(source, _names(task.info.fail_to_pass))
         for kind in kinds:
-            if (text := (how or PYTEST).alter(source, kind)) is not None and text.encode() not in files.values():
+            if (text := how.alter(source, kind)) is not None and text.encode() not in files.values():
                 files[altered_name(name, kind)] = text.encode()
     return files
 
@@ -146,6 +151,11 @@ def altered_ids(task: Task, kinds: Sequence[Kind] = KINDS) -> list[str]:
         for name in [test.partition("::")[0]]
         for kind in kinds
     })  # fmt: skip
+
+
+def _names(tests: Iterable[str]) -> frozenset[str]:
+    """Names of the functions that tests are, and of their classes."""
+    return frozenset(name for test in tests for name in test.partition("[")[0].split("::")[1:])
 
 
 def altered_name(name: str, kind: Kind) -> str:
@@ -291,7 +301,7 @@ async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids:
     )  # fmt: skip
 
 
-PYTEST = Altering(alter, _run_pytest)
+PYTEST = Altering(alter, _run_pytest, only)
 
 
 def _rounded(text: str) -> str:

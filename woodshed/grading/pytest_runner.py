@@ -65,7 +65,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
     nonce = request["nonce"]
     wanted = None if request["ids"] is None else frozenset(request["ids"])
     limit = request["test_timeout"]
-    roots = tuple(request["trace"])
+    roots, last = tuple(request["trace"]), request.get("last")
     values = _record_values(request["encoder"]) if request["encoder"] else None
     write, perf, dumps, setitimer = os.write, time.perf_counter, json.dumps, signal.setitimer
     watched = _watch()
@@ -119,7 +119,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
             try:
                 result = yield
             except TimeLimit:
-                self.status[item.nodeid] = "failed"
+                self.status[item.nodeid], self.text[item.nodeid] = "failed", "TimeLimit"
                 result = True
             finally:
                 setitimer(signal.ITIMER_REAL, 0)
@@ -139,6 +139,9 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
                     [c.co_filename, c.co_qualname, c.co_firstlineno] for c in seen if c.co_filename.startswith(roots)
                 ]
             emit(record)
+            failed = status in ("failed", "error")
+            if (last == "failure" and failed) or (last == "hang" and "TimeLimit" in record.get("text", "")):
+                item.session.shouldstop = "what follows is not needed"
             return result
 
         def pytest_runtest_logreport(self, report: Any) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from woodshed.grading.crossing import crossing
-from woodshed.grading.heldout import altered_ids, altered_tests, encoder, reference_of, values_of
-from woodshed.grading.pytest_alter import KINDS, SAME
+from woodshed.grading.heldout import Reference, altered_ids, altered_tests, encoder, reference_of, values_of
+from woodshed.grading.pytest_alter import SAME
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
@@ -22,12 +23,12 @@ from woodshed.tasks.mutate import function_spans, mutations
 
 from .rejected import Rejected
 
-GATES = 4
+GATES = 5
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
 instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
 _BRIEF_SECONDS = 20.0
-"""Limit of all tests on one mutant or constant, some of which never end; 4 s for one test."""
+"""Limit of all tests on one mutant or stub, some of which never end."""
 
 
 def difference(have: Mapping[str, bytes], want: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
@@ -59,60 +60,71 @@ async def prove(
     mutants = draw_mutants(task.path.name, start, gold, most_mutants, variants)
     required = [*info.fail_to_pass, *info.pass_to_pass]
     files = sorted({test.partition("::")[0] for test in required})
+    whole, one = info.timeout_sec, test_timeout(task)
 
-    def phase(write: Mapping[str, bytes], delete: Sequence[str] = (), brief: bool = False) -> Phase:
-        one, whole = test_timeout(task), info.timeout_sec
-        if brief:
-            one, whole = min(one, 4.0), min(whole, _BRIEF_SECONDS)
+    def phase(write: Mapping[str, bytes], delete: Sequence[str]) -> Phase:
         return Phase(files, required, write, delete, whole, one)
 
+    solved, given = {**submitted, **gold}, {**submitted, **back}
     phases = [phase(write, delete), phase(back, new), phase({}, sorted(submitted))]
-    phases += [phase({**submitted, **gold, **mutant}, brief=True) for mutant in mutants]
-    asked = _asked(task, {**submitted, **gold}, {**submitted, **back}, new) if guesses else []
-    runs = await run([*phases, *asked])
-    told = runs[len(phases) :]
-    solved, untouched, emptied, *noticed = (outcome_of(task, done) for done in runs[: len(phases)])
-    _judge(task, solved, untouched, emptied)
-    if guesses:
-        _told_apart(told)
-    if not noticed:
+    asked = _other_inputs(task, solved, given, new) if guesses else []
+    first, untouched, emptied, *answers = await run([*phases, *asked])
+    _judge(task, *(outcome_of(task, done) for done in (first, untouched, emptied)))
+    found = _told_apart(answers) if guesses else None
+    # The rest is only for those that got so far. Some of it never ends.
+    stubbed = _stubbed(asked[0], given, stubs(task), _patience(task, answers[0])) if found else []
+    limits = _patience(task, first)
+    mutated = [Phase(files, required, {**solved, **mutant}, (), *limits, last="failure") for mutant in mutants]
+    runs = await run([*stubbed, *mutated])
+    if found and any(cheap(found, values_of(guess)) for guess in runs[: len(stubbed)]):
+        raise Rejected(CHEAP)
+    if not mutants:
         return {}
-    score = sum(not outcome.resolved for outcome in noticed) / len(noticed)
-    return {"mutation_score": f"{score:.2f}", "mutants": str(len(noticed))}
+    score = sum(not outcome_of(task, done).resolved for done in runs[len(stubbed) :]) / len(mutants)
+    return {"mutation_score": f"{score:.2f}", "mutants": str(len(mutants))}
 
 
-def _asked(
+def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
+    """Limits in seconds of all tests and of one, where the solution took as long as ``solved`` did."""
+    one = 1.0 + 8 * max((result.seconds for result in solved.results.values()), default=0.0)
+    return min(task.info.timeout_sec, _BRIEF_SECONDS), min(test_timeout(task), one)
+
+
+def _other_inputs(
     task: Task, solved: Mapping[str, bytes], given: Mapping[str, bytes], new: Sequence[str]
-) -> list[Phase]:  # fmt: skip
-    """Tests with other inputs: twice on the solution, on the files as they are given, and on each of the stubs; in
+) -> list[Phase]:
+    """Tests with other inputs: twice on the solution, once on the files as they are given (``new`` are not); in
     between the visible inputs on the solution."""
     files, same = altered_tests(task), altered_tests(task, kinds=(SAME,))
-    whole, one, text = task.info.timeout_sec, test_timeout(task), encoder()
-    brief, short = min(whole, _BRIEF_SECONDS), min(one, 4.0)
-    ids = altered_ids(task, KINDS)
-
-    def phase(write: Mapping[str, bytes], delete: Sequence[str] = ()) -> Phase:
-        return Phase(sorted(files), ids, write, delete, brief, short, encoder=text)
-
+    ids, text = altered_ids(task), encoder()
+    whole, one = task.info.timeout_sec, test_timeout(task)
+    brief = min(whole, _BRIEF_SECONDS)
     return [
-        Phase(sorted(files), ids, {**solved, **files, **same}, (), whole, one, encoder=text),
+        # Asserts are rewritten once: what is compiled of all these tests serves the later runs.
+        Phase(sorted(files), ids, {**solved, **files, **same}, (), whole, one, encoder=text, bytecode=True),
         Phase(sorted(files), ids, {}, (), whole, one, encoder=text),
         Phase(sorted(same), altered_ids(task, (SAME,)), {}, (), whole, one, encoder=text),
-        phase(given, new),
-        *(phase({**given, **stub}) for stub in stubs(task)),
+        Phase(sorted(files), ids, given, new, brief, one, encoder=text),
     ]
 
 
-def _told_apart(runs: Sequence[TestRun]) -> None:
-    """Raises Rejected where what ``_asked`` has found tells no fix from a guess."""
-    first, second, visible, given, *guesses = runs
+def _stubbed(
+    asked: Phase, given: Mapping[str, bytes], answers: Sequence[Mapping[str, bytes]], limits: tuple[float, float]
+) -> list[Phase]:
+    """The tests of ``asked``, which lie there already, on each of the ``answers``."""
+    phase = partial(Phase, asked.files, asked.ids, timeout=limits[0], test_timeout=limits[1], encoder=asked.encoder)
+    return [phase(write={**given, **stub}) for stub in answers]
+
+
+def _told_apart(runs: Sequence[TestRun]) -> Reference:
+    """What the solution answers to ``_other_inputs``. Raises Rejected where that tells no fix from a guess."""
+    first, second, visible, given = runs
     if not (first.complete and second.complete and visible.complete):
         raise Rejected(ENDLESS)
     found = reference_of(*map(values_of, (first, second, given, visible)))
     if why := problem_of(found):
         raise Rejected(why)
-    if any(cheap(found, values_of(guess)) for guess in guesses):
-        raise Rejected(CHEAP)
+    return found
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:

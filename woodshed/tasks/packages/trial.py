@@ -123,11 +123,13 @@ class Trial:
         files = sorted({t.partition("::")[0] for t in tests})
         changed, collecting = difference(self.workspace, graded), difference(graded, start)
         run, collected = await self.runs([
-            Phase(files, tests, *changed, 90.0, slowest),
+            Phase(files, tests, *changed, 90.0, slowest, last="hang"),
             Phase(self.test_files(start), (), *collecting, 60.0),
         ])  # fmt: skip
         if run.detail.startswith("timed out"):
             raise Rejected("the run hangs")
+        if any("TimeLimit" in result.text for result in run.results.values()):
+            raise Rejected("a test hangs")
         if not run.results:
             given = candidate.commit is not None or candidate.instance
             raise Rejected("no test still passes" if given else "the package no longer imports")
@@ -150,8 +152,6 @@ class Trial:
             texts |= {t: reasons[t.partition("::")[0]] for t in broken if t in lost}
         if not broken:
             raise Rejected("no test fails")
-        if any("TimeLimit" in text for text in texts.values()):
-            raise Rejected("a test hangs")
         if not whole and candidate.kind != "exercise":  # of which nothing works yet
             raise Rejected("no test still passes")
         if any(wrong_reason(text, defined, self.form.grader) for text in texts.values()):
