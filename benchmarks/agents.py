@@ -1,10 +1,12 @@
-"""Agents of others, unmodified, in boxes, against the gateway: what they do is recorded token by token and graded.
+"""Agents of others, unmodified, in boxes, against the gateway: what they do is recorded token by token, graded and
+trained on.
 
     python benchmarks/agents.py [NAME ...]
 
 ``benchmarks/gateway.py`` puts what comes of it into its result. Each agent is fetched from its package index as
 ``harness.program`` does it (npm for those in Node) and mends the repository of the tests. A script plays the policy, so
-that the figures are about the way through agent, gateway and grading and not about what a policy can do. Needs the
+that the figures are about the way through agent, gateway and grading and not about what a policy can do. Each agent
+plays twice, once mending it and once not, and the trainer takes steps on this group with a small policy. Needs the
 package indexes; the agents reach nothing but the gateway.
 """
 
@@ -12,21 +14,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
 from woodshed.learn.boxes import layer_store
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
 from woodshed.record.cache import cache_directory
+from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
+from woodshed.rl.batching import build_batch
+from woodshed.rl.credit import get_credit
+from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
+from woodshed.train.settings import ImportanceSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from woodshed.train.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -39,13 +50,21 @@ MENDED = toy.SHAPES.replace("width + height", "width * height")
 MEND = "sed -i 's/width + height/width * height/' shapes/measure.py"
 
 
+class Played(NamedTuple):
+    engine: ScriptedEngine
+    trajectory: Trajectory
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Agent:
-    """``npm``: package to install into the program's folder instead. ``replies``: what the policy says, a turn each."""
+    """``npm``: package to install into the program's folder instead. ``replies``: what the policy says, a turn each;
+    ``idle``: what it says instead where it mends nothing."""
 
     name: str
     program: ProgramSettings
     replies: tuple[str, ...]
+    idle: str
     npm: str = ""
 
 
@@ -70,6 +89,7 @@ AGENTS = (
             call("bash", command=MEND),
             call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
         ),
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     ),
     Agent(
         "aider",  # no tools: edits are text
@@ -81,6 +101,7 @@ AGENTS = (
             env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         ),
         (f"I multiply.\n\nshapes/measure.py\n```python\n{MENDED}```\n<|im_end|>",),
+        "There is nothing to mend.<|im_end|>",
     ),
     Agent(
         "qwen-code",  # Node, streaming
@@ -93,6 +114,7 @@ AGENTS = (
             call("run_shell_command", command=MEND, is_background=False),
             "Mended.<|im_end|>",
         ),
+        "There is nothing to mend.<|im_end|>",
         npm="@qwen-code/qwen-code",
     ),
 )  # fmt: skip
@@ -110,30 +132,61 @@ def installed(agent: Agent) -> ProgramSettings:
     return agent.program.model_copy(update={"folder": folder})
 
 
-def episode(agent: Agent, program: ProgramSettings, url: str, root: Path) -> Trajectory:
-    layers = layer_store()
-    task = toy.toy_task(root / agent.name, toy.pytest_layer(layers))
+def episode(task: Task, layers: LayerStore, program: ProgramSettings, replies: Iterable[str]) -> Played:
+    engine = ScriptedEngine(lambda _: [], context=1 << 20)
+    said = iter(replies)
+    engine.say = lambda _: HERMES.encode(next(said, "Done.<|im_end|>"), allow_special=True)
     harness = HarnessSettings(program=program, limits=LimitSettings(turns=20, wall_seconds=240.0))
-    return asyncio.run(play(task, layers, url, harness, limits=Limits(memory=None)))
+    with served(engine) as url:
+        started = time.monotonic()
+        done = asyncio.run(play(task, layers, url, harness, limits=Limits(memory=None)))
+        return Played(engine, done, time.monotonic() - started)
+
+
+def train(group: Sequence[Trajectory]) -> dict[str, Any]:
+    """Steps of RL on one group. The loss is minus advantage times log-probability: it falls exactly if what was
+    rewarded becomes likelier than what was not."""
+    sampled = sum(int(segment.sampled.sum()) for done in group for segment in done.segments)
+    batch, _ = build_batch([group], get_credit("grpo"), step=1, batch_id="agents", generation_budget=sampled)
+    config = DecoderConfig(
+        vocab_size=HERMES.vocab_size, d_model=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=32, d_ff=64,
+        max_positions=1 << 17,
+    )  # fmt: skip
+    settings = TrainSettings(
+        schedule=ScheduleSettings(warmup_steps=0), importance=ImportanceSettings(mode="off"),
+        optimizer=OptimizerSettings(lr=1e-3),
+    )  # fmt: skip
+    trainer = Trainer(Decoder(config, seed=0), settings)
+    steps = [trainer.step(batch) for _ in range(3)]
+    return {
+        "rewards": [done.reward for done in group], "sampled_tokens": sampled,
+        "trained_tokens": int(steps[0]["trained_tokens"]), "loss": [step["loss_rl"] for step in steps],
+    }  # fmt: skip
 
 
 def measure(agent: Agent, root: Path) -> dict[str, Any]:
-    engine = ScriptedEngine(lambda _: [], context=1 << 20)
-    said = iter(agent.replies)
-    engine.say = lambda _: HERMES.encode(next(said, "Done.<|im_end|>"), allow_special=True)
+    layers = layer_store()
+    task = toy.toy_task(root / agent.name, toy.pytest_layer(layers))
     program = installed(agent)
-    with served(engine) as url:
-        started = time.monotonic()
-        done = episode(agent, program, url, root)
+    engine, done, seconds = episode(task, layers, program, agent.replies)
+    idle = episode(task, layers, program, itertools.repeat(agent.idle))
+    trained = train([done, idle.trajectory])
     sampled = [token for _, _, completion in engine.calls for token in completion.tokens]
     recorded = [t for segment in done.segments for t in segment.tokens[segment.sampled].tolist()]
     return {
         "status": done.status, "error": done.error, "resolved": bool(done.outcome and done.outcome.resolved),
-        "seconds": time.monotonic() - started, "turns": done.effort.turns, "calls": done.effort.tool_calls,
+        "seconds": seconds, "turns": done.effort.turns, "calls": done.effort.tool_calls,
         "events": [event.name for event in done.events], "segments": [len(s) for s in done.segments],
         "sampled_tokens": len(sampled), "lost_tokens": len(sampled) - len(recorded),
-        "exact": recorded_as_sampled(engine, done), "prefix_breaks": done.prefix_breaks,
+        "exact": recorded_as_sampled(engine, done) and recorded_as_sampled(idle.engine, idle.trajectory),
+        "prefix_breaks": done.prefix_breaks, "trained": trained, "trains": trains(trained),
     }  # fmt: skip
+
+
+def trains(trained: dict[str, Any]) -> bool:
+    """Whether every sampled token was trained on, and the steps went where the rewards say."""
+    every = trained["trained_tokens"] == trained["sampled_tokens"]
+    return bool(every and trained["rewards"] == [1.0, 0.0] and trained["loss"][0] > trained["loss"][-1])
 
 
 def measure_all(names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
@@ -151,8 +204,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(agent.name for agent in AGENTS))
     found = measure_all(parser.parse_args().names)
-    if failed := [name for name, row in found.items() if not (row["resolved"] and row["exact"])]:
-        raise SystemExit(f"not resolved, or not exact: {', '.join(failed)}")
+    if failed := [name for name, row in found.items() if not (row["resolved"] and row["exact"] and row["trains"])]:
+        raise SystemExit(f"not resolved, not exact, or not trained on: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def main() -> None:
         from agents import measure_all
 
         agents = measure_all()
-    exact = [row for row in agents.values() if row["resolved"] and row["exact"]]
+    exact = [row for row in agents.values() if row["resolved"] and row["exact"] and row["trains"]]
     lost = held["lost_tokens"] + sum(row["lost_tokens"] for row in agents.values())
     figures: dict[str, float | None] = {
         "added_ms_p50": turns["32_at_once"]["p50"],
