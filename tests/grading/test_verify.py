@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.record.task import Task, TaskError, TaskInfo
 from woodshed.record.trajectory import Outcome
+from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.tasks.studies import StudySpec
 
@@ -136,6 +139,41 @@ def test_malformed_tasks_say_so(studies: list[Task], tmp_path: Path, in_boxes: C
         (tmp_path / "task.toml").write_text(toml)
         with pytest.raises(TaskError, match="vibes"):
             await grade(Task.load(tmp_path), {}, backend, layers)
+
+    in_boxes(run)
+
+
+@contextmanager
+def descriptors(most: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("boxes", [0, 1])
+def test_a_machine_without_descriptors_is_no_fault_of_a_submission(
+    boxes: int, tmp_path: Path, in_boxes: Callable[[Any], Any]
+) -> None:
+    """In the box of the tests, and in those that have other inputs: no verdict, and none is kept for later."""
+
+    async def run(backend: Any, layers: Any) -> None:
+        task, create, left = toy.toy_task(tmp_path / "toy", toy.pytest_layer(layers)), backend.create, boxes
+
+        async def until_none_is_left(spec: BoxSpec) -> Any:
+            nonlocal left
+            left -= 1
+            with descriptors(3) if left < 0 else nullcontext():
+                return await create(spec)
+
+        await (await create(box_spec(task, layers))).close()
+        backend.create = until_none_is_left
+        with pytest.raises(SandboxError, match=r"this machine makes no box: .*Too many open files"):
+            await grade(task, task.solution_files(), backend, layers)
+        backend.create = create
+        assert (await grade(task, task.solution_files(), backend, layers)).resolved
 
     in_boxes(run)
 

@@ -14,7 +14,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from woodshed.record.task import Task
@@ -309,6 +309,7 @@ def _rounded(text: str) -> str:
     return _FLOAT.sub(lambda match: f"f{float(match[1]):.9g}", text)
 
 
+@cache
 def encoder() -> str:
     """Source of what turns values into text in a box."""
     return Path(__file__).with_name("cases_runner.py").read_text("utf-8")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from .box import ChannelBox
 from .channel import Channel
+from .faults import of_the_machine
 from .protocol import BoxSpec, Sandbox, SandboxError, Snapshot, Unsupported
 from .spawner import Spawner
 from .together import all_or_none
@@ -65,6 +66,7 @@ class KeptBackend(Generic[B]):
         self._snapshots: dict[str, BoxSpec] = {}
         self._starting = asyncio.Semaphore(max_starting)
 
+    @of_the_machine
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that go on from the snapshot, each by itself."""
         spec = self._known(snapshot)

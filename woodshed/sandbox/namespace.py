@@ -20,6 +20,7 @@ from woodshed.record.jsonl import JsonLines
 from .channel import Channel
 from .egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from .egress.record import Record
+from .faults import of_the_machine
 from .frames import pack_files
 from .namespace_box import NamespaceBox, Running
 from .protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
@@ -58,12 +59,14 @@ class NamespaceBackend:
 
         return probe_namespace(self._root, self._cgroups)
 
+    @of_the_machine
     async def create(self, spec: BoxSpec) -> NamespaceBox:
         """A fresh box. Raises SandboxError naming the layer, module or system call that failed."""
         if spec.image:
             raise Unsupported("the namespace backend runs no images of container engines; give a root instead")
         return await self._make(spec, ())
 
+    @of_the_machine
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that start from the snapshot's files and share them."""
         spec, chain = self._known(snapshot)

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from ..faults import of_the_machine
 from ..frames import pack_files
 from ..payload import copy_agent
 from ..protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
@@ -46,6 +47,7 @@ class DockerBackend:
 
         return probe_docker(self.name, self._root)
 
+    @of_the_machine
     async def create(self, spec: BoxSpec) -> DockerBox:
         """A fresh box. Raises SandboxError with what the engine says."""
         if spec.egress is not None:
@@ -66,6 +68,7 @@ class DockerBackend:
         """
         return await (await self._start()).build(Path(folder))
 
+    @of_the_machine
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that start from the snapshot's files."""
         spec, image = self._known(snapshot)

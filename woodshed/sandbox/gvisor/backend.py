@@ -19,6 +19,7 @@ from ..box import OUT_OF_MEMORY
 from ..channel import Channel
 from ..egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from ..egress.record import Record
+from ..faults import of_the_machine
 from ..frames import pack_files
 from ..kept import KeptBackend, KeptBox
 from ..protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
@@ -80,6 +81,7 @@ class GvisorBackend(KeptBackend[GvisorBox]):
 
         return probe_gvisor(self._root)
 
+    @of_the_machine
     async def create(self, spec: BoxSpec) -> GvisorBox:
         """A fresh box. Raises SandboxError with what ``runsc`` says."""
         if spec.root is not None or spec.image:

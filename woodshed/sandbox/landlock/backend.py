@@ -20,6 +20,7 @@ from typing import Literal
 
 from ..box import ChannelBox
 from ..channel import Channel
+from ..faults import of_the_machine
 from ..frames import pack_files
 from ..payload import PLACE, boot, copy_agent
 from ..protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
@@ -84,6 +85,7 @@ class LandlockBackend:
 
         return probe_landlock(self._root)
 
+    @of_the_machine
     async def create(self, spec: BoxSpec) -> LandlockBox:
         """A fresh box. Raises Unsupported for what only a root of its own could give."""
         if spec.root is not None or spec.image or spec.egress is not None:
@@ -96,6 +98,7 @@ class LandlockBackend:
             raise
         return await self._start(spec, folder)
 
+    @of_the_machine
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that start from a copy of the snapshot's files each."""
         spec, kept = self._known(snapshot)

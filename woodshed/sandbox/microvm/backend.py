@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..channel import Channel
+from ..faults import of_the_machine
 from ..frames import pack_files
 from ..kept import KeptBackend
 from ..protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
@@ -59,6 +60,7 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
 
         return probe_microvm(self._root)
 
+    @of_the_machine
     async def create(self, spec: BoxSpec) -> MicrovmBox:
         """A fresh box. Raises SandboxError with what the guest or QEMU says."""
         if spec.root is not None or spec.image:
