@@ -10,8 +10,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @lru_cache(maxsize=256)
 def only(source: str, tests: frozenset[str]) -> str:
-    """``source`` without functions whose names begin with ``test``, and classes that have no other, but for those
-    named in ``tests`` (names of classes and functions) and those that something in the file names."""
+    """``source`` without functions whose names begin with ``test``, and classes that have such, but for those named in
+    ``tests`` (names of classes and functions) and those that something in the file names."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -30,17 +30,18 @@ def _named(tree: ast.Module) -> set[str]:
     return found
 
 
-def _drop(body: ast.Module | ast.ClassDef, needed: set[str] | frozenset[str]) -> bool:
-    """Whether tests are left out of ``body``, and none is left."""
+def _drop(body: ast.Module | ast.ClassDef, needed: frozenset[str]) -> None:
     kept: list[ast.stmt] = []
-    tests = dropped = 0
     for node in body.body:
-        emptied = isinstance(node, ast.ClassDef) and _drop(node, needed)
-        test = isinstance(node, _FUNCTIONS) and node.name.startswith("test")
-        if (emptied or test) and node.name not in needed:  # type: ignore[attr-defined]
-            dropped += 1
-        else:
+        if isinstance(node, ast.ClassDef) and node.name in needed:
+            _drop(node, needed)
             kept.append(node)
-            tests += test or isinstance(node, ast.ClassDef)
+        elif isinstance(node, ast.ClassDef):
+            kept += [] if any(map(_is_test, node.body)) else [node]
+        elif not _is_test(node) or getattr(node, "name", "") in needed:
+            kept.append(node)
     body.body = kept or [ast.Pass()]
-    return bool(dropped and not tests)
+
+
+def _is_test(node: ast.stmt) -> bool:
+    return isinstance(node, _FUNCTIONS) and node.name.startswith("test")

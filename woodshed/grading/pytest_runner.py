@@ -8,10 +8,12 @@ Altered tests (``pytest_alter.py``) call ``woodshed_seen`` with values; they are
 """
 
 import builtins
+import gc
 import importlib
 import importlib.metadata
 import itertools
 import json
+import operator
 import os
 import signal
 import sys
@@ -36,6 +38,8 @@ def load(path: list[str], workdir: str) -> None:
     for name in default_plugins:  # loaded now, so that they are watched before a conftest imports the submission
         importlib.import_module(f"_pytest.{name}")
     _load_plugins(workdir + "/pytest.ini")
+    gc.collect()
+    gc.freeze()  # pytest collects garbage five times after a run, and what is loaded here is none
 
 
 def serve(request: dict[str, Any]) -> None:
@@ -100,7 +104,8 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
             if request["reverse"]:
                 items.reverse()
             for item in items:
-                item.repr_failure = _brief  # a formatted traceback costs more than most tests
+                # A formatted traceback costs more than most tests. The latter is what formats errors of fixtures.
+                item.repr_failure = item._repr_failure_py = _brief
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
@@ -166,6 +171,8 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
 def _brief(excinfo: Any, style: Any = None) -> str:
     """What failed, without the traceback; an exception whose own text fails is named."""
     try:
+        if excinfo.typename == "FixtureLookupError":  # of pytest, with a text made for people
+            return str(excinfo.value.formatrepr())
         return str(excinfo.exconly(tryshort=True))
     except BaseException:
         return f"{excinfo.typename} (its message cannot be shown)"
@@ -218,33 +225,45 @@ def _load_plugins(ini: str) -> None:
 
 
 _OWN_PATCHES: set[FunctionType] = set()
+_CODE = operator.attrgetter("__code__")
 
 
-def _watch() -> list[tuple[dict[str, Any] | Any, str, Any, Any]]:
-    """(namespace, name, value, code) of the functions and classes that decide what a test result is."""
-    found: list[tuple[Any, str, Any, Any]] = []
+class _Watched:
+    """``keys`` of a namespace, with their values, and the functions among these, with their code."""
+
+    def __init__(self, namespace: Any, values: dict[str, Any]) -> None:
+        self.namespace, self.keys, self.values = namespace, [*values], [*values.values()]
+        self.functions = [v for v in self.values if isinstance(v, FunctionType)]
+        self.codes = [function.__code__ for function in self.functions]
+
+
+def _watch() -> list[_Watched]:
+    """The functions and classes that decide what a test result is."""
+    found: list[_Watched] = []
     for name, module in list(sys.modules.items()):
         if not name.startswith(tuple(_WATCHED)):
             continue
-        for key, value in vars(module).items():
-            if isinstance(value, FunctionType):
-                found.append((module, key, value, value.__code__))
-            elif isinstance(value, type):
-                found.append((module, key, value, None))
-                if value.__module__ == name and name != "builtins":
-                    found += [(value, k, v, v.__code__) for k, v in vars(value).items() if isinstance(v, FunctionType)]
-            elif name == "builtins" and callable(value):
-                found.append((module, key, value, None))
+        own = {k: v for k, v in vars(module).items() if isinstance(v, (FunctionType, type))}
+        if name == "builtins":
+            own = {k: v for k, v in vars(module).items() if callable(v)}
+        found.append(_Watched(module, own))
+        for value in own.values():
+            if isinstance(value, type) and value.__module__ == name and name != "builtins":
+                methods = {k: v for k, v in vars(value).items() if isinstance(v, FunctionType)}
+                found.append(_Watched(value, methods))
     return found
 
 
-def _changed(watched: list[tuple[Any, str, Any, Any]]) -> str | None:
-    for namespace, key, value, code in watched:
-        now = namespace.__dict__.get(key)
-        if now is not value and not (isinstance(now, FunctionType) and now in _OWN_PATCHES):
-            return f"{namespace.__name__}.{key}"
-        if code is not None and value.__code__ is not code:
-            return f"{namespace.__name__}.{key}"
+def _changed(watched: list[_Watched], all: Any = all, map: Any = map, same: Any = operator.is_) -> str | None:
+    for at in watched:  # after every test, so the usual answer is found without a loop in Python
+        found = at.namespace.__dict__.get
+        if not all(map(same, map(found, at.keys), at.values)):
+            for key, value in zip(at.keys, at.values):
+                if (now := found(key)) is not value and not (isinstance(now, FunctionType) and now in _OWN_PATCHES):
+                    return f"{at.namespace.__name__}.{key}"
+        if not all(map(same, map(_CODE, at.functions), at.codes)):
+            other = next(f for f, code in zip(at.functions, at.codes) if f.__code__ is not code)
+            return f"{at.namespace.__name__}.{other.__name__}"
     return None
 
 

@@ -128,8 +128,9 @@ def answer_ngrams(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> fro
             tokens = tokenise(line)
             if len(tokens) >= SHORTEST:
                 wanted.update(_windows(tokens, min(N, len(tokens))))
+        told = tokenise(start)
         for size in {len(w) for w in wanted}:
-            wanted -= {*_windows(tokenise(start), size)}
+            wanted.difference_update(_windows(told, size))
     return frozenset(wanted)
 
 
