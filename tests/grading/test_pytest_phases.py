@@ -13,6 +13,7 @@ from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec
 from woodshed.sandbox.template import SITE_PACKAGES
+from woodshed.tasks.reasons import wrong_reason
 
 from . import toy
 
@@ -40,32 +41,54 @@ NAME, FILE = "code_under_test.py", "test_it.py"
 IDS = [f"{FILE}::test_{name}" for name in ("one", "process", "loop")]
 
 
+FIXTURES = b"""import pytest
+
+
+@pytest.fixture
+def broken():
+    raise ValueError("it does not begin")
+
+
+@pytest.fixture
+def unfinished():
+    yield 1
+    raise ValueError("it does not end")
+
+
+def test_begins(broken):
+    pass
+
+
+def test_ends(unfinished):
+    pass
+
+
+def test_finds(not_there):
+    pass
+"""
+
+
+def test_errors_of_fixtures_are_told_as_briefly_as_failures(tmp_path: Path) -> None:
+    (run,) = played(tmp_path, {FILE: FIXTURES}, [Phase([FILE], None)])
+    texts = {test.rpartition("_")[2]: (result.status, result.text) for test, result in run.results.items()}
+    assert texts["begins"] == ("error", "ValueError: it does not begin")
+    assert texts["ends"] == ("error", "ValueError: it does not end")
+    assert texts["finds"][0] == "error" and wrong_reason(texts["finds"][1]) == "fixture 'not_there' not found"
+
+
 def test_phases(tmp_path: Path) -> None:
-    layers = LayerStore(tmp_path / "layers")
-    layer = layers.path(toy.pytest_layer(layers))
-    files = {NAME: CODE, FILE: TESTS, "pytest.ini": b"[pytest]\n"}
-
-    async def run() -> list[TestRun]:
-        backend = open_backend()
-        try:
-            if not backend.probe().ok:
-                pytest.skip("no namespace sandbox here")
-            box = await backend.create(BoxSpec(layers=(layer,), files={f"/workspace/{n}": d for n, d in files.items()}))
-            return await run_phases(box, [
-                Phase([FILE], [], bytecode=True),
-                Phase([FILE], IDS),
-                Phase([FILE], IDS[:2], {NAME: CODE.replace(b"1", b"2")}),
-                Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"3")}, timeout=1.5, test_timeout=30.0),
-                Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"2")}, last="failure"),
-                Phase([FILE], [IDS[2], IDS[1]], {NAME: CODE.replace(b"1", b"3")}, reverse=True, test_timeout=0.2),
-                Phase([FILE], IDS[1:], {}, reverse=True, test_timeout=0.2, last="hang"),
-                Phase([FILE], IDS, delete=[NAME]),
-                Phase([FILE], None, {NAME: CODE}, reverse=True),
-            ], path=(SITE_PACKAGES, "/workspace"))  # fmt: skip
-        finally:
-            await backend.close()
-
-    collected, first, other, hung, failed, looped, stopped, gone, again = asyncio.run(run())
+    files = {NAME: CODE, FILE: TESTS}
+    collected, first, other, hung, failed, looped, stopped, gone, again = played(tmp_path, files, [
+        Phase([FILE], [], bytecode=True),
+        Phase([FILE], IDS),
+        Phase([FILE], IDS[:2], {NAME: CODE.replace(b"1", b"2")}),
+        Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"3")}, timeout=1.5, test_timeout=30.0),
+        Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"2")}, last="failure"),
+        Phase([FILE], [IDS[2], IDS[1]], {NAME: CODE.replace(b"1", b"3")}, reverse=True, test_timeout=0.2),
+        Phase([FILE], IDS[1:], {}, reverse=True, test_timeout=0.2, last="hang"),
+        Phase([FILE], IDS, delete=[NAME]),
+        Phase([FILE], None, {NAME: CODE}, reverse=True),
+    ])  # fmt: skip
     assert collected.results == {} and collected.problems == ()
     status = [{t.rpartition("_")[2]: r.status for t, r in made.results.items()} for made in (first, other, again)]
     assert status == [
@@ -79,3 +102,21 @@ def test_phases(tmp_path: Path) -> None:
     assert list(stopped.results) == [IDS[2]] and not stopped.complete
     assert "TimeLimit" in looped.results[IDS[2]].text == stopped.results[IDS[2]].text
     assert gone.results == {} and "No module named 'code_under_test'" in gone.problems[0]
+
+
+def played(tmp_path: Path, files: dict[str, bytes], phases: list[Phase]) -> list[TestRun]:
+    layers = LayerStore(tmp_path / "layers")
+    layer = layers.path(toy.pytest_layer(layers))
+    files = {**files, "pytest.ini": b"[pytest]\n"}
+
+    async def run() -> list[TestRun]:
+        backend = open_backend()
+        try:
+            if not backend.probe().ok:
+                pytest.skip("no namespace sandbox here")
+            box = await backend.create(BoxSpec(layers=(layer,), files={f"/workspace/{n}": d for n, d in files.items()}))
+            return await run_phases(box, phases, path=(SITE_PACKAGES, "/workspace"))
+        finally:
+            await backend.close()
+
+    return asyncio.run(run())
