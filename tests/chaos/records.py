@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from gateway.real import logprob_gap
 from safetensors.torch import load_file
 
+from woodshed.policy.hf import load_policy
+from woodshed.policy.state import load_hf_state
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 from woodshed.train.batch import TrainBatch
@@ -125,6 +128,23 @@ def check_tokens(root: Path) -> None:
             assert np.all(np.isfinite(logprobs)) and np.all(logprobs <= 0) and np.any(logprobs < 0)
 
 
+def check_logprobs(root: Path) -> None:
+    """What one version alone has sampled has the log-probabilities that the chain's weights of this version give.
+
+    An engine that is given new weights between a prompt and its first token goes on with old keys and values.
+    """
+    policy = load_policy(root / "policy" / "sft").decoder
+    gaps = []
+    for version in verify_chain(root / "weights"):
+        found = Follower(root / "weights").poll(up_to=version)
+        assert found is not None and found[0] == version
+        load_hf_state(policy, found[1])
+        for segment in (segment for t in trained_on(root) for segment in t.segments):
+            if set(segment.versions[segment.sampled].tolist()) == {version}:
+                gaps.append(logprob_gap(policy, segment))
+    assert len(gaps) >= Shape.of(root).group_size and np.quantile(gaps, 0.9) < 1e-4, sorted(gaps)[-10:]
+
+
 def check_batch_files(root: Path) -> None:
     shape = Shape.of(root)
     for path in (root / "batches").glob("step-*.safetensors"):
@@ -153,7 +173,7 @@ def check_weights(root: Path) -> None:
     assert any(not torch.equal(start[name], tensor) for name, tensor in head.items()), "nothing was learned"
 
 
-CHECKS = (check_ledger, check_trajectories, check_tokens, check_batch_files, check_weights)
+CHECKS = (check_ledger, check_trajectories, check_tokens, check_logprobs, check_batch_files, check_weights)
 
 
 def check_records(root: Path) -> None:
