@@ -6,8 +6,8 @@ The smoke recipe runs up to RL once. Then engines, gateway, publisher (the train
 been given new weights), rollouts, the zygote of the boxes and the run itself are killed at random moments of RL, until
 there were ``--kills``; a run that is over before that is followed by another one. After every run the files are
 counted: trajectories lost or stored twice, tokens without version or log-probability, log-probabilities that are not
-those of the weights of their version, prompts dispatched twice, and
-whether the final weights are those of the chain, bit by bit.
+those of the weights of their version, prompts dispatched twice, and whether the final weights are those of the chain,
+bit by bit.
 """
 
 from __future__ import annotations
