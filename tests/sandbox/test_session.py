@@ -71,3 +71,15 @@ def test_what_a_box_does_to_its_shells_is_no_failure_of_the_sandbox(with_backend
             await ShellSession.open(box)
 
     with_backend(body)
+
+
+def test_a_shell_that_ends_while_a_command_is_sent_is_told_as_ended(with_backend: Callable[..., Any]) -> None:
+    async def body(backend: Any) -> None:
+        box = await backend.create(BoxSpec())
+        shell = await ShellSession.open(box)
+        # What is looked at goes on for a second, what reads is gone.
+        await box.exec("cd /tmp/.session-*; kill -9 $(cat pid); sleep 1 > /dev/null 2>&1 & echo $! > pid")
+        with pytest.raises(OSError, match="ended"):
+            await shell.send("echo x", timeout=20)
+
+    with_backend(body)
