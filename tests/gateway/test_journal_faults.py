@@ -6,13 +6,13 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from limits import soft_limit
 
 from woodshed.gateway.journal import Journal, JournalError
 from woodshed.gateway.segments_wire import Finished
@@ -21,17 +21,6 @@ from .parts import TOOLS, rendering
 from .test_journal import USER, Server, result_of
 
 TEXTS = ("read a.py<end>", "test", "submit<end>", "test<end>")
-
-
-@contextmanager
-def files_end_at(size: int) -> Iterator[None]:
-    """No file of this process grows beyond ``size``: a write takes what fits and the next one fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -74,7 +63,7 @@ async def conversation(directory: Path, room: int | None) -> Finished:
     async def turn(key: str, asked: list[Any]) -> dict[str, Any]:
         if room is not None:
             size = path.stat().st_size
-            with files_end_at(size + room):
+            with soft_limit(resource.RLIMIT_FSIZE, size + room):
                 failed = await ask(server, key, asked)
             assert failed.status_code == 500
             assert path.stat().st_size == size
@@ -139,14 +128,17 @@ def test_closing_is_written_before_it_is_done(tmp_path: Path) -> None:
         key = await server.admin.open("t")
         reply = await server.chat(key, [USER])
         for close in (server.admin.finish, server.admin.delete):
-            with files_end_at((tmp_path / "open.journal").stat().st_size), pytest.raises(JournalError):
+            with (
+                soft_limit(resource.RLIMIT_FSIZE, (tmp_path / "open.journal").stat().st_size),
+                pytest.raises(JournalError),
+            ):
                 await close("t")
         await server.chat(key, [USER, reply, result_of(reply, "x")])
         assert (await server.admin.finish("t")).requests == 2
         server.end()
         server = Server(tmp_path)
         assert await server.admin.list() == [] and (await server.admin.finish("t")).requests == 2
-        with files_end_at((tmp_path / "open.journal").stat().st_size), pytest.raises(JournalError):
+        with soft_limit(resource.RLIMIT_FSIZE, (tmp_path / "open.journal").stat().st_size), pytest.raises(JournalError):
             await server.admin.delete("t")
         await server.admin.delete("t")
         server.end()
@@ -168,7 +160,7 @@ def test_a_file_that_cannot_be_shortened_goes_on(tmp_path: Path, caplog: pytest.
             await server.admin.open("a")
             await server.admin.delete("a")
             (tmp_path / "open.tmp").rmdir()
-            with files_end_at(100):
+            with soft_limit(resource.RLIMIT_FSIZE, 100):
                 server.journal.compact(t.kept() for t in server.trajectories.by_id.values())
         assert [r.args[1].strerror for r in caplog.records] == ["Is a directory", "File too large"]  # type: ignore[index, union-attr]
         assert not (tmp_path / "open.tmp").exists()

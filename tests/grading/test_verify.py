@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import soft_limit
 
 from woodshed.grading.crossing import Submission, collected, crossed_digest, crossing, matches_any
 from woodshed.grading.settings import GradingSettings
@@ -143,16 +144,6 @@ def test_malformed_tasks_say_so(studies: list[Task], tmp_path: Path, in_boxes: C
     in_boxes(run)
 
 
-@contextmanager
-def descriptors(most: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 @pytest.mark.parametrize("boxes", [0, 1])
 def test_a_machine_without_descriptors_is_no_fault_of_a_submission(
     boxes: int, tmp_path: Path, in_boxes: Callable[[Any], Any]
@@ -165,13 +156,18 @@ def test_a_machine_without_descriptors_is_no_fault_of_a_submission(
         async def until_none_is_left(spec: BoxSpec) -> Any:
             nonlocal left
             left -= 1
-            with descriptors(3) if left < 0 else nullcontext():
+            with soft_limit(resource.RLIMIT_NOFILE, 3) if left < 0 else nullcontext():
                 return await create(spec)
 
         await (await create(box_spec(task, layers))).close()
         backend.create = until_none_is_left
         with pytest.raises(SandboxError, match=r"this machine makes no box: .*Too many open files"):
             await grade(task, task.solution_files(), backend, layers)
+        with (
+            soft_limit(resource.RLIMIT_NOFILE, 3),
+            pytest.raises(TaskError, match=r"tests: cannot be read: .*Too many"),
+        ):
+            task.test_files()
         backend.create = create
         assert (await grade(task, task.solution_files(), backend, layers)).resolved
 

@@ -59,14 +59,12 @@ class NamespaceBackend:
 
         return probe_namespace(self._root, self._cgroups)
 
-    @of_the_machine
     async def create(self, spec: BoxSpec) -> NamespaceBox:
         """A fresh box. Raises SandboxError naming the layer, module or system call that failed."""
         if spec.image:
             raise Unsupported("the namespace backend runs no images of container engines; give a root instead")
         return await self._make(spec, ())
 
-    @of_the_machine
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that start from the snapshot's files and share them."""
         spec, chain = self._known(snapshot)
@@ -152,6 +150,7 @@ class NamespaceBackend:
         self._boxes.add(box)
         return box
 
+    @of_the_machine  # also where a snapshot begins its box anew
     async def _start(self, spec: BoxSpec, chain: tuple[str, ...], record: Record, *, with_files: bool) -> Running:
         listen = ports_of(spec.egress) if spec.egress is not None else []
         await self._spawner.start()

@@ -124,6 +124,7 @@ class LandlockBackend:
             shutil.rmtree(self._place, ignore_errors=True)
             self._place = None
 
+    @of_the_machine
     async def keep(self, box: LandlockBox) -> Snapshot:
         """Called through ``box.snapshot``."""
         kept = self._folder()
@@ -226,6 +227,7 @@ def _copy(source: Path, target: Path) -> None:
     command = ["cp", "-a", "--reflink=auto", f"{source}/.", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
+        shutil.rmtree(target, ignore_errors=True)  # half a copy may be what filled the disk
         raise SandboxError(f"landlock: the box's files cannot be copied: {done.stderr.strip()[-600:]}")
 
 
