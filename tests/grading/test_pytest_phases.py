@@ -83,9 +83,9 @@ def test_phases(tmp_path: Path) -> None:
         Phase([FILE], IDS),
         Phase([FILE], IDS[:2], {NAME: CODE.replace(b"1", b"2")}),
         Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"3")}, timeout=1.5, test_timeout=30.0),
-        Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"2")}, last="failure"),
+        Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"2")}, stop_at="failure"),
         Phase([FILE], [IDS[2], IDS[1]], {NAME: CODE.replace(b"1", b"3")}, reverse=True, test_timeout=0.2),
-        Phase([FILE], IDS[1:], {}, reverse=True, test_timeout=0.2, last="hang"),
+        Phase([FILE], IDS[1:], {}, reverse=True, test_timeout=0.2, stop_at="hang"),
         Phase([FILE], IDS, delete=[NAME]),
         Phase([FILE], None, {NAME: CODE}, reverse=True),
     ])  # fmt: skip

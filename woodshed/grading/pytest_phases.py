@@ -20,7 +20,7 @@ from woodshed.sandbox.protocol import Sandbox
 
 from .pytest_grader import MAX_OUTPUT, TestRun, read_run, runner_source
 
-Last = Literal["", "failure", "hang"]
+StopAt = Literal["", "failure", "hang"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Phase:
     reverse: bool = False
     encoder: str = ""
     """Source of an encoder of the values that altered tests note."""
-    last: Last = ""
-    """What ends the run, which is not ``complete`` then, where it is known after that: the first ``failure``, or the
-    first ``hang``, a test beyond its limit."""
+    stop_at: StopAt = ""
+    """Whether the run ends early, and is not ``complete`` then: with the first ``failure``, or the first ``hang``, a
+    test beyond its limit."""
 
 
 async def run_phases(
@@ -74,7 +74,7 @@ def _phase(phase: Phase, nonce: str, path: Sequence[str], workdir: str) -> dict[
     run = {
         "nonce": nonce, "files": list(phase.files), "ids": None if phase.ids is None else list(phase.ids),
         "path": list(path), "workdir": workdir, "test_timeout": phase.test_timeout, "reverse": phase.reverse,
-        "trace": [], "encoder": phase.encoder, "bytecode": phase.bytecode, "last": phase.last,
+        "trace": [], "encoder": phase.encoder, "bytecode": phase.bytecode, "stop_at": phase.stop_at,
     }  # fmt: skip
     write = {name: base64.b64encode(data).decode() for name, data in phase.write.items()}
     return {"run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout}

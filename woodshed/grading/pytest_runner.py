@@ -69,7 +69,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
     nonce = request["nonce"]
     wanted = None if request["ids"] is None else frozenset(request["ids"])
     limit = request["test_timeout"]
-    roots, last = tuple(request["trace"]), request.get("last")
+    roots, stop_at = tuple(request["trace"]), request.get("stop_at")
     values = _record_values(request["encoder"]) if request["encoder"] else None
     write, perf, dumps, setitimer = os.write, time.perf_counter, json.dumps, signal.setitimer
     watched = _watch()
@@ -145,7 +145,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
                 ]
             emit(record)
             failed = status in ("failed", "error")
-            if (last == "failure" and failed) or (last == "hang" and "TimeLimit" in record.get("text", "")):
+            if (stop_at == "failure" and failed) or (stop_at == "hang" and "TimeLimit" in record.get("text", "")):
                 item.session.shouldstop = "what follows is not needed"
             return result
 
@@ -255,6 +255,7 @@ def _watch() -> list[_Watched]:
 
 
 def _changed(watched: list[_Watched], all: Any = all, map: Any = map, same: Any = operator.is_) -> str | None:
+    """What of ``watched`` is another one; the functions this takes are bound before a submission could replace them."""
     for at in watched:  # after every test, so the usual answer is found without a loop in Python
         found = at.namespace.__dict__.get
         if not all(map(same, map(found, at.keys), at.values)):

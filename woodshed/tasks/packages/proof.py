@@ -74,7 +74,7 @@ async def prove(
     # The rest is only for those that got so far. Some of it never ends.
     stubbed = _stubbed(asked[0], given, stubs(task), _patience(task, answers[0])) if found else []
     limits = _patience(task, first)
-    mutated = [Phase(files, required, {**solved, **mutant}, (), *limits, last="failure") for mutant in mutants]
+    mutated = [Phase(files, required, {**solved, **mutant}, (), *limits, stop_at="failure") for mutant in mutants]
     runs = await run([*stubbed, *mutated])
     if found and any(cheap(found, values_of(guess)) for guess in runs[: len(stubbed)]):
         raise Rejected(CHEAP)

@@ -123,7 +123,7 @@ class Trial:
         files = sorted({t.partition("::")[0] for t in tests})
         changed, collecting = difference(self.workspace, graded), difference(graded, start)
         run, collected = await self.runs([
-            Phase(files, tests, *changed, 90.0, slowest, last="hang"),
+            Phase(files, tests, *changed, 90.0, slowest, stop_at="hang"),
             Phase(self.test_files(start), (), *collecting, 60.0),
         ])  # fmt: skip
         if run.detail.startswith("timed out"):
