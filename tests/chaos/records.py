@@ -134,14 +134,14 @@ def check_logprobs(root: Path) -> None:
     An engine that is given new weights between a prompt and its first token goes on with old keys and values.
     """
     policy = load_policy(root / "policy" / "sft").decoder
+    segments = [segment for trajectory in trained_on(root) for segment in trajectory.segments]
     gaps = []
     for version in verify_chain(root / "weights"):
         found = Follower(root / "weights").poll(up_to=version)
         assert found is not None and found[0] == version
         load_hf_state(policy, found[1])
-        for segment in (segment for t in trained_on(root) for segment in t.segments):
-            if set(segment.versions[segment.sampled].tolist()) == {version}:
-                gaps.append(logprob_gap(policy, segment))
+        alone = [s for s in segments if set(s.versions[s.sampled].tolist()) == {version}]
+        gaps += [logprob_gap(policy, segment) for segment in alone]
     assert len(gaps) >= Shape.of(root).group_size and np.quantile(gaps, 0.9) < 1e-4, sorted(gaps)[-10:]
 
 

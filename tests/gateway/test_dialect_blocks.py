@@ -380,6 +380,20 @@ def test_a_call_that_cannot_be_read_is_text_with_an_error(stream: bool) -> None:
     run(ScriptedEngine(replies(bad, bad, tokenizer=HERMES)), test, format="hermes")
 
 
+def test_what_is_sampled_token_by_token_is_streamed_so() -> None:
+    said = COMPACT.encode("one two three four five six seven eight")
+
+    async def test(site: Site) -> None:
+        site.engine.delay = 0.01
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 99, "stream": True}
+        answer = await site.post("/v1/messages", body)
+        events = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
+        deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+        assert "".join(deltas) == COMPACT.decode(said) and len(deltas) > len(said) // 2, deltas
+
+    run(ScriptedEngine(lambda _: said), test)
+
+
 def test_an_error_after_the_first_text_ends_the_stream_in_the_dialect() -> None:
     """The trajectory is closed while its reply streams."""
     bodies: dict[str, Any] = {

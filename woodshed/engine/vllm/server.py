@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
 import httpx
 
 from woodshed.engine.errors import EngineError, EngineLost, EngineUnfit
+
+log = logging.getLogger(__name__)
 
 ASK_SECONDS = 10.0
 _GAUGE = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^}]*\})? ([0-9.eE+]+)$", re.MULTILINE)
@@ -96,8 +99,8 @@ class Server:
             await self.call("POST", path, {})
         except EngineLost:
             raise
-        except EngineError:
-            pass  # nothing was begun
+        except EngineError as error:  # nothing was begun, say
+            log.info("weights: %s", error)
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float = ASK_SECONDS
