@@ -63,11 +63,12 @@ def test_input_of_any_size_is_read_to_its_end_or_dropped(with_backend):
             assert (await box.exec("sha256sum", stdin=data)).stdout.split()[0] == digest, size
             assert (await box.exec("head -c 1 >/dev/null", stdin=data)).returncode == 0
         waiting = asyncio.create_task(box.exec("sleep 1", stdin=data))
-        await asyncio.sleep(0.5)
-        assert (await box.usage())["processes"] >= 2  # the command, and who feeds it
+        while (await box.usage())["processes"] < 2:  # the command, and who feeds it
+            assert not waiting.done()
+            await asyncio.sleep(0.02)
         await waiting
-        await box.exec("sleep 0.2")
-        assert (await box.usage())["processes"] == 0
+        while (await box.usage())["processes"]:
+            await asyncio.sleep(0.02)
 
     with_backend(body)
 

@@ -120,10 +120,10 @@ def test_patience_with_a_box_begins_again_when_it_goes_on(with_backend: Callable
     async def body(backend: Any) -> None:
         box = await backend.create(BoxSpec())
         waiting = asyncio.create_task(box.channel.request({"op": "exec", "argv": ["sleep", "0.3"], "cwd": None,
-            "env": {}, "timeout": 60.0, "max_output": 1}, patience=0.6))  # fmt: skip
+            "env": {}, "timeout": 60.0, "max_output": 1}, patience=2.0))  # fmt: skip
         await asyncio.sleep(0.1)
         await box.pause()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.5)
         await box.resume()
         assert (await waiting)[0]["returncode"] == 0
 
