@@ -83,3 +83,16 @@ def test_a_shell_that_ends_while_a_command_is_sent_is_told_as_ended(with_backend
             await shell.send("echo x", timeout=20)
 
     with_backend(body)
+
+
+def test_a_command_for_which_the_disk_has_no_room_fails_and_the_shell_goes_on(with_backend: Callable[..., Any]) -> None:
+    async def body(backend: Any) -> None:
+        box = await backend.create(BoxSpec(limits=Limits(disk=2 << 20)))
+        shell = await ShellSession.open(box)
+        await box.exec("head -c 9000000 /dev/zero > /tmp/full")
+        done = await shell.send("true " + "x" * 20_000)
+        assert done.returncode == 1 and b"No space" in done.stderr and not done.timed_out, done
+        await box.exec("rm /tmp/full")
+        assert (await shell.send("echo on")).stdout == b"on\n"
+
+    with_backend(body)

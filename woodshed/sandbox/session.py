@@ -12,9 +12,6 @@ from dataclasses import replace
 
 from .protocol import ExecResult, Sandbox
 
-# Who sends holds the pipe open for both ways: to open it for writing alone waits for a reader, and a shell that was
-# killed after the look at it is none.
-#
 # The shell itself sources every command, so that what it sets stays (``command``: a syntax error does not end the
 # shell). The status is there once it is whole.
 _OPEN = """
@@ -28,11 +25,13 @@ done
 LOOP
 setsid {shell} {place}/loop > /dev/null 2>&1 < /dev/null & echo $! > {place}/pid
 """
+# Who sends holds the pipe open for both ways: to open it for writing alone waits for a reader, and a shell that was
+# killed after the look at it is none. What does not fit on the disk is not sent.
 _SEND = """
 ended() {{ echo {ended}; exit 99; }}
 alive() {{ read -r _ _ state _ < /proc/$(cat pid)/stat && [ "$state" != Z ]; }} 2> /dev/null
 cd {place} 2> /dev/null && alive || ended
-cat > {number} && exec 3<> in && echo {number} >&3 || exit 1
+cat > {number} && exec 3<> in && echo {number} >&3 || {{ rm -f {number}; exit 1; }}
 until [ -e {number}.status ]; do
   alive || [ -e {number}.status ] || ended
   sleep 0.01
