@@ -52,9 +52,9 @@ def clone_state(policy: Decoder) -> dict[str, torch.Tensor]:
 def full_logprobs(policy: Decoder, tokens: list[int]) -> torch.Tensor:
     """float32 ``[T, V]``: log-probabilities of the next token after every position."""
     with torch.no_grad():
-        ids = torch.tensor([tokens])
-        hidden = policy.forward(ids, torch.arange(len(tokens))[None], causal_attend())
-        return policy.logits(hidden)[0].log_softmax(-1)
+        ids = torch.tensor([tokens], device=policy.device)
+        hidden = policy.forward(ids, torch.arange(len(tokens), device=policy.device)[None], causal_attend())
+        return policy.logits(hidden)[0].log_softmax(-1).cpu()
 
 
 def worst_gap(policy: Decoder, prompt: list[int], tokens: list[int], logprobs: list[float]) -> float:
@@ -69,8 +69,8 @@ def prompt(length: int, seed: int = 0, vocabulary: int = 97) -> list[int]:
 
 
 @asynccontextmanager
-async def running(policy: Decoder, version: int = 0, **settings: Any):
-    engine = LocalEngine(policy, settings=EngineSettings(**settings), version=version)
+async def running(policy: Decoder, version: int = 0, device: str = "cpu", **settings: Any):
+    engine = LocalEngine(policy, settings=EngineSettings(**settings), device=device, version=version)
     try:
         yield engine
     finally:

@@ -14,12 +14,12 @@ POLICY = decoder()
 ROWS, LENGTH = 6, 32
 
 
-def filled_cache(lengths: list[int]) -> RowCache:
+def filled_cache(lengths: list[int], max_rows: int = ROWS) -> RowCache:
     cache = RowCache(
         layers=DENSE.num_layers, kv_heads=DENSE.num_kv_heads, head_dim=DENSE.head_dim, dtype=torch.float32,
-        device=torch.device("cpu"), budget=1 << 24, max_rows=ROWS, step=LENGTH,
+        device=torch.device("cpu"), budget=1 << 24, max_rows=max_rows, step=LENGTH,
     )  # fmt: skip
-    for _ in range(ROWS):
+    for _ in lengths:
         cache.acquire(None, LENGTH)
     rng = torch.Generator().manual_seed(1)
     for buffer in (*cache.keys, *cache.values):

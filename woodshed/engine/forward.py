@@ -12,6 +12,7 @@ from torch import Tensor
 from woodshed.engine.attention import CausalMasks, StepAttention
 from woodshed.engine.cache import RowCache
 from woodshed.engine.drafting import Drafter, MtpDrafter, NgramDrafter
+from woodshed.engine.graphs import DecodeGraphs, Record
 from woodshed.engine.request import Request
 from woodshed.engine.sampler import sample
 from woodshed.engine.scheduler import Step
@@ -29,39 +30,35 @@ class Sampled:
 
 
 class Forward:
-    """Runs steps of a decoder on a cache. Engine's thread only, in inference mode."""
+    """Runs steps of a decoder on a cache. Engine's thread only, in inference mode. With ``record``, steps that only
+    decode are recorded and replayed: not for experts, nor with ``mtp``."""
 
-    def __init__(self, decoder: Decoder, cache: RowCache, *, mtp: MtpHead | None = None, ngram: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: RowCache,
+        *,
+        mtp: MtpHead | None = None,
+        ngram: bool = False,
+        record: Record | None = None,
+    ) -> None:
         self.decoder, self.cache = decoder, cache
         self.masks = CausalMasks(cache.device, cache.dtype)
         self._mtp = MtpDrafter(decoder, mtp, cache, self.masks) if mtp is not None else None
         self.drafter: Drafter | None = NgramDrafter(cache) if ngram else self._mtp
+        self._graphs = None if record is None else DecodeGraphs(decoder, cache, record)
 
     def run(self, step: Step) -> list[Sampled]:
         """Compute the step's tokens and sample for the requests whose sequence is now complete. Of the requests only
         the draft is changed; the cache is."""
         cache = self.cache
-        attention = StepAttention(cache, self.decoder.config.num_heads, step.decode_rows, step.chunks, self.masks)
-        rows, positions = attention.rows, attention.positions
-        tokens_N = self._tensor(cache.tokens[rows, positions].astype(np.int64))
-        positions_N = self._tensor(positions)
-        sink: list[Tensor] | None = None if cache.routes is None else []
         ends = np.cumsum([1] * len(step.decoding) + [chunk.count for chunk in step.chunks])
         sampled_at = self._sampled_at(step, ends - 1)
-        if sampled_at is not None:
-            attention.only(sampled_at)
-        hidden_ND = self.decoder.forward(
-            tokens_N,
-            positions_N,
-            attention,
-            route_sink=sink,
-            ends=None if sampled_at is None else self._tensor(sampled_at),
-        )
-        if sink is not None and cache.routes is not None:
-            cache.routes[rows, positions] = torch.stack(sink, -2).cpu().numpy()
-        if self._mtp is not None:
-            firsts = [0, *ends[:-1].tolist()]
-            self._mtp.follow(attention, tokens_N, positions_N, hidden_ND, firsts)
+        hidden_ND = None
+        if self._graphs is not None and not step.chunks:
+            hidden_ND = self._graphs.decode(step.decode_rows)
+        if hidden_ND is None:
+            hidden_ND = self._hidden(step, ends, sampled_at)
         due = [(request, int(end) - 1, 1) for request, end in zip(step.decoding, ends)]
         last = {request.row: int(end) - 1 for request, end in zip(step.decoding, ends)}
         cache.lengths[step.decode_rows] += 1
@@ -78,6 +75,30 @@ class Forward:
         if self._mtp is not None:
             cache.last[list(last)] = hidden_ND[list(last.values())]
         return results
+
+    def _hidden(self, step: Step, ends: NDArray[np.int64], sampled_at: NDArray[np.int64] | None) -> Tensor:
+        """Hidden states of the step's tokens, or of those that something is sampled at."""
+        cache = self.cache
+        attention = StepAttention(cache, self.decoder.config.num_heads, step.decode_rows, step.chunks, self.masks)
+        rows, positions = attention.rows, attention.positions
+        tokens_N = self._tensor(cache.tokens[rows, positions].astype(np.int64))
+        positions_N = self._tensor(positions)
+        sink: list[Tensor] | None = None if cache.routes is None else []
+        if sampled_at is not None:
+            attention.only(sampled_at)
+        hidden_ND = self.decoder.forward(
+            tokens_N,
+            positions_N,
+            attention,
+            route_sink=sink,
+            ends=None if sampled_at is None else self._tensor(sampled_at),
+        )
+        if sink is not None and cache.routes is not None:
+            cache.routes[rows, positions] = torch.stack(sink, -2).cpu().numpy()
+        if self._mtp is not None:
+            firsts = [0, *ends[:-1].tolist()]
+            self._mtp.follow(attention, tokens_N, positions_N, hidden_ND, firsts)
+        return hidden_ND
 
     def _sampled_at(self, step: Step, ends: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Which of the step's tokens the last layer is needed for, in order of their rows; None where it is for all.

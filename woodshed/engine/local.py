@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from woodshed.engine import graphs
 from woodshed.engine.cache import RowCache
 from woodshed.engine.checks import check_sampling, checked_prompt
 from woodshed.engine.delivery import Outbox
@@ -68,6 +69,9 @@ class LocalEngine:
             self._packed = PackedLinear(decoder)
             decoder.compute_with(self._packed)
         self.mtp = self._head(mtp)
+        refused = graphs.why_not(decoder, drafts=self.mtp is not None) if self.settings.graphs else None
+        if refused is not None:
+            raise ValueError(f"engine.graphs is true, but {refused}")
         self._version = version
         self._random = random.Random(self.settings.seed)
         self._waiting = FairQueue()
@@ -225,11 +229,14 @@ class LocalEngine:
         )
         self._scheduler = Scheduler(self._cache, self.settings, self._waiting)
         ngram = self.settings.speculate == "ngram"
-        self._forward = Forward(self.decoder, self._cache, mtp=self.mtp, ngram=ngram)
+        record = graphs.record_on_gpu if self.settings.graphs else None
+        self._forward = Forward(self.decoder, self._cache, mtp=self.mtp, ngram=ngram, record=record)
 
     def _main(self) -> None:
         if self.device.type == "cpu" and self.settings.threads is not None:
             torch.set_num_threads(self.settings.threads)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # of this thread: graphs are recorded on the current one
         failure: BaseException = EngineClosed("the engine was closed before it answered")
         try:
             with torch.inference_mode():

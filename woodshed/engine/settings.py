@@ -71,6 +71,10 @@ class EngineSettings(Settings):
     """On a CPU, ``auto`` keeps a second copy of float32 matrices too large for a cache (64 MiB together), in the layout
     that batches of a few tokens read; new weights are copied once more. ``off`` saves the memory."""
 
+    graphs: bool = False
+    """On a GPU, record the kernels of decoding steps as CUDA graphs, once for every size of batch and context. For
+    dense policies whose own head does not guess. Not measured on a GPU so far, so it is off."""
+
     threads: int | None = Field(default=None, ge=1)
     """Threads of torch on a CPU; None leaves torch's setting alone (a run chooses for its size of policy and for what
     else is running). One is best for small policies."""
