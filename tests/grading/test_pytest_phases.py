@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.grading.heldout import encoder, values_of
 from woodshed.grading.pytest_grader import TestRun
 from woodshed.grading.pytest_phases import Phase, run_phases
 from woodshed.sandbox import open_backend
@@ -102,6 +103,36 @@ def test_phases(tmp_path: Path) -> None:
     assert list(stopped.results) == [IDS[2]] and not stopped.complete
     assert "TimeLimit" in looped.results[IDS[2]].text == stopped.results[IDS[2]].text
     assert gone.results == {} and "No module named 'code_under_test'" in gone.problems[0]
+
+
+HASHES = b"""class Thing:
+    pass
+
+
+def test_text():
+    woodshed_seen(hash("text"))
+
+
+def test_place():
+    woodshed_seen(id(Thing))
+
+
+def test_value():
+    woodshed_seen([1, 2])
+"""
+
+
+def test_only_a_fresh_interpreter_has_other_hashes_and_addresses(tmp_path: Path) -> None:
+    first, second, fresh, slow = played(tmp_path, {FILE: HASHES, "test_slow.py": b"import time\ntime.sleep(60)\n"}, [
+        Phase([FILE], None, encoder=encoder()),
+        Phase([FILE], None, encoder=encoder()),
+        Phase([FILE], None, encoder=encoder(), fresh=True),
+        Phase(["test_slow.py"], None, timeout=2.0, fresh=True),
+    ])  # fmt: skip
+    values, again, other = (list(values_of(run).values()) for run in (first, second, fresh))
+    assert first.complete and fresh.complete and values == again
+    assert values[0] != other[0] and values[1] != other[1] and values[2] == other[2]
+    assert not slow.complete and slow.detail == "timed out after 2 s"
 
 
 def played(tmp_path: Path, files: dict[str, bytes], phases: list[Phase]) -> list[TestRun]:

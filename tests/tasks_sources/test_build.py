@@ -166,6 +166,27 @@ def test_held_out_sources_are_named_as_they_are_called(place: Place, tmp_path: P
         assert {path.parent for path in out.glob("*/task.toml")} == {task.path for task in held}
 
 
+def test_a_value_that_is_another_one_in_every_process_tells_no_fix(place: Place, tmp_path: Path) -> None:
+    code = b"""def label(text):
+    if text == "":
+        return 0
+    return hash(text)
+"""
+    tests = b"""
+
+def test_label():
+    assert label("some text") == hash("some text")
+"""
+    head = b"from marks import label\n"
+    files = {"src/marks.py": code, "tests/test_prices.py": head + repos.TESTS + tests}
+    folder, report = repos.write(tmp_path / "marks", {**repos.PROJECT, **files}), BuildReport()
+    tasks = place.build(
+        str(folder), out=tmp_path / "out", report=report, tasks_per_package=9, kinds=["delete_function"]
+    )
+    assert tasks and not any("label" in task.info.key for task in tasks)
+    assert report.packages[0].rejected["its failing tests compare no values that can be checked on other inputs"] == 1
+
+
 BAD = {
     "no tests": ({"prices.py": repos.CODE}, "no tests: there is no testpaths setting"),
     "nothing collected": (

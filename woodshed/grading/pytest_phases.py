@@ -39,6 +39,8 @@ class Phase:
     test_timeout: float = 10.0
     bytecode: bool = False
     reverse: bool = False
+    fresh: bool = False
+    """In an interpreter of its own, which has other hashes of text and other addresses than the runs around it."""
     encoder: str = ""
     """Source of an encoder of the values that altered tests note."""
     stop_at: StopAt = ""
@@ -77,7 +79,9 @@ def _phase(phase: Phase, nonce: str, path: Sequence[str], workdir: str) -> dict[
         "trace": [], "encoder": phase.encoder, "bytecode": phase.bytecode, "stop_at": phase.stop_at,
     }  # fmt: skip
     write = {name: base64.b64encode(data).decode() for name, data in phase.write.items()}
-    return {"run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout}
+    return {
+        "run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout, "fresh": phase.fresh
+    }  # fmt: skip
 
 
 def _ended(stdout: bytes, nonce: str, phase: Phase) -> int | str:

@@ -1,4 +1,5 @@
-"""Runs inside the box: several runs of ``pytest_runner.py``, each in a fork of one process that has loaded pytest.
+"""Runs inside the box: several runs of ``pytest_runner.py``, each in a fork of one process that has loaded pytest, or
+in an interpreter of its own.
 
 Standalone source, as that one is; its text comes with the request. Before each run the phase's files are written and
 deleted, with the bytecode of what they replace. A run leaves nothing behind in the process of the next one; what its
@@ -10,7 +11,9 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ def main() -> None:
     scope["load"](request["path"], request["workdir"])
     for phase in request["phases"]:
         _change(Path(request["workdir"]), phase["write"], phase["delete"])
-        ended = _fork(scope["serve"], phase["run"], phase["timeout"])
+        serve = partial(_start, request["runner"]) if phase["fresh"] else scope["serve"]
+        ended = _fork(serve, phase["run"], phase["timeout"])
         os.write(1, f"\n{phase['run']['nonce']}: {json.dumps(ended)}\n".encode())
 
 
@@ -38,6 +42,15 @@ def _change(root: Path, write: dict[str, str], delete: list[str]) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(text))
+
+
+def _start(runner: str, run: dict[str, Any]) -> None:
+    """The run in place of this process."""
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(run).encode())
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+    os.execv(sys.executable, [sys.executable, "-I", "-B", "-c", runner])
 
 
 def _fork(serve: Any, run: dict[str, Any], timeout: float) -> "int | None":

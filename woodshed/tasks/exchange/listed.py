@@ -59,7 +59,7 @@ def phases(tests: Sequence[str], after: Mapping[str, bytes], before: Mapping[str
     write, delete = difference(after, before)
 
     def phase(write: Mapping[str, bytes], delete: Sequence[str], reverse: bool) -> Phase:
-        return Phase(files, tests, write, delete, _SECONDS, _TEST_SECONDS, reverse=reverse)
+        return Phase(files, tests, write, delete, _SECONDS, _TEST_SECONDS, reverse=reverse, fresh=reverse)
 
     return [phase({}, (), False), phase({}, (), True), phase(write, delete, False), phase({}, (), True)]
 

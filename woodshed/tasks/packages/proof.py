@@ -23,7 +23,7 @@ from woodshed.tasks.mutate import function_spans, mutations
 
 from .rejected import Rejected
 
-GATES = 5
+GATES = 6
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
 instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
@@ -93,8 +93,8 @@ def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
 def _other_inputs(
     task: Task, solved: Mapping[str, bytes], given: Mapping[str, bytes], new: Sequence[str]
 ) -> list[Phase]:
-    """Tests with other inputs: twice on the solution, once on the files as they are given (``new`` are not); in
-    between the visible inputs on the solution."""
+    """Tests with other inputs: twice on the solution, where a value that is another one each time must differ, once on
+    the files as they are given (``new`` are not); in between the visible inputs on the solution."""
     files, same = altered_tests(task), altered_tests(task, kinds=(SAME,))
     ids, text = altered_ids(task), encoder()
     whole, one = task.info.timeout_sec, test_timeout(task)
@@ -102,7 +102,7 @@ def _other_inputs(
     return [
         # Asserts are rewritten once: what is compiled of all these tests serves the later runs.
         Phase(sorted(files), ids, {**solved, **files, **same}, (), whole, one, encoder=text, bytecode=True),
-        Phase(sorted(files), ids, {}, (), whole, one, encoder=text),
+        Phase(sorted(files), ids, {}, (), whole, one, encoder=text, fresh=True),
         Phase(sorted(same), altered_ids(task, (SAME,)), {}, (), whole, one, encoder=text),
         Phase(sorted(files), ids, given, new, brief, one, encoder=text),
     ]

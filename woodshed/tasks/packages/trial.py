@@ -212,7 +212,10 @@ class Trial:
     async def stable_suite(self, files: Sequence[str]) -> Suite:
         """The tests of ``files`` that pass in both orders, each with its time. Raises Rejected."""
         first, second = await self.runs(
-            [Phase(files, None, timeout=120.0, test_timeout=20.0, reverse=order) for order in (False, True)]
+            [
+                Phase(files, None, timeout=120.0, test_timeout=20.0, reverse=again, fresh=again)
+                for again in (False, True)
+            ]
         )
         if not first.complete or not second.complete:
             raise Rejected("its suite does not run to its end")

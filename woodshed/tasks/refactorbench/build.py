@@ -120,7 +120,10 @@ class _Trial:
     async def _found(self, task: Refactoring) -> Found:
         """What fails and what passes untouched, in both orders. Raises Rejected."""
         limit = self.settings.test_timeout_sec
-        phases = [Phase([test_file(task)], None, timeout=120.0, test_timeout=limit, reverse=r) for r in (False, True)]
+        phases = [
+            Phase([test_file(task)], None, timeout=120.0, test_timeout=limit, reverse=again, fresh=again)
+            for again in (False, True)
+        ]
         box = await self.backend.create(self._spec(task))
         try:
             runs = await run_phases(box, phases, path=IMPORT_PATH, workdir=WORKDIR)
