@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ FUNCTIONS = tuple(
     CoveredFunction("tinyshapes/shapes.py", name, 1, 9, 4, ("tests/test_shapes.py::test_area",))
     for name in ("area", "diagonal", "Box.size", "Box.__init__")
 )
-SUITE = Suite("tinyshapes", {"tests/test_shapes.py::test_area": 0.1}, FUNCTIONS, {}, 1.0)
+TESTS = dict.fromkeys(("tests/test_shapes.py::test_area", "tests/test_shapes.py::test_other"), 0.1)
+SUITE = Suite("tinyshapes", TESTS, FUNCTIONS, {}, 1.0)
 WORKSPACE = {"tinyshapes/shapes.py": tiny.SHAPES}
 
 
@@ -69,6 +71,17 @@ def test_candidates_are_deterministic_and_unique() -> None:
     assert first == list(candidates(settings, SUITE, WORKSPACE))
     assert len({c.key for c in first}) == len({c.slug for c in first}) == len(first) == 4
     assert [c.slug for c in first] != [c.slug for c in candidates(PackageTaskSettings(seed=4), SUITE, WORKSPACE)]
+
+
+def test_what_no_test_can_do_without_is_not_deleted() -> None:
+    needed = replace(FUNCTIONS[0], at_import=True)
+    every = replace(FUNCTIONS[1], tests=("tests/test_shapes.py::test_area", "tests/test_shapes.py::test_size"))
+    suite = replace(SUITE, tests=dict.fromkeys(every.tests, 0.1), functions=(needed, every, *FUNCTIONS[2:]))
+    found = [c for seed in range(12) for c in candidates(PackageTaskSettings(seed=seed), suite, WORKSPACE)]
+    of = {
+        kind: {f.name for c in found if c.kind == kind for f in c.functions} for kind in ("mutate", "delete_function")
+    }
+    assert of == {"mutate": {f.name for f in FUNCTIONS}, "delete_function": {"Box.size", "Box.__init__"}}
 
 
 def test_tasks_of_a_seed_stay_the_same() -> None:

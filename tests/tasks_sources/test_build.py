@@ -166,25 +166,41 @@ def test_held_out_sources_are_named_as_they_are_called(place: Place, tmp_path: P
         assert {path.parent for path in out.glob("*/task.toml")} == {task.path for task in held}
 
 
-def test_a_value_that_is_another_one_in_every_process_tells_no_fix(place: Place, tmp_path: Path) -> None:
+def test_hashes_tell_no_fix_and_what_is_imported_stays(place: Place, tmp_path: Path) -> None:
     code = b"""def label(text):
     if text == "":
         return 0
     return hash(text)
+
+
+def squares(most):
+    found = []
+    for i in range(most):
+        found.append(i * i)
+    return found
+
+
+SQUARES = squares(8)
 """
     tests = b"""
 
 def test_label():
     assert label("some text") == hash("some text")
+
+
+def test_squares():
+    assert squares(3) == [0, 1, 4]
 """
-    head = b"from marks import label\n"
+    head = b"from marks import label, squares\n"
     files = {"src/marks.py": code, "tests/test_prices.py": head + repos.TESTS + tests}
     folder, report = repos.write(tmp_path / "marks", {**repos.PROJECT, **files}), BuildReport()
     tasks = place.build(
         str(folder), out=tmp_path / "out", report=report, tasks_per_package=9, kinds=["delete_function"]
     )
-    assert tasks and not any("label" in task.info.key for task in tasks)
-    assert report.packages[0].rejected["its failing tests compare no values that can be checked on other inputs"] == 1
+    assert len(tasks) == 2 and all(set(task.solution_files()) == {"src/prices/__init__.py"} for task in tasks)
+    refused = "its failing tests compare no values that can be checked on other inputs"
+    assert report.packages[0].rejected == {refused: 1}, "a hash is another one in every process"
+    assert report.packages[0].tried == 3, "without what runs at import no test could be collected"
 
 
 BAD = {

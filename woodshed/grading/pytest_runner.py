@@ -81,6 +81,9 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
         while data:
             data = data[write(channel, data) :]
 
+    def places(seen: set[Any]) -> list[Any]:
+        return [[c.co_filename, c.co_qualname, c.co_firstlineno] for c in seen if c.co_filename.startswith(roots)]
+
     class TimeLimit(BaseException):
         """Not an Exception, so that code under test does not catch it by accident."""
 
@@ -93,6 +96,9 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
             self.status: dict[str, str] = {}
             self.text: dict[str, str] = {}
             self.collected = 0
+            self.imported: set[Any] = set()
+            if roots:
+                sys.settrace(_tracer(self.imported))  # until the first test
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_modifyitems(self, session: Any, config: Any, items: list[Any]) -> None:
@@ -140,9 +146,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
             if values is not None:
                 record["seen"] = values.copy()
             if roots:
-                record["covered"] = [
-                    [c.co_filename, c.co_qualname, c.co_firstlineno] for c in seen if c.co_filename.startswith(roots)
-                ]
+                record["covered"] = places(seen)
             emit(record)
             failed = status in ("failed", "error")
             if (stop_at == "failure" and failed) or (stop_at == "hang" and "TimeLimit" in record.get("text", "")):
@@ -163,7 +167,8 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
                 self.text[report.nodeid] = str(report.longrepr)[:2000]
 
         def finish(self, status: int) -> None:
-            emit({"end": status, "collected": self.collected})
+            sys.settrace(None)
+            emit({"end": status, "collected": self.collected, "imported": places(self.imported)})
 
     return Reporter()
 

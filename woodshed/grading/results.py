@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from woodshed.sandbox.protocol import ExecResult
+
+Place = tuple[str, str, int]
 
 
 @dataclass
@@ -21,7 +24,7 @@ class TestResult:
     status: str
     seconds: float = 0.0
     text: str = ""
-    covered: list[tuple[str, str, int]] = field(default_factory=list)
+    covered: list[Place] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
 
@@ -30,7 +33,7 @@ class TestRun:
     """One run of tests in a box. ``complete`` is False where it ended early, timed out or contradicts itself.
 
     ``problems``: files that could not be collected, and why. ``status``: the exit status, None where it has none that
-    was announced.
+    was announced. ``imported``: what was run before the first test, as in ``TestResult.covered``.
     """
 
     __test__ = False
@@ -42,6 +45,7 @@ class TestRun:
     seconds: float = 0.0
     problems: tuple[str, ...] = ()
     status: int | None = None
+    imported: tuple[Place, ...] = ()
 
 
 def how_it_ended(done: ExecResult, timeout: float) -> int | str:
@@ -67,7 +71,9 @@ def read_run(stdout: bytes, nonce: str, ended: int | str, stderr: bytes, seconds
         detail = f"status {ended} does not follow from the results; " + "; ".join(problems)
         detail += stderr[-600:].decode("utf-8", "replace").strip()
     else:
-        return TestRun(results, True, "; ".join(problems), end["collected"], seconds, tuple(problems), ended)
+        return TestRun(
+            results, True, "; ".join(problems), end["collected"], seconds, tuple(problems), ended, end["imported"]
+        )
     status = ended if isinstance(ended, int) and end is not None and end["end"] == ended else None
     return TestRun(results, False, detail, 0, seconds, tuple(problems), status)
 
@@ -87,7 +93,8 @@ def _parse(stdout: bytes, nonce: str) -> tuple[dict[str, TestResult], dict[str, 
         try:
             record = json.loads(line[len(mark) :])
             if "end" in record:
-                return results, {"end": int(record["end"]), "collected": int(record["collected"])}, problems
+                end = {"end": int(record["end"]), "collected": int(record["collected"])}
+                return results, {**end, "imported": tuple(_places(record.get("imported", ())))}, problems
             if "collect" in record:
                 problems.append(f"{record['collect']}: {record['text'].strip()[-300:]}")
                 continue
@@ -100,7 +107,11 @@ def _parse(stdout: bytes, nonce: str) -> tuple[dict[str, TestResult], dict[str, 
 
 
 def _result(record: dict[str, Any]) -> tuple[str, TestResult]:
-    covered = [(str(file), str(name), int(line)) for file, name, line in record.get("covered", ())]
+    covered = _places(record.get("covered", ()))
     seen = [str(text) for text in record.get("seen", ())]
     text = str(record.get("text", ""))
     return str(record["test"]), TestResult(str(record["status"]), float(record["seconds"]), text, covered, seen)
+
+
+def _places(found: Iterable[Any]) -> list[Place]:
+    return [(str(file), str(name), int(line)) for file, name, line in found]

@@ -161,6 +161,8 @@ def _candidate(
 ) -> Candidate | None:
     if kind in GROUPS:
         return group_candidate(settings, suite, workspace, kind, function)
+    if kind == "delete_function" and _needed_by_all([function], suite):
+        return None
     one = change(kind, function, workspace[function.module].decode(), rng)
     if one is None:
         return None
@@ -179,6 +181,8 @@ def group_candidate(
     substantial = [f for f in group if f.statements >= 2]
     if not group or any(split_of(settings, suite.package, f) != split for f in substantial):
         return None
+    if _needed_by_all(group, suite):
+        return None
     if any(b"\r" in workspace[f.module] for f in group):
         return None
     chosen = [f for f in group if f.name.rpartition(".")[2] not in _SKIPPED]
@@ -187,6 +191,12 @@ def group_candidate(
     files = delete_group(chosen, workspace)
     also = tuple(f for f in chosen if f != first)
     return Candidate(suite.package, first, kind, kind, files, 0, split, also)
+
+
+def _needed_by_all(functions: Sequence[CoveredFunction], suite: Suite) -> bool:
+    """Whether no test is left without the functions: the trace of the suite says so, and nothing has to be tried."""
+    needing = {test for f in functions for test in f.tests}
+    return any(f.at_import for f in functions) or len(needing) == len(suite.tests)
 
 
 def _merged(workspace: Mapping[str, bytes], parts: Sequence[Candidate]) -> dict[str, bytes] | None:

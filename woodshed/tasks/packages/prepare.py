@@ -25,13 +25,14 @@ from .dependencies import python_path
 from .index import PackageError
 from .workspace import is_source, is_test, workspace_of
 
-_VERSION = 4  # raise when what a suite map means changes
+_VERSION = 5  # raise when what a suite map means changes
 WORKDIR = "/workspace"
 
 
 @dataclass(frozen=True)
 class CoveredFunction:
-    """A function that stable tests run. ``name`` is qualified (``Class.method``); lines are 1-based, inclusive."""
+    """A function that stable tests run. ``name`` is qualified (``Class.method``); lines are 1-based, inclusive.
+    ``at_import``: it runs before any test does, so without it there are no tests."""
 
     module: str
     name: str
@@ -39,6 +40,7 @@ class CoveredFunction:
     end_line: int
     statements: int
     tests: tuple[str, ...]
+    at_import: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def stable_tests(first: TestRun, second: TestRun) -> tuple[dict[str, float], dic
 
 def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, second: TestRun) -> Suite:
     stable, unstable = stable_tests(first, second)
+    imported = {(file.removeprefix(WORKDIR + "/"), name) for file, name, _ in first.imported}
     covering: dict[tuple[str, str], list[str]] = {}
     for test in stable:
         for file, name, _ in first.results[test].covered:
@@ -173,9 +176,10 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, sec
         for span in spans:
             tests = covering.get((module, span.name))
             if tests and names.count(span.name) == 1:  # a property's setter shares its name with the getter
-                functions.append(
-                    CoveredFunction(module, span.name, span.line, span.end_line, span.statements, tuple(tests))
-                )
+                functions.append(CoveredFunction(
+                    module, span.name, span.line, span.end_line, span.statements, tuple(tests),
+                    at_import=(module, span.name) in imported,
+                ))  # fmt: skip
     return Suite(package.name, stable, tuple(functions), unstable, first.seconds + second.seconds, first.detail)
 
 
