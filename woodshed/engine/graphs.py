@@ -33,7 +33,7 @@ def why_not(decoder: Decoder, *, drafts: bool) -> str | None:
     if decoder.device.type != "cuda":
         return f"the engine computes on {decoder.device.type}: graphs are for a GPU"
     if decoder.config.num_experts:
-        return "the policy has experts, whose shapes depend on what they are chosen for"
+        return "the policy has experts, and how many tokens each of them gets differs from step to step"
     return "the policy's own head guesses, and reads every step: engine.speculate = 'off'" if drafts else None
 
 
