@@ -161,7 +161,8 @@ def _candidate(
 ) -> Candidate | None:
     if kind in GROUPS:
         return group_candidate(settings, suite, workspace, kind, function)
-    if kind == "delete_function" and _needed_by_all([function], suite):
+    # Elsewhere a test that expects any error passes without the function.
+    if kind == "delete_function" and change is change_python and _needed_by_all([function], suite):
         return None
     one = change(kind, function, workspace[function.module].decode(), rng)
     if one is None:
