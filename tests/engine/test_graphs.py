@@ -18,8 +18,9 @@ from woodshed.engine.graphs import DecodeGraphs
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Sampling
 from woodshed.engine.settings import EngineSettings
+from woodshed.policy.mtp import MtpHead
 
-from .models import clone_state, decoder, run, running, worst_gap
+from .models import DENSE, MOE, clone_state, decoder, run, running, worst_gap
 from .test_ends import LENGTH, POLICY, ROWS, filled_cache, step
 
 RECORDED: list[int] = []
@@ -128,6 +129,15 @@ def test_on_a_gpu():
     assert run(replies(True, "cuda")) == run(replies(False, "cuda"))
 
 
-def test_a_cpu_has_no_graphs():
-    with pytest.raises(ValueError, match=r"engine\.graphs is true, but the engine computes on cpu"):
-        LocalEngine(decoder(), settings=EngineSettings(graphs=True))
+@pytest.mark.parametrize(
+    "config, head, reason",
+    [
+        (DENSE, False, "computes on cpu: graphs are for a GPU"),
+        (MOE, False, "has experts"),
+        (DENSE, True, "head guesses"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_with_the_reason(config, head, reason):
+    policy = decoder(config)
+    with pytest.raises(ValueError, match=f"engine.graphs is true, but .*{reason}"):
+        LocalEngine(policy, settings=EngineSettings(graphs=True), mtp=MtpHead(config, seed=0) if head else None)

@@ -30,11 +30,13 @@ MOST_SIZES = 128
 
 def why_not(decoder: Decoder, *, drafts: bool) -> str | None:
     """Why this decoder's steps cannot be recorded, or None."""
-    if decoder.device.type != "cuda":
-        return f"the engine computes on {decoder.device.type}: graphs are for a GPU"
     if decoder.config.num_experts:
         return "the policy has experts, and how many tokens each of them gets differs from step to step"
-    return "the policy's own head guesses, and reads every step: engine.speculate = 'off'" if drafts else None
+    if drafts:
+        return "the policy's own head guesses, and reads every step; set engine.speculate to 'off' or 'ngram'"
+    if decoder.device.type != "cuda":
+        return f"the engine computes on {decoder.device.type}: graphs are for a GPU"
+    return None
 
 
 def record_on_gpu(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -167,7 +167,8 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
                 self.text[report.nodeid] = str(report.longrepr)[:2000]
 
         def finish(self, status: int) -> None:
-            sys.settrace(None)
+            if roots:
+                sys.settrace(None)
             emit({"end": status, "collected": self.collected, "imported": places(self.imported)})
 
     return Reporter()

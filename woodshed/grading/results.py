@@ -10,11 +10,12 @@ from typing import Any
 from woodshed.sandbox.protocol import ExecResult
 
 Place = tuple[str, str, int]
+"""File, qualified name and first line of a function that was run."""
 
 
 @dataclass
 class TestResult:
-    """``status``: passed, failed, error, skipped. ``covered``: (file, qualified name, first line) of functions run.
+    """``status``: passed, failed, error, skipped. ``covered``: the functions that it ran.
 
     ``seen``: encoded values that an altered test noted.
     """

@@ -54,7 +54,8 @@ def check_ids(instance: Instance, tests: frozenset[str]) -> tuple[str, ...]:
 
 
 def phases(tests: Sequence[str], after: Mapping[str, bytes], before: Mapping[str, bytes]) -> list[Phase]:
-    """Four runs in a box that holds ``after``: there in both orders, then of ``before`` in both orders."""
+    """Four runs in a box that holds ``after``: there in both orders, then of ``before`` in both orders;
+    the second of each has an interpreter of its own."""
     files = sorted({t.partition("::")[0] for t in tests})
     write, delete = difference(after, before)
 

@@ -93,8 +93,8 @@ def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
 def _other_inputs(
     task: Task, solved: Mapping[str, bytes], given: Mapping[str, bytes], new: Sequence[str]
 ) -> list[Phase]:
-    """Tests with other inputs: twice on the solution, where a value that is another one each time must differ, once on
-    the files as they are given (``new`` are not); in between the visible inputs on the solution."""
+    """Tests with other inputs: twice on the solution, the second time with other hashes and addresses, once on the
+    files as they are given (``new`` are not); in between the visible inputs on the solution."""
     files, same = altered_tests(task), altered_tests(task, kinds=(SAME,))
     ids, text = altered_ids(task), encoder()
     whole, one = task.info.timeout_sec, test_timeout(task)
