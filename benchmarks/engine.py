@@ -1,6 +1,7 @@
-"""The engine beside its peers: ``python benchmarks/engine.py [--vllm PYTHON] [--llama PYTHON]``.
+"""The engine beside its peers: ``python benchmarks/engine.py [--dtype bfloat16] [--vllm PYTHON] [--llama PYTHON]``.
 
-Two things for every size of policy, in float32, everything turn and turn about with the same weights and prompts:
+Two things for every size of policy, in one number format, everything turn and turn about with the same weights and
+prompts:
 
 - traffic: prompts all at once, and agents whose context grows, beside transformers' ``generate`` and vLLM. The figures
   are ratios of medians of wall-clock seconds.
@@ -45,7 +46,7 @@ from woodshed.policy.decoder import Decoder
 from woodshed.policy.state import hf_state
 
 KEY = "key-of-the-benchmark"
-VLLM_FLAGS = ["--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-model-len", "1024"]
+VLLM_FLAGS = ["--enforce-eager", "--block-size", "32", "--max-model-len", "1024"]
 VLLM_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
@@ -67,7 +68,8 @@ async def enter_vllm(field: Field, python: str, decoder: Decoder, folder: Path) 
     save(decoder, folder)
     os.environ.update({name: os.environ.get(name, value) for name, value in VLLM_ENVIRONMENT.items()})
     try:
-        url = field.stack.enter_context(serving(python, folder, KEY, folder / "vllm.log", VLLM_FLAGS))
+        flags = ["--dtype", str(decoder.dtype).removeprefix("torch."), *VLLM_FLAGS]
+        url = field.stack.enter_context(serving(python, folder, KEY, folder / "vllm.log", flags))
         engine = VllmEngine(url, KEY, vocabulary=decoder.config.vocab_size)
         field.stack.push_async_callback(engine.close)
         await timed(Served(engine), [[1, 2, 3]], 2)
@@ -80,6 +82,8 @@ async def enter_vllm(field: Field, python: str, decoder: Decoder, folder: Path) 
 
 async def enter_llama(field: Field, python: str, decoder: Decoder, folder: Path, length: int) -> None:
     for name, half in (("llama.cpp F32", False), ("llama.cpp F16", True)):
+        if not half and decoder.dtype != torch.float32:
+            continue
         worker = llama(python, decoder, folder, half=half, slots=32, length=length)
         try:
             field.peers[name] = await field.stack.enter_async_context(worker)
@@ -99,10 +103,12 @@ async def enter_continuous(field: Field, model: Any, length: int) -> None:
         field.peers[name] = peer
 
 
-async def measure(size: str, load: Load, vllm: str | None, llama_python: str | None) -> dict[str, Any]:
-    decoder = open_decoder(size)
+async def measure(
+    size: str, dtype: torch.dtype, load: Load, vllm: str | None, llama_python: str | None
+) -> dict[str, Any]:
+    decoder = open_decoder(size).to(dtype)
     vocabulary, length = decoder.config.vocab_size, load.table_prompt + load.table_output + 1
-    model = reference(decoder)
+    model, exact = reference(decoder, dtype), reference(decoder, torch.float32)
     async with AsyncExitStack() as stack:
         field = Field(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -116,11 +122,11 @@ async def measure(size: str, load: Load, vllm: str | None, llama_python: str | N
         else:
             await enter_llama(field, llama_python, decoder, folder, length)
         field.peers["generate"] = Generate(model)
-        await enter_continuous(field, reference(decoder), length)
+        await enter_continuous(field, reference(decoder, dtype), length)
         ours = LocalEngine(decoder, settings=EngineSettings(seed=0))
         stack.push_async_callback(ours.close)
         rates, seen = await table({"engine": Served(ours), **field.peers}, load, vocabulary)
-        clock, gaps = await traffic({"engine": ours, **beside}, model, load, vocabulary)
+        clock, gaps = await traffic({"engine": ours, **beside}, model, exact, load, vocabulary)
         products = [round(product_seconds(decoder, load), 3) for _ in range(load.runs)]
         update = await ours.update_weights(1, {k: v.clone() for k, v in hf_state(decoder).items()})
     wall = {name: statistics.median(seconds) for name, seconds in clock.wall.items()}
@@ -146,9 +152,9 @@ async def measure(size: str, load: Load, vllm: str | None, llama_python: str | N
             "single_vs_generate": ratio(cpu, "generate", "single"),
             "multiturn_vs_generate": ratio(cpu, "generate", "agents"),
         },
-        "max_abs_dlogp_fp32": gaps["engine"],
+        "max_abs_dlogp": gaps["engine"],
         "max_abs_dlogp_of_trajectories": gaps,
-        "max_abs_dlogp_in_table": {name: gap_of(model, replies) for name, replies in seen.items()},
+        "max_abs_dlogp_in_table": {name: gap_of(exact, replies) for name, replies in seen.items()},
         "weight_swap_ms": round(1000 * update, 2),
     }
 
@@ -171,6 +177,7 @@ def worst(results: list[dict[str, Any]], name: str) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=LOADS, default=["10M", "135M"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of everybody's weights")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter that has vLLM, to measure beside it")
     parser.add_argument("--llama", metavar="PYTHON", help="interpreter that has llama-cpp-python, likewise")
@@ -178,21 +185,23 @@ def main() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server stays
     transformers.logging.set_verbosity_error()
-    sizes = {size: asyncio.run(measure(size, LOADS[size], args.vllm, args.llama)) for size in args.sizes}
+    dtype, half = getattr(torch, args.dtype), args.dtype == "bfloat16"
+    sizes = {size: asyncio.run(measure(size, dtype, LOADS[size], args.vllm, args.llama)) for size in args.sizes}
     results = list(sizes.values())
     write_result(
-        "engine",
+        "engine_bf16" if half else "engine",
         {
             "single_vs_generate": worst(results, "single_vs_generate"),
             "multiturn_vs_generate": worst(results, "multiturn_vs_generate"),
             "multiturn_vs_vllm": worst(results, "multiturn_vs_vllm"),
-            "max_abs_dlogp_fp32": max(result["max_abs_dlogp_fp32"] for result in results),
+            "max_abs_dlogp" + ("" if half else "_fp32"): max(result["max_abs_dlogp"] for result in results),
         },
         {
             "note": "each figure is the worst over the sizes; ratios are of medians of wall-clock seconds, cpu_ratio "
             "of this process's CPU seconds. at_most is the ratio of an engine that does nothing but multiply matrices. "
-            "generate computes the whole context every turn, and gives no log-probabilities. The table's rates are per "
-            "wall-clock second; float32 except llama.cpp F16",
+            "generate computes the whole context every turn, and gives no log-probabilities; those of the others are "
+            "held against a full forward in float32. The table's rates are per wall-clock second; everything is in "
+            f"{args.dtype} except llama.cpp F16",
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "sizes": sizes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -38,11 +39,14 @@ def _shown(word: str) -> str:
 
 
 def hardware() -> str:
-    """Processor, cores, memory, and the GPU where there is one."""
+    """Processor, what it multiplies matrices with (virtual machines hide its name), cores, memory, and the GPU where
+    there is one."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
+    units = [unit for unit in ("amx_bf16", "avx512f", "avx2") if re.search(rf"\b{unit}\b", info)]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    text = f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs, {memory:.0f} GiB"
+    name = " with ".join([names[0] if names else platform.machine(), *units[:1]])
+    text = f"{name}, {os.cpu_count()} CPUs, {memory:.0f} GiB"
     try:
         import torch
 

@@ -15,11 +15,11 @@ from woodshed.policy.decoder import Decoder
 from woodshed.policy.state import hf_state
 
 
-def reference(decoder: Decoder) -> Any:
-    """The same network in transformers, with weights of its own."""
+def reference(decoder: Decoder, dtype: torch.dtype) -> Any:
+    """The same network in transformers, with weights of its own in ``dtype``."""
     fields = {**decoder.config.to_hf(), "attn_implementation": "sdpa"}
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     model.load_state_dict({name: tensor.clone() for name, tensor in hf_state(decoder).items()}, strict=False)
     model.tie_weights()
     model.generation_config = transformers.GenerationConfig(do_sample=True, top_k=0, pad_token_id=0, eos_token_id=None)

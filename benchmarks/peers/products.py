@@ -15,7 +15,7 @@ ROWS = 512
 
 def product_seconds(decoder: Decoder, load: Load) -> float:
     """Seconds for the products of ``load``'s prompts all at once, with the decoder's own ``linear``: prompts in pieces
-    of 512 tokens, logits where something is sampled. A float32 engine with these kernels takes that long at least."""
+    of 512 tokens, logits where something is sampled. An engine with these kernels takes that long at least."""
     prefill, steps = load.concurrent * load.prompt, load.output - 1
     began = time.perf_counter()
     with torch.inference_mode():
@@ -24,7 +24,7 @@ def product_seconds(decoder: Decoder, load: Load) -> float:
         for _ in range(steps):
             _through(decoder, load.concurrent, sampling=True)
         for _ in range(steps + 1):
-            decoder.logits(torch.ones(load.concurrent, decoder.config.d_model))
+            decoder.logits(torch.ones(load.concurrent, decoder.config.d_model, dtype=decoder.dtype))
     return time.perf_counter() - began
 
 
@@ -34,4 +34,4 @@ def _through(decoder: Decoder, rows: int, *, sampling: bool) -> None:
         assert isinstance(layer, Layer) and layer.experts is None
         weights = [layer.qkv, layer.out, layer.gate_up, layer.down]
         for weight in weights if sampling or index < len(decoder.layers) - 1 else weights[:1]:
-            layer.linear(torch.ones(rows, weight.shape[1]), weight, None)
+            layer.linear(torch.ones(rows, weight.shape[1], dtype=weight.dtype), weight, None)

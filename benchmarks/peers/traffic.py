@@ -74,10 +74,10 @@ class Clock:
 
 
 async def traffic(
-    engines: dict[str, LocalEngine | VllmEngine], generate: Any, load: Load, vocabulary: int
+    engines: dict[str, LocalEngine | VllmEngine], generate: Any, exact: Any, load: Load, vocabulary: int
 ) -> tuple[Clock, dict[str, float]]:
     """Seconds of ``NAME_single`` and ``NAME_agents`` by engine and for ``generate`` (a transformers model), and how far
-    the log-probabilities of the engines' trajectories are at most from a full forward."""
+    the log-probabilities of the engines' trajectories are at most from a full forward of ``exact`` (another)."""
     clock, gaps = Clock(), dict.fromkeys(engines, 0.0)
     for run in range(load.runs):
         asks = prompts(load.concurrent, load.prompt, vocabulary, 100 + run)
@@ -91,7 +91,7 @@ async def traffic(
         for name, engine in engines.items():
             with clock.time(f"{name}_agents"):
                 episodes = await engine_agents(engine, asks, observations, load.reply)
-            gaps[name] = max(gaps[name], *(worst_gap(generate, episode) for episode in episodes[:8]))
+            gaps[name] = max(gaps[name], *(worst_gap(exact, episode) for episode in episodes[:8]))
         with clock.time("generate_agents"):
             generate_agents(generate, asks, observations, load.reply)
     return clock, gaps

@@ -1,4 +1,4 @@
-"""Keys and values of a step land in the cache where they belong, and nowhere else."""
+"""Keys and values of a step land in the cache where they belong, and nowhere else; queries see theirs alone."""
 
 import numpy as np
 import pytest
@@ -42,3 +42,45 @@ def test_where_keys_and_values_are_written(decoding: list[int], chunks: list[Chu
     attention = StepAttention(cache, 4, np.array(decoding, np.int64), chunks, CausalMasks(cache.device, cache.dtype))
     attention.write(0, new[0], new[1])
     assert torch.equal(cache.keys[0], expected[0]) and torch.equal(cache.values[0], expected[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("decoding", "chunks"),
+    [
+        ([1, 4], []),  # two rows of other lengths, with idle ones in between
+        ([0, 1, 2, 3, 4, 5, 6], []),
+        ([2, 5], [Chunk(0, 0, LONG_CHUNK), Chunk(6, 9, 5)]),
+    ],
+)
+def test_what_queries_see(dtype: torch.dtype, decoding: list[int], chunks: list[Chunk]) -> None:
+    heads = 2 * KV_HEADS
+    cache = RowCache(
+        layers=1, kv_heads=KV_HEADS, head_dim=WIDTH, dtype=dtype, device=torch.device("cpu"), budget=1 << 24,
+        max_rows=8, step=LENGTH,
+    )  # fmt: skip
+    rng = torch.Generator().manual_seed(1)
+    for row in range(7):
+        cache.acquire(None, LENGTH)
+        cache.lengths[row] = 9 + 13 * row
+    for buffer in (cache.keys[0], cache.values[0]):
+        buffer.copy_(torch.randn(buffer.shape, generator=rng))
+    seen = [(row, int(cache.lengths[row])) for row in decoding]
+    seen += [(c.row, at) for c in chunks for at in range(c.start, c.start + c.count)]
+    q, k, v = (torch.randn(len(seen), h, WIDTH, generator=rng).to(dtype) for h in (heads, KV_HEADS, KV_HEADS))
+    masks = CausalMasks(cache.device, dtype)
+    whole = StepAttention(cache, heads, np.array(decoding, np.int64), chunks, masks)(0, q, k, v)
+    keys, values = cache.keys[0].double(), cache.values[0].double()
+    expected = torch.empty(q.shape, dtype=torch.float64)
+    for i, (row, at) in enumerate(seen):
+        for head in range(heads):
+            of = head // (heads // KV_HEADS)
+            weights = (keys[row, of, : at + 1] @ q[i, head].double() / WIDTH**0.5).softmax(0)
+            expected[i, head] = weights @ values[row, of, : at + 1]
+    assert (whole.double() - expected).abs().max() < 20 * torch.finfo(dtype).eps
+    ends = np.array([i for i, (row, at) in enumerate(seen) if (row, at + 1) not in seen], np.int64)
+    ends = ends[np.argsort([seen[i][0] for i in ends])]
+    if len(ends) < len(seen):
+        last = StepAttention(cache, heads, np.array(decoding, np.int64), chunks, masks)
+        last.only(ends)
+        assert (last(0, q[ends], k, v).double() - expected[ends]).abs().max() < 20 * torch.finfo(dtype).eps

@@ -1,7 +1,8 @@
 """Matrices in the layout that oneDNN's kernels read, beside the ones that the decoder has.
 
 For a batch of few tokens MKL first rearranges every matrix, and reading it that once more is most of what a step of
-decoding costs where the weights do not fit the processor's caches. A second copy is arranged once for each version.
+decoding costs where the weights do not fit the processor's caches. oneDNN does so with bfloat16, for batches of any
+size. A second copy is arranged once for each version.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer
 
 WORTH_BYTES = 64 << 20
-"""Matrices that together are smaller stay in a cache, and arranging them costs next to nothing."""
+"""Matrices in float32 that together are smaller stay in a cache, and arranging them costs next to nothing."""
 
 ROWS = range(3, 257)
-"""Numbers of tokens for which it pays: one or two are not rearranged by MKL either, and for many it does not matter."""
+"""Numbers of tokens for which it pays in float32: one or two are not rearranged by MKL either, and for many it does not
+matter."""
 
 
 def packs(decoder: Decoder) -> bool:
     """Whether a second copy makes this decoder faster, and torch can make one."""
     # not public: a torch without them goes without copies
     ops = torch.ops.mkldnn if torch.backends.mkldnn.is_available() else None
-    there = all(hasattr(ops, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+    needed = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if ops is None or decoder.device.type != "cpu" or not all(hasattr(ops, name) for name in needed):
+        return False
+    if decoder.dtype == torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
     size = sum(weight.numel() * weight.element_size() for weight in _matrices(decoder))
-    return there and decoder.device.type == "cpu" and decoder.dtype == torch.float32 and size >= WORTH_BYTES
+    return decoder.dtype == torch.float32 and size >= WORTH_BYTES
 
 
 class PackedLinear:
@@ -45,15 +51,15 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         packed = self._packed.get(id(weight))
-        if packed is None or x.numel() // x.shape[-1] not in ROWS:
+        if packed is None or (weight.dtype == torch.float32 and x.numel() // x.shape[-1] not in ROWS):
             return F.linear(x, weight, bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return out
 
 
 def _matrices(decoder: Decoder) -> list[Tensor]:
-    """What ``Decoder.compute_with`` multiplies with."""
-    found: list[Tensor] = [decoder.head_weight]
+    """What ``Decoder.compute_with`` multiplies with: logits are computed in float32 whatever the dtype."""
+    found: list[Tensor] = [decoder.head_weight] if decoder.dtype == torch.float32 else []
     for layer in decoder.layers:
         assert isinstance(layer, Layer)
         found += [layer.qkv, layer.out]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,6 +37,8 @@ class RowAttention:
         self.cache, self.heads = cache, heads
         self.groups = heads // cache.kv_heads
         self.scale = 1.0 / math.sqrt(cache.head_dim)
+        # on a CPU, products of other formats than float32 copy what has gaps: all keys and values, every step
+        self._attend = self._products if cache.device.type != "cpu" or cache.dtype == torch.float32 else self._fused
         self._spans: list[_Span] = []
         self._spread: Tensor | None = None
         per_token = cache.token_bytes / cache.layers
@@ -65,11 +68,17 @@ class RowAttention:
             self._collect = torch.from_numpy(place).to(cache.device)
 
     def __call__(self, layer: int, q_DHE: Tensor) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        q = (q_DHE if self._spread is None else q_DHE.index_select(0, self._spread)) * self.scale
+        q = q_DHE if self._spread is None else q_DHE.index_select(0, self._spread)
+        # the heads that share keys are the queries of one head
+        q_PKGE = q.reshape(self._padded, self.cache.kv_heads, self.groups, self.cache.head_dim)
+        out = self._attend(q_PKGE, self.cache.keys[layer], self.cache.values[layer])
+        out = out.reshape(self._padded, self.heads, self.cache.head_dim)
+        return out if self._spread is None else out.index_select(0, self._collect)
+
+    def _products(self, q_PKGE: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         kv_heads, length, dim = self.cache.kv_heads, self.cache.length, self.cache.head_dim
-        q = q.reshape(self._padded * kv_heads, self.groups, dim)
-        out = q.new_empty((self._padded * kv_heads, self.groups, dim))
+        q = (q_PKGE * self.scale).flatten(0, 1)
+        out = torch.empty_like(q)
         for span in self._spans:
             batch, first = span.rows * kv_heads, span.first_row * kv_heads
             low, high = span.at * kv_heads, span.at * kv_heads + batch
@@ -80,5 +89,14 @@ class RowAttention:
             if span.mask is not None:
                 scores.view(span.rows, self.heads, span.length).add_(span.mask)
             torch.bmm(scores.softmax(-1), v, out=out[low:high])
-        out = out.view(self._padded, self.heads, dim)
-        return out if self._spread is None else out.index_select(0, self._collect)
+        return out
+
+    def _fused(self, q_PKGE: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        outs = []
+        for span in self._spans:
+            rows = slice(span.first_row, span.first_row + span.rows)
+            k, v = keys[rows, :, : span.length], values[rows, :, : span.length]
+            mask = None if span.mask is None else span.mask[:, None]
+            q = q_PKGE[span.at : span.at + span.rows]
+            outs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -65,11 +65,12 @@ class EngineSettings(Settings):
     """Requests in the batch up to which anything is guessed: a large batch fills the processor without."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights and cache; ``auto`` keeps that of the policy. float32 is fastest on most CPUs."""
+    """Number format of weights and cache; ``auto`` keeps that of the policy. On a CPU float32 is faster than the
+    others, but for bfloat16 on processors that multiply it (``amx_bf16`` or ``avx512_bf16`` in /proc/cpuinfo)."""
 
     pack: Literal["auto", "off"] = "auto"
-    """On a CPU, ``auto`` keeps a second copy of float32 matrices too large for a cache (64 MiB together), in the layout
-    that batches of a few tokens read; new weights are copied once more. ``off`` saves the memory."""
+    """On a CPU, ``auto`` keeps a second copy of matrices in the layout that is multiplied: of those in bfloat16, and of
+    float32 ones too large for a cache (64 MiB together). New weights are copied once more. ``off`` saves the memory."""
 
     graphs: bool = False
     """On a GPU, record the kernels of decoding steps as CUDA graphs, once for every size of batch and context. For
