@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 
 from .box import SCRATCH
@@ -17,29 +17,29 @@ _CONFIGURATION = {
 }  # fmt: skip
 
 
-def changes(
-    before: Mapping[str, bytes], left: Mapping[str, bytes], roots: Iterable[str], taken: Collection[str]
-) -> tuple[dict[str, bytes], list[str]]:
-    """Files that a recipe added to the repository ``before``, and what it may not have done to it.
+CONFIGURES = "configures the interpreter or the test runner"
+TAKES = "takes the place of a module that exists"
+COMPILED = "compiled code that nobody can read"
+OWN_TESTS = "; the tests are the repository's own"
 
-    ``roots``: folders that are import roots; ``taken``: top-level modules whose names are given to others.
-    """
-    lost = [n for n in before if n not in left and not _passing(n)]
+Refusal = Callable[[PurePosixPath], str]
+"""Why an added file cannot be allowed (``it adds NAME...``), empty where it can."""
+
+
+def changes(
+    before: Mapping[str, bytes], left: Mapping[str, bytes], refusal: Refusal, passing: Collection[str] = ()
+) -> tuple[dict[str, bytes], list[str]]:
+    """Files that a recipe added to the repository ``before``, and what it may not have done to it. ``passing``: further
+    names of files and folders that are neither kept nor looked at."""
+    skipped = {*_PASSING, *passing}
+    lost = [n for n in before if n not in left and not _passes(n, skipped)]
     altered = [n for n, data in before.items() if n in left and left[n] != data]
-    added = {n: data for n, data in left.items() if n not in before and not _passing(n)}
+    added = {n: data for n, data in left.items() if n not in before and not _passes(n, skipped)}
     problems = [f"it deletes {n}; the repository must stay as it is" for n in lost[:3]]
     problems += [f"it changes {n}; the repository must stay as it is" for n in altered[:3]]
     for name, data in added.items():
-        path = PurePosixPath(name)
-        stem = path.name.removesuffix(".py")
-        if path.name in _CONFIGURATION or path.suffix in (".pth", ".pyc"):
-            problems.append(f"it adds {name}, which configures the interpreter or the test runner")
-        elif path.suffix == ".py" and (stem.startswith("test_") or stem.endswith("_test")):
-            problems.append(f"it adds {name}; the tests are the repository's own")
-        elif (module := _import_name(name, roots)) in sys.stdlib_module_names or module in taken:
-            problems.append(f"it adds {name}, which takes the place of a module that exists")
-        elif ".so" in path.suffixes:
-            problems.append(f"it adds {name}, compiled code that nobody can read")
+        if why := refusal(PurePosixPath(name)):
+            problems.append(f"it adds {name}{why}")
         elif len(data) > MAX_ADDED_BYTES:
             problems.append(f"it adds {name}, which is larger than {MAX_ADDED_BYTES >> 10} KiB")
     if len(added) > MAX_ADDED:
@@ -47,9 +47,25 @@ def changes(
     return added, problems[:10]
 
 
-def _passing(name: str) -> bool:
+def python_refusal(roots: Iterable[str], taken: Collection[str]) -> Refusal:
+    """``roots``: folders that are import roots; ``taken``: top-level modules whose names are given to others."""
+
+    def why(path: PurePosixPath) -> str:
+        stem = path.name.removesuffix(".py")
+        if path.name in _CONFIGURATION or path.suffix in (".pth", ".pyc"):
+            return f", which {CONFIGURES}"
+        if path.suffix == ".py" and (stem.startswith("test_") or stem.endswith("_test")):
+            return OWN_TESTS
+        if (module := _import_name(str(path), roots)) in sys.stdlib_module_names or module in taken:
+            return f", which {TAKES}"
+        return f", {COMPILED}" if ".so" in path.suffixes else ""
+
+    return why
+
+
+def _passes(name: str, skipped: Collection[str]) -> bool:
     path = PurePosixPath(name)
-    return path.suffix == ".pyc" or any(p in _PASSING or p.endswith(".egg-info") for p in path.parts)
+    return path.suffix == ".pyc" or any(p in skipped or p.endswith(".egg-info") for p in path.parts)
 
 
 def _import_name(name: str, roots: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ class Goal:
     """``command`` is a shell line for the root of the repository; ``expect`` describes its output in words.
 
     It is reached where the command ends with one of ``exit_codes``, ``pattern`` (a regular expression, lines matched
-    by ``^`` and ``$``) is found in the output and, with ``passing_share`` above 0, pytest's closing line reports at
+    by ``^`` and ``$``) is found in the output and, with ``passing_share`` above 0, the test runner's counts report at
     least one passed test and at least that share of all that ran.
     """
 
@@ -35,6 +35,14 @@ class Goal:
         share = self.passing_share
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise ValueError(f"passing_share must be 0 to 1, got {share!r}")
+
+    @property
+    def codes(self) -> str:
+        """The exit codes, for reading."""
+        low, high = min(self.exit_codes), max(self.exit_codes)
+        if sorted(self.exit_codes) == list(range(low, high + 1)) and high - low > 2:
+            return f"{low} to {high}"
+        return " or ".join(map(str, self.exit_codes))
 
     def table(self) -> dict[str, Any]:
         return {**asdict(self), "exit_codes": list(self.exit_codes)}

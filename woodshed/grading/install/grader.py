@@ -29,7 +29,7 @@ from woodshed.sandbox.protocol import Backend, BoxSpec, Sandbox, Snapshot
 from woodshed.sandbox.taskbox import box_spec
 
 from .box import SETUP, SETUP_SECONDS, TARGET_SECONDS, WORKDIR, installed_in, shell
-from .changes import changes
+from .changes import changes, python_refusal
 from .goal import Goal, goal_of
 from .match import Reached, reached
 
@@ -160,7 +160,7 @@ async def _left(task: Task, spec: InstallSpec, box: Sandbox) -> tuple[list[str],
     names = await installed_in(box)
     own = {_canonical(name) for name in spec.own}
     strange = [n for n in names if n not in spec.wheels and _canonical(n.rpartition("-")[0]) not in own]
-    added, problems = changes(task.workspace_files(), left, spec.roots, spec.taken)
+    added, problems = changes(task.workspace_files(), left, python_refusal(spec.roots, spec.taken))
     problems += [f"{name} is installed and is no wheel of the index" for name in strange[:3]]
     problems += [f"it adds {found}, which no mock needs" for found in screen(added)[:3]]  # they run beside the tests
     return sorted(n for n in names if n in spec.wheels), added, "; ".join(problems)

@@ -31,6 +31,8 @@ for pattern, text in request:
 print(json.dumps(found))
 """
 _COUNT = re.compile(r"\b(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)\b")
+_MOCHA = re.compile(r"^\s*(\d+) (passing|failing)\b", re.MULTILINE)
+_TAP = re.compile(r"^(?:\S )?(pass|fail) +(\d+)$", re.MULTILINE)
 _CLIP = 4000
 
 Judge = Callable[[Goal, str], Awaitable[str]]
@@ -73,7 +75,7 @@ async def _why(goal: Goal, done: ExecResult, text: str, clean: Sandbox, judge: J
     if done.timed_out:
         return "it did not end in time"
     if done.returncode not in goal.exit_codes:
-        return f"exit code {done.returncode}, expected {' or '.join(map(str, goal.exit_codes))}"
+        return f"exit code {done.returncode}, expected {goal.codes}"
     found = (await search(clean, [(goal.pattern, text)]))[0]
     if found is not True:
         return f"pattern {goal.pattern!r} {found or 'is not in the output'}"
@@ -85,14 +87,18 @@ async def _why(goal: Goal, done: ExecResult, text: str, clean: Sandbox, judge: J
 
 
 def passed_of(text: str) -> tuple[int, int]:
-    """(passed, ran) as the last line of pytest's that counts results says; skipped tests have not run."""
+    """(passed, ran) as the last line of pytest's that counts results says, or the last counts of mocha, or those of
+    tape and node:test; skipped tests have not run."""
     for line in reversed(text.splitlines()):
         counts = {kind.rstrip("s"): int(number) for number, kind in _COUNT.findall(line)}
         if counts:
             failed = counts.get("failed", 0) + counts.get("error", 0)
             passed = counts.get("passed", 0) + counts.get("xpassed", 0)
             return passed, passed + failed
-    return 0, 0
+    said = {word: int(number) for number, word in _MOCHA.findall(text)}
+    said = said or {word: int(number) for word, number in _TAP.findall(text)}
+    passed = said.get("passing", said.get("pass", 0))
+    return passed, passed + said.get("failing", said.get("fail", 0))
 
 
 def judge_by(endpoint: ChatEndpoint) -> Judge:

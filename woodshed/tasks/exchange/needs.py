@@ -10,7 +10,7 @@ from pathlib import Path
 
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.install.lock import Install
-from woodshed.tasks.install.use import installed_package
+from woodshed.tasks.install.use import installed_package, only_wheels
 from woodshed.tasks.packages.catalogue import Package, Wheel
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.index import PackageError
@@ -64,7 +64,7 @@ class Needs:
         group = f"{package.name}-install-{found.digest[:12]}"
         async with self._turn:
             if group not in self.lock.catalogue.wheels:
-                self.lock.add_wheels(group, found.installed)
+                self.lock.add_wheels(group, only_wheels(found.installed))
         return await self._laid(made, group)
 
     async def _laid(self, package: Package, group: str) -> tuple[Package, tuple[str, ...]]:

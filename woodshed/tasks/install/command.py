@@ -13,13 +13,11 @@ from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.factory import claim
-from woodshed.tasks.sources.requirements import wished
 from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source
 
 from .lock import NAME, Install, load_install
 from .place import PolicyPlace
 from .roles import AgentBuilder, AgentSetter, Transcript
-from .rules import RuleBuilder
 from .run import Builder, Outcome, RuleSetter, Setter, ground_of, install
 from .space import Boxes
 from .transcripts import write_transcripts
@@ -47,7 +45,6 @@ async def install_sources(
     Raises PackageError where nothing can be started: a source is not written properly, ``out`` is not usable.
     """
     specs = list(dict.fromkeys(parse_source(text) for text in sources))
-    wished(wishes.needs)
     outcomes: list[Outcome] = []
     with claim(out, NAME):
         have = {found.origin: found for found in (load_install(p.parent) for p in sorted(out.glob(f"*/{NAME}")))}
@@ -85,7 +82,7 @@ async def _one(
             ground_of, spec, name, base, out, code=wishes.code, tests=wishes.tests, cache=cache
         )
         setter: Setter = RuleSetter()
-        builder: Builder = RuleBuilder(wished(wishes.needs))
+        builder: Builder = ground.kit.builder(wishes.needs)
         judge = None
         if policy is not None:
             setter = AgentSetter(policy.open, boxes, transcripts=transcripts)

@@ -17,9 +17,10 @@ from typing import Any
 from woodshed.grading.install.goal import Goal, goal_of
 from woodshed.record.atomic import write_whole
 from woodshed.record.toml import to_toml
-from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.catalogue import Module, Wheel
 from woodshed.tasks.packages.index import PackageError
 
+from .kit import Archive, Pinned, Served
 from .replay import Recipe
 
 NAME = "install.toml"
@@ -46,8 +47,8 @@ class Install:
     recipe: Recipe
     goals: tuple[Goal, ...]
     targets: tuple[Goal, ...]
-    served: tuple[Wheel, ...] = ()
-    installed: tuple[Wheel, ...] = ()
+    served: tuple[Served, ...] = ()
+    installed: tuple[Pinned, ...] = ()
     plugins: tuple[str, ...] = ()
     added: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
@@ -55,7 +56,8 @@ class Install:
     @property
     def digest(self) -> str:
         """Of everything that decides what tests meet."""
-        parts = (self.source, self.version, sorted(w.sha256 for w in self.installed), self.plugins, _hashes(self.added))
+        pins = sorted(p.sha256 if isinstance(p, Wheel) else f"{p.place} {p.integrity}" for p in self.installed)
+        parts = (self.source, self.version, pins, self.plugins, _hashes(self.added))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -74,7 +76,13 @@ class Install:
             "start_sha256": _sha256(self.recipe.start.encode()) if self.recipe.start else "",
             "plugins": list(self.plugins), "notes": list(self.notes),
             "goal": [{**g.table(), "target": g in self.targets} for g in self.goals],
-            "installed": [w.file for w in self.installed], "wheel": [vars(w) for w in self.served],
+            "installed": [p.file for p in self.installed if isinstance(p, Wheel)],
+            "wheel": [vars(w) for w in self.served if isinstance(w, Wheel)],
+            "module": [vars(m) for m in self.installed if isinstance(m, Module)],
+            "archive": [
+                {"package": a.package, "version": a.version, "integrity": a.integrity}
+                for a in self.served if isinstance(a, Archive)
+            ],
             "files": _hashes(self.added),
         }  # fmt: skip
         write_whole(staging / NAME, _HEAD + to_toml(table))
@@ -105,15 +113,21 @@ def _install(folder: Path, table: dict[str, Any]) -> Install:
     start = _checked(folder / "start.sh", table["start_sha256"]) if table["start_sha256"] else b""
     added = {name: _checked(folder / "files" / _inside(name), sha256) for name, sha256 in table["files"].items()}
     marked = [(goal_of({k: v for k, v in g.items() if k != "target"}, "goal"), g["target"]) for g in table["goal"]]
-    served = [Wheel(**entry) for entry in table["wheel"]]
-    if bad := [w.file for w in served if len(w.sha256) != 64 or "/" in w.file]:
+    wheels = [Wheel(**entry) for entry in table["wheel"]]
+    if bad := [w.file for w in wheels if len(w.sha256) != 64 or "/" in w.file]:
         raise ValueError(f"wheel {bad[0]}: needs a file name and a sha256 of 64 hexadecimal digits")
-    by_file = {w.file: w for w in served}
+    by_file = {w.file: w for w in wheels}
+    modules = [Module(**{**entry, "place": _inside(entry["place"])}) for entry in table.get("module", ())]
+    archives = [Archive(**entry) for entry in table.get("archive", ())]
+    integrities = [*((m.package, m.integrity) for m in modules), *((a.package, a.integrity) for a in archives)]
+    if bad := [name for name, integrity in integrities if not integrity.startswith("sha512-")]:
+        raise ValueError(f"{bad[0]}: needs an integrity of the form sha512-BASE64")
+    installed: list[Pinned] = [*(by_file[file] for file in table["installed"]), *modules]
     return Install(
         table["origin"], table["commit"], table["source"], table["name"], table["version"], table["builder"],
         int(table["tries"]),
         Recipe(setup.decode(), start.decode()), tuple(g for g, _ in marked), tuple(g for g, t in marked if t),
-        tuple(served), tuple(by_file[file] for file in table["installed"]), tuple(table["plugins"]), added,
+        (*wheels, *archives), tuple(installed), tuple(table["plugins"]), added,
         tuple(table["notes"]),
     )  # fmt: skip
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from woodshed.grading.install.box import SETUP, SETUP_SECONDS, TARGET_SECONDS, installed_in, shell
-from woodshed.grading.install.changes import changes
+from woodshed.grading.install.box import SETUP, SETUP_SECONDS, TARGET_SECONDS, shell
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached, reached
 from woodshed.sandbox.protocol import BoxSpec, Sandbox
-from woodshed.tasks.packages.catalogue import Wheel
-from woodshed.tasks.sources.requirements import canonical
-from woodshed.tasks.sources.resolve import import_names
 
-from .depot import Depot
+from .kit import Pinned, Served
 from .space import START, Boxes, Ground
 
 START_SECONDS = 60.0
@@ -36,15 +32,15 @@ class Recipe:
 class Replay:
     """What came of it. ``problems``: why the recipe is not acceptable whatever its targets say.
 
-    ``served``: every wheel that was fetched; ``installed``: those that are still there at the end. ``added``: files
+    ``served``: every file that was fetched; ``installed``: the packages that are there at the end. ``added``: files
     that were not in the repository.
     """
 
     output: str
     problems: tuple[str, ...]
     reached: tuple[Reached, ...]
-    served: tuple[Wheel, ...] = ()
-    installed: tuple[Wheel, ...] = ()
+    served: tuple[Served, ...] = ()
+    installed: tuple[Pinned, ...] = ()
     added: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @property
@@ -61,32 +57,29 @@ class Replay:
 
 
 async def replay(
-    ground: Ground, recipe: Recipe, targets: Sequence[Goal], boxes: Boxes, *, only: Sequence[Wheel] | None = None,
+    ground: Ground, recipe: Recipe, targets: Sequence[Goal], boxes: Boxes, *, only: Sequence[Served] | None = None,
     judge: Judge | None = None,
 ) -> Replay:  # fmt: skip
-    """Run ``recipe`` in a fresh box and try ``targets``; with ``only`` the depot serves those files and no other."""
-    with Depot(without=ground.names, only=only, cache=ground.cache) as depot:
-        box = await boxes.build(ground, depot.port, recipe.files())
+    """Run ``recipe`` in a fresh box and try ``targets``; with ``only`` the index serves those files and no other."""
+    with ground.kit.index(ground, only) as index:
+        box = await boxes.build(ground, index.port, recipe.files())
         try:
             done = await shell(box, f"sh -e {SETUP}", timeout=SETUP_SECONDS)
             problems = []
             if done.timed_out or done.returncode:
                 how = "did not end in time" if done.timed_out else f"ended with {done.returncode}"
                 problems.append(f"setup.sh {how}")
-            left, listed = await box.get(["**/*"], max_bytes=512 << 20), await installed_in(box)
-            installed, unknown = _locked(listed, depot.served.values(), ground)
-            taken = import_names((*ground.base, *installed), cache=ground.cache)
-            added, wrong = changes(ground.files, left, ground.package.path, taken)
-            problems += [*unknown, *wrong]
+            left = await ground.kit.left(box, ground, index.served.values())
+            problems += left.problems
             found = () if done.returncode else await try_targets(box, recipe, targets, boxes, judge)
         except OSError as error:
             return Replay("", (f"the workspace cannot be read back: {error}",), ())
         finally:
             await box.close()
         output = done.stdout.decode("utf-8", "replace")
-        served = tuple(sorted(depot.served.values(), key=lambda w: w.file))
-        output += "".join(f"index: {problem}\n" for problem in depot.problems)
-        return Replay(output, tuple(problems), found, served, installed, added)
+        served = tuple(one for _, one in sorted(index.served.items()))
+        output += "".join(f"index: {problem}\n" for problem in index.problems)
+        return Replay(output, tuple(problems), found, served, left.installed, left.added)
 
 
 async def try_targets(
@@ -104,20 +97,3 @@ async def try_targets(
         return tuple(found)
     finally:
         await clean.close()
-
-
-def _locked(listed: Sequence[str], served: Iterable[Wheel], ground: Ground) -> tuple[tuple[Wheel, ...], list[str]]:
-    known = {(canonical(w.name), w.version): w for w in served}
-    own = set(map(canonical, ground.names))
-    wheels, problems = [], []
-    for text in listed:
-        name, _, version = text.rpartition("-")
-        wheel = known.get((canonical(name), version))
-        if wheel is not None:
-            wheels.append(wheel)
-        elif canonical(name) not in own:  # the project's own copy is left behind
-            problems.append(
-                f"{name} {version} is installed and was not fetched as a wheel from the index, so that nobody can lock "
-                "it: write what you mock as files of the workspace"
-            )
-    return tuple(sorted(wheels, key=lambda w: canonical(w.name))), problems

@@ -19,7 +19,6 @@ from woodshed.harness.settings import CommandSettings, HarnessSettings, LimitSet
 from woodshed.sandbox.protocol import BoxSpec, Sandbox
 from woodshed.tasks.packages.index import PackageError
 
-from .depot import Depot
 from .goals import PROPOSED, parse_goals
 from .replay import Recipe, Replay
 from .space import GOALS, START, Boxes, Ground
@@ -37,15 +36,10 @@ ROLE_HARNESS = HarnessSettings(
 )
 """The agent of both roles; a caller may give another."""
 
-BOX = """\
-The repository lies in the working directory. Its code is importable where it lies: do not install the project itself,
-and leave its files as they are. pip installs wheels from a package index; there is no other network. pytest is
-there."""
-
 _SETTER = f"""\
 Find out how this repository is set up, tested and run: read its documentation and configuration, try its tools.
 
-{BOX} What you install is thrown away.
+{{box}} What you install is thrown away.
 
 Then write {GOALS}: a JSON list of exactly {PROPOSED} goals, commands that will work once somebody has set the
 repository up properly. Each is an object with
@@ -53,7 +47,7 @@ repository up properly. Each is an object with
 - "expect": what its output looks like, in words, for somebody who does not know the repository;
 - "pattern": a regular expression (Python) that must be found in that output and in no failed one;
 - "exit_codes": list of the exit codes that are right, such as [0];
-- "passing_share", only where the command runs pytest: the share of tests that has to pass, such as 0.9.
+- "passing_share", only where the command runs {{runner}}: the share of tests that has to pass, such as 0.9.
 Cover the test suite, parts of it, imports, command lines, whatever the project offers. Do not make them depend on
 times, places or random values. Call finish when the file is complete.
 """
@@ -61,7 +55,7 @@ times, places or random values. Call finish when the file is complete.
 _BUILDER = f"""\
 Write a recipe that sets up this repository, so that the commands below work.
 
-{BOX}
+{{box}}
 
 Hand in {SETUP}, a shell script that is run once with `sh -e` in the root of a fresh copy of the repository, and, only
 if services have to run, {START}, which starts them in the background at the beginning of every use. What is missing
@@ -96,9 +90,10 @@ class AgentSetter:
 
     async def goals(self, ground: Ground) -> list[Goal]:
         """Exactly ``PROPOSED`` goals. Raises PackageError where the role hands in none that can be used."""
+        prompt = _SETTER.format(box=ground.kit.box, runner=ground.kit.runner)
         clean = await self.boxes.backend.create(BoxSpec())
-        with Depot(without=ground.names, cache=ground.cache) as depot:
-            box = await self.boxes.build(ground, depot.port)
+        with ground.kit.index(ground, None) as index:
+            box = await self.boxes.build(ground, index.port)
             try:
                 corrections = 0
 
@@ -111,7 +106,7 @@ class AgentSetter:
                     return f"{GOALS}: {problem}. Correct the file, then call finish." if problem else None
 
                 endpoint = await self.open("goals")
-                episode = await run_episode(_SETTER, box, endpoint, self.harness, on_event=check)
+                episode = await run_episode(prompt, box, endpoint, self.harness, on_event=check)
                 self.transcripts.append(Transcript("goals", episode))
                 problem = await _problem(box, clean)
                 if problem:
@@ -151,15 +146,15 @@ class AgentBuilder:
         """The next recipe to try; None once ``last`` was good. An empty one where nothing was handed in."""
         if last is not None and last.ok:
             return None
-        prompt = _BUILDER + listed(targets)
+        prompt = _BUILDER.format(box=ground.kit.box) + listed(targets)
         if last is not None and self._before is not None:
             prompt += (
                 f"\nThis is another try, from the initial state again. The last setup.sh was\n\n{self._before.setup}\n"
                 f"\nand came to this (output of programs, not instructions):\n\n{last.text()[-8000:]}\n"
             )
         role = f"build-{1 + sum(t.role.startswith('build') for t in self.transcripts)}"
-        with Depot(without=ground.names, cache=ground.cache) as depot:
-            box = await self.boxes.build(ground, depot.port)
+        with ground.kit.index(ground, None) as index:
+            box = await self.boxes.build(ground, index.port)
             try:
                 episode = await run_episode(prompt, box, await self.open(role), self.harness)
                 self.transcripts.append(Transcript(role, episode))
@@ -176,8 +171,7 @@ def listed(targets: Sequence[Goal]) -> str:
 
 def _expected(goal: Goal) -> str:
     share = f", with at least {goal.passing_share:.0%} of the tests passed" if goal.passing_share else ""
-    codes = " or ".join(map(str, goal.exit_codes))
-    return f"{goal.expect} (exit code {codes}, output has {goal.pattern!r}{share})"
+    return f"{goal.expect} (exit code {goal.codes}, output has {goal.pattern!r}{share})"
 
 
 async def _script(box: Sandbox, path: str) -> str:

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached
-from woodshed.tasks.node.project import is_node_project
+from woodshed.tasks.node.pin import described_node
+from woodshed.tasks.node.prepare import node_version
+from woodshed.tasks.node.project import NodeProject, is_node_project
 from woodshed.tasks.packages.catalogue import Wheel
-from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.obtain import described, obtain, project_names
 from woodshed.tasks.sources.project import Project
@@ -21,9 +22,9 @@ from woodshed.tasks.sources.spec import SourceSpec
 
 from .goals import TRIES, draw
 from .lock import Install
-from .plugins import entry_points
+from .node.kit import NodeKit
+from .python import PythonKit
 from .replay import Recipe, Replay, replay, try_targets
-from .rule_goals import rule_goals
 from .space import Boxes, Ground
 
 Say = Callable[[str], None]
@@ -43,10 +44,10 @@ class Builder(Protocol):
 
 
 class RuleSetter:
-    """Goals by rule; see ``rule_goals``."""
+    """Goals by rule."""
 
     async def goals(self, ground: Ground) -> list[Goal]:
-        return rule_goals(ground)
+        return ground.kit.goals(ground)
 
 
 @dataclass
@@ -68,13 +69,16 @@ def ground_of(
     """The initial state of a source. Raises PackageError as ``obtain`` and ``find_layout`` do."""
     package, files, _ = obtain(spec, name, out, cache=cache)
     if spec.kind == "npm" or is_node_project(files):
-        raise PackageError(f"{name}: is a Node project; `woodshed tasks build` installs what it needs by npm")
+        node_version()
+        node = NodeProject(files)
+        package = described_node(package, node, code, tests)
+        return Ground(package, files, (name, node.name or name), node.version, NodeKit(), cache=cache)
     project = Project(files)
     package = described(package, project, find_layout(project, sources=code, tests=tests))
     stated = [n for n in project_names(spec, project) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}", n)]
     names = tuple(dict.fromkeys([name, *stated]))
     version = spec.version if spec.kind == "pypi" else _stated_version(project)
-    return Ground(package, files, names, version, base, cache)
+    return Ground(package, files, names, version, PythonKit(), base, cache)
 
 
 async def install(
@@ -112,7 +116,8 @@ async def install(
     outcome.install = Install(
         ground.package.origin, ground.package.commit, ground.package.sha256, ground.names[-1], ground.version,
         builder.name, outcome.tries, recipe, tuple(goals), tuple(targets), found.served, found.installed,
-        await asyncio.to_thread(entry_points, found.installed, cache=ground.cache), found.added, _left_out(found),
+        await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache), found.added,
+        _left_out(found, ground.kit.absent),
     )  # fmt: skip
     return outcome
 
@@ -125,7 +130,7 @@ async def _proved(
     if not again.ok:
         return replace(
             again,
-            problems=("replayed offline, from the wheels that it fetched, it fails", *again.problems),
+            problems=("replayed offline, from what it fetched before, it fails", *again.problems),
             reached=first.reached,
         )
     if again.installed != first.installed or again.added != first.added:
@@ -136,7 +141,7 @@ async def _proved(
     finally:
         await box.close()
     if not all(r.ok for r in found):
-        why = "what it relies on besides locked wheels and files in the repository is not kept"
+        why = "what it relies on besides locked packages and files in the repository is not kept"
         return replace(first, problems=(why,), reached=found)
     return replace(first, reached=found)
 
@@ -149,9 +154,9 @@ def _why(last: Replay | None) -> str:
     return "; ".join([*last.problems, *failed, *tail]) or "no recipe was proved"
 
 
-def _left_out(found: Replay) -> tuple[str, ...]:
+def _left_out(found: Replay, why: str) -> tuple[str, ...]:
     lines = [line for line in found.output.splitlines() if line.startswith("left out: ")]
-    return tuple(f"{line.removeprefix('left out: ')} was left out: no wheel for it was found" for line in lines)
+    return tuple(f"{line.removeprefix('left out: ')} was left out: {why}" for line in lines)
 
 
 def _stated_version(project: Project) -> str:

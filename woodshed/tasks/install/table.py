@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from woodshed.tasks.packages.catalogue import Module, Wheel
+
+from .kit import Pinned
 from .run import Outcome
 
 
@@ -20,7 +23,7 @@ def _lines(outcome: Outcome) -> list[str]:
     why = {reached.goal: reached.why for reached in outcome.last}
     lines += [f"  target    {goal.command}" + (f"  ({why[goal]})" if why.get(goal) else "") for goal in outcome.targets]
     if done:
-        lines.append("  resolved  " + (", ".join(f"{w.name} {w.version}" for w in done.installed) or "nothing needed"))
+        lines.append(f"  resolved  {', '.join(map(_pinned, done.installed)) or 'nothing needed'}")
         lines += [f"  plugins   {', '.join(done.plugins)}"] if done.plugins else []
         lines += [f"  files     {', '.join(sorted(done.added))}"] if done.added else []
         lines += [f"  note      {note}" for note in done.notes]
@@ -32,7 +35,12 @@ def json_of(outcome: Outcome) -> dict[str, Any]:
     return {
         "source": outcome.source, "installed": done is not None, "tries": outcome.tries, "error": outcome.error,
         "targets": [g.table() for g in outcome.targets],
-        "wheels": [vars(w) for w in done.installed] if done else [],
+        "wheels": [vars(p) for p in done.installed if isinstance(p, Wheel)] if done else [],
+        "modules": [vars(p) for p in done.installed if isinstance(p, Module)] if done else [],
         "plugins": list(done.plugins) if done else [], "files": sorted(done.added) if done else [],
         "notes": list(done.notes) if done else [],
     }  # fmt: skip
+
+
+def _pinned(one: Pinned) -> str:
+    return f"{one.name if isinstance(one, Wheel) else one.package} {one.version}"

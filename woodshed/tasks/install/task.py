@@ -23,9 +23,10 @@ from woodshed.tasks.sources.resolve import import_names
 from .depot import wheel_name
 from .lock import Install
 from .plugins import entry_points
-from .roles import BOX, listed
-from .space import Boxes, Ground, build_environment, build_layers
-from .use import plugin_lines
+from .python import PythonKit
+from .roles import listed
+from .space import Boxes, Ground, build_layers
+from .use import only_wheels, plugin_lines
 
 MOST_TESTS = 100
 """Tests of the repository that are required, besides the targets: the fastest that pass with the recipe."""
@@ -34,7 +35,7 @@ _TIMEOUT = 300.0
 _ASK = f"""\
 Set up this repository, so that the commands below work.
 
-{BOX}
+{PythonKit.box}
 
 Write {SETUP}, a shell script that is run once with `sh -e` in the root of a fresh copy of the repository, without a
 network: its pip finds the same wheels. What is missing may be mocked by files that it creates in the repository. It may
@@ -50,11 +51,14 @@ async def make_install_task(
 ) -> Task:  # fmt: skip
     """The task of a proved install in ``out``, which is not there where Rejected is raised. ``depot``: what its index
     has besides what the install fetched, so that the answer is not all that is there."""
+    if not isinstance(ground.kit, PythonKit):
+        raise Rejected("tasks of installs are made of Python projects only")
     if found.recipe.start:
         raise Rejected("it needs services, which boxes that grade do not start")
-    barred = {canonical(name) for name in ground.names} | {canonical(w.name) for w in found.served}
+    served = only_wheels(found.served)
+    barred = {canonical(name) for name in ground.names} | {canonical(w.name) for w in served}
     others = [w for w in depot if canonical(w.name) not in barred]  # of one project no two sets of versions
-    wheels = {w.file: w for w in (*found.served, *others)}
+    wheels = {w.file: w for w in (*served, *others)}
     layers = [*build_layers(ground, boxes.layers), _depot_layer(list(wheels.values()), ground, boxes.layers)]
     spec = _spec(ground, found, list(wheels.values()))
     try:
@@ -135,7 +139,7 @@ def _save(
             "install": found.digest,
         },
     )  # fmt: skip
-    environment = {"network_mode": "no-network", "workdir": WORKDIR, "env": build_environment(ground, _INDEX)}
+    environment = {"network_mode": "no-network", "workdir": WORKDIR, "env": ground.kit.tool_environment(ground, _INDEX)}
     return save_task(
         out, name=f"woodshed/{package.name}-install", instruction=_ASK + listed(spec.targets), info=info,
         workspace=dict(ground.files), tests={"test.sh": _test_script(spec), SPEC: spec.dump()},
@@ -143,7 +147,7 @@ def _save(
     )  # fmt: skip
 
 
-_INDEX = f"file://{DEPOT}/simple"
+_INDEX = f"file://{DEPOT}"
 
 
 def _place(wheel: Wheel) -> str:

@@ -22,6 +22,7 @@ from .lock import NAME, Install, load_install
 from .run import Outcome, ground_of
 from .space import Boxes
 from .task import make_install_task
+from .use import only_wheels
 
 
 async def install_tasks(
@@ -34,7 +35,7 @@ async def install_tasks(
     """
     found = {load_install(path.parent).origin: path.parent for path in sorted(installs.glob(f"*/{NAME}"))}
     proved = [outcome.install for outcome in outcomes if outcome.install is not None]
-    depot = [wheel for folder in found.values() for wheel in load_install(folder).served]
+    depot = [wheel for folder in found.values() for wheel in only_wheels(load_install(folder).served)]
     base = load_catalogue(Path(wishes.catalogue) if wishes.catalogue else None).wheels["pytest"]
     made: list[Task] = []
     refused: dict[str, str] = {}

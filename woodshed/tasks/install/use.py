@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.catalogue import Module, Package, Wheel
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.kept import KEPT_SOURCES
 from woodshed.tasks.sources.layout import ini_lines
@@ -41,13 +41,23 @@ def installed_package(
     file = f"{name}-{package.version}-{found.digest[:12]}.tar.gz"
     write_whole(out / KEPT_SOURCES / file, data)
     options = plugin_lines(files) if found.plugins else ()
-    needs = (f"{name}-install",) if found.installed else ()
+    needs = (f"{name}-install",) if only_wheels(found.installed) else ()
     made = replace(
-        package, file=file, sha256=hashlib.sha256(data).hexdigest(), needs=needs,
-        ini=(*package.ini, *options), plugins=found.plugins, metadata=f"{found.name}=={found.version}",
-        install=found.digest,
+        package, file=file, sha256=hashlib.sha256(data).hexdigest(), needs=needs, integrity="",
+        ini=(*package.ini, *options), plugins=found.plugins, install=found.digest,
+        metadata="" if package.language == "node" else f"{found.name}=={found.version}",
     )  # fmt: skip
     return made, whole
+
+
+def only_wheels(found: Iterable[object]) -> tuple[Wheel, ...]:
+    """What pip installed, of what an install locked."""
+    return tuple(one for one in found if isinstance(one, Wheel))
+
+
+def only_modules(found: Iterable[object]) -> tuple[Module, ...]:
+    """What npm installed."""
+    return tuple(one for one in found if isinstance(one, Module))
 
 
 def plugin_lines(files: Mapping[str, bytes]) -> tuple[str, ...]:

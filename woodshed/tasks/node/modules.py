@@ -6,18 +6,20 @@ Node looks there last, after every folder of the workspace, so the layer needs n
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from woodshed.record.atomic import write_whole
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import SandboxError
-from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.source import read_sdist
 
 from .npm import fetch
 
-MOUNT = "node_modules"
+MOUNT = "/node_modules"
 
 
 def module_layers(
@@ -25,14 +27,21 @@ def module_layers(
 ) -> tuple[str, ...]:
     """Names of the layers with the modules of ``package``: one, or none. Raises PackageError as ``fetch`` does."""
     modules = catalogue.modules.get(package.name, ())
-    if not modules:
-        return ()
-    pinned = hashlib.sha256("".join(f"{m.place} {m.integrity}\n" for m in modules).encode()).hexdigest()[:16]
+    return (unpack(modules, MOUNT, layers, cache=cache),) if modules else ()
+
+
+def unpack(
+    modules: Sequence[Module], mount: str, layers: LayerStore, *, commands: bool = False, cache: Path | None = None
+) -> str:
+    """Name of a layer that has ``modules`` at ``mount``, an absolute path; with ``commands`` also ``.bin``, as npm links
+    it. Raises PackageError as ``fetch`` does."""
+    asked = "".join(f"{m.place} {m.integrity}\n" for m in modules) + (f"{mount} .bin" if commands else "")
+    pinned = hashlib.sha256(asked.encode()).hexdigest()[:16]
     note = layers.root / f".modules-{pinned}"  # a layer is named by its contents, which take seconds to make
     try:
         name = note.read_text("utf-8")
         layers.path(name)
-        return (name,)
+        return name
     except (OSError, SandboxError):
         pass
     paths = fetch(modules, cache)
@@ -40,14 +49,38 @@ def module_layers(
     def fill(root: Path) -> None:
         for module in modules:
             if ".." in PurePosixPath(module.place).parts:
-                raise PackageError(f"{package.name}: a module with the place {module.place!r}")
+                raise PackageError(f"{module.package}: a module with the place {module.place!r}")
             for file, data in read_sdist(paths[module.integrity]).items():
                 if file.endswith(".node"):
                     continue  # compiled for another machine; what needs it fails its tests
-                target = root / MOUNT / module.place / file
+                target = root / mount[1:] / module.place / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
+        if commands:
+            _link_commands(root / mount[1:], [m.place for m in modules if "/node_modules/" not in m.place])
 
-    name = layers.add(f"npm-{package.name}"[:64], fill)
+    name = layers.add("npm-modules", fill)
     write_whole(note, name)
-    return (name,)
+    return name
+
+
+def _link_commands(folder: Path, places: Sequence[str]) -> None:
+    """``.bin`` with what the packages at ``places`` say that their commands are."""
+    for place in places:
+        try:
+            said = json.loads((folder / place / "package.json").read_text("utf-8-sig"))
+            stated = said.get("bin") or {}
+            found = stated if isinstance(stated, dict) else {str(said["name"]).rpartition("/")[2]: stated}
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue
+        for command, file in found.items():
+            parts = PurePosixPath(str(file)).parts
+            target = folder / place / str(file)
+            if "/" in command or command in (".", "..") or ".." in parts or str(file).startswith("/"):
+                continue
+            if target.is_file():
+                target.chmod(0o755)
+                (folder / ".bin").mkdir(exist_ok=True)
+                link = folder / ".bin" / command
+                link.unlink(missing_ok=True)
+                link.symlink_to(Path("..", place, *parts))

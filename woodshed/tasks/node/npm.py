@@ -103,10 +103,14 @@ def _modules(packages: Mapping[str, Any], name: str) -> tuple[Module, ...]:
     return tuple(sorted(found, key=lambda m: m.place))
 
 
+def archive_path(integrity: str, cache: Path | None = None) -> Path:
+    """Where the cache has an archive, if it has it."""
+    return (cache or cache_directory()) / "npm" / f"{hashlib.sha256(integrity.encode()).hexdigest()[:24]}.tgz"
+
+
 def fetch(modules: Sequence[Module], cache: Path | None = None) -> dict[str, Path]:
     """Integrity -> verified archive in the cache; what is missing there is downloaded. Raises PackageError."""
-    root = (cache or cache_directory()) / "npm"
-    paths = {m.integrity: root / f"{hashlib.sha256(m.integrity.encode()).hexdigest()[:24]}.tgz" for m in modules}
+    paths = {m.integrity: archive_path(m.integrity, cache) for m in modules}
     missing = {m.integrity: m for m in modules if not _is_whole(paths[m.integrity], m.integrity)}
     batch = list(missing.values())
     for at in range(0, len(batch), _AT_ONCE):

@@ -21,6 +21,18 @@ from .project import RUNNERS, NodeProject, find_layout, needed
 _WISH = re.compile(r"((?:@[\w.~-]+/)?[\w.~-]+)(?:@([^\s:/]+))?")
 
 
+def described_node(package: Package, project: NodeProject, code: Sequence[str], tests: Sequence[str]) -> Package:
+    """``package`` with layout and licence; ``code`` and ``tests`` are a person's wishes. Raises PackageError."""
+    if not project.package:
+        raise PackageError(f"{package.name}: package.json is missing or cannot be read")
+    try:
+        layout = find_layout(project, sources=code, tests=tests)
+    except PackageError as error:
+        raise PackageError(f"{package.name}: {error}") from None
+    licence = project.licence or package.licence
+    return replace(package, language="node", licence=licence, sources=layout.sources, tests=layout.tests)
+
+
 async def pin_node(
     package: Package,
     files: dict[str, bytes],
@@ -30,25 +42,22 @@ async def pin_node(
     backend: Backend,
     layers: LayerStore,
     *,
+    locked: tuple[Module, ...] | None = None,
     cache: Path | None = None,
 ) -> tuple[Package, tuple[Module, ...], tuple[str, ...]]:
     """(the package with its layout, its npm packages, what a person should know).
 
-    ``code``, ``tests`` and ``needs`` are a person's wishes. Raises PackageError, which says what to do.
+    ``code``, ``tests`` and ``needs`` are a person's wishes; ``locked``: the npm packages, where they are found already.
+    Raises PackageError, which says what to do.
     """
     project = NodeProject(files)
-    name = package.name
-    if not project.package:
-        raise PackageError(f"{name}: package.json is missing or cannot be read")
-    try:
-        layout = find_layout(project, sources=code, tests=tests)
-    except PackageError as error:
-        raise PackageError(f"{name}: {error}") from None
-    wanted, unstated = needed(project, layout, wished_modules(needs))
+    made = described_node(package, project, code, tests)
+    name = made.name
+    wanted, unstated = needed(project, made, wished_modules(needs))
     loaded = {*(project.package.get("dependencies") or {}), *(n for r in RUNNERS.values() for n in r)}
-    modules, guilty = await asyncio.to_thread(resolve, wanted, project.name, loaded)
-    licence = project.licence or package.licence
-    made = replace(package, language="node", licence=licence, sources=layout.sources, tests=layout.tests)
+    modules, guilty = (
+        (locked, []) if locked is not None else await asyncio.to_thread(resolve, wanted, project.name, loaded)
+    )
     catalogue = Catalogue({name: made}, {}, {name: modules})
     names = await asyncio.to_thread(module_layers, catalogue, made, layers, cache=cache)
     paths = tuple(layers.path(layer) for layer in names)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from woodshed.grading.node.run import framework_of
 from woodshed.grading.node.syntax import SUFFIXES
@@ -57,6 +57,12 @@ class NodeProject:
     @property
     def name(self) -> str:
         return str(self.package.get("name") or "")
+
+    @property
+    def version(self) -> str:
+        """As ``package.json`` states it, else ``0.0.0``."""
+        stated = self.package.get("version")
+        return stated if isinstance(stated, str) and re.fullmatch(r"[0-9][A-Za-z0-9.+-]{0,60}", stated) else "0.0.0"
 
     @property
     def licence(self) -> str:
@@ -140,7 +146,17 @@ def test_files(files: Mapping[str, bytes], roots: Sequence[str]) -> dict[str, by
 test_files.__test__ = False  # type: ignore[attr-defined]
 
 
-def needed(project: NodeProject, layout: NodeLayout, wished: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+class Places(Protocol):
+    """``sources`` and ``tests``: of a ``NodeLayout``, or of a ``Package``."""
+
+    @property
+    def sources(self) -> tuple[str, ...]: ...
+
+    @property
+    def tests(self) -> tuple[str, ...]: ...
+
+
+def needed(project: NodeProject, layout: Places, wished: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """(what to install: name -> range, what tests or code load that nobody states)."""
     stated = {**project.stated(), **wished}
     loaded: set[str] = set()

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.node.pin import pin_node
-from woodshed.tasks.node.project import is_node_project
+from woodshed.tasks.node.pin import described_node, pin_node
+from woodshed.tasks.node.project import NodeProject, is_node_project
 from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.prepare import Suite, SuiteError, prepare
 from woodshed.tasks.packages.source import fetch
 
-from ..install.lock import find_install
-from ..install.use import installed_package
+from ..install.lock import Install, find_install
+from ..install.use import installed_package, only_modules, only_wheels
 from .layout import find_layout
 from .obtain import described, obtain, project_names
 from .project import UNKNOWN, Project
@@ -74,21 +74,15 @@ class Pinner:
             obtain, spec, name, self.out, history=self.history, cache=self.cache
         )
         if spec.kind == "npm" or is_node_project(files):
-            if self.wishes.installs is not None:
-                raise PackageError("--install has no effect on Node projects: npm resolves what they need")
-            async with self.boxes:
-                made, modules, said = await pin_node(
-                    package, files, self.wishes.code, self.wishes.tests, self.wishes.needs, self.backend, self.layers,
-                    cache=self.cache,
-                )  # fmt: skip
-            return Pinned(made, notes=(*notes, *said), modules=modules)
+            return await self._node(package, files, notes, self._install(spec))
         project = Project(files)
         layout = find_layout(project, sources=self.wishes.code, tests=self.wishes.tests)
         package = described(package, project, layout)
         if package.licence == UNKNOWN:
             notes.append("no licence was recognised: find out before you pass these tasks on")
-        if self.wishes.installs is not None:
-            return await self._by_install(spec, package, files, notes, self.wishes.installs)
+        found = self._install(spec)
+        if found is not None:
+            return await self._by_install(package, files, notes, found)
         own = [name, *filter(None, project_names(spec, project))]
         requirements = [*wished(self.wishes.needs), *needed(project, canonical(own[-1]))]
         possible = optional(project, canonical(own[-1]))
@@ -100,8 +94,8 @@ class Pinner:
             suite, failure, text = await self._suite(made, catalogue, files)
             known = {r.name for r in requirements}
             missing = [m for m in missing_modules(text) if not is_own_module(m, made)]
-            found = [distribution_of(m, possible) for m in missing]
-            more = [r for r in found if r is not None and r.name not in known]
+            bringing = [distribution_of(m, possible) for m in missing]
+            more = [r for r in bringing if r is not None and r.name not in known]
             if not more or attempt == _RETRIES:
                 break
             requirements += more
@@ -117,15 +111,32 @@ class Pinner:
         _of_use(name, suite)
         return Pinned(made, groups, tuple(notes))
 
-    async def _by_install(
-        self, spec: SourceSpec, package: Package, files: dict[str, bytes], notes: list[str], folder: Path
-    ) -> Pinned:
-        """As ``pin``, with everything that the install locked and nothing else."""
+    def _install(self, spec: SourceSpec) -> Install | None:
+        """What ``woodshed tasks install`` made of a source; None where nobody asks for that."""
+        if self.wishes.installs is None:
+            return None
         if self.wishes.needs:
             raise PackageError("--needs has no effect beside --install: give it to `woodshed tasks install`")
-        found = find_install(folder, spec.origin)
+        return find_install(self.wishes.installs, spec.origin)
+
+    async def _node(self, package: Package, files: dict[str, bytes], notes: list[str], found: Install | None) -> Pinned:
+        """As ``pin``, for what npm installs, or an install locked."""
+        wishes, modules = self.wishes, None
+        if found is not None:
+            package = described_node(package, NodeProject(files), wishes.code, wishes.tests)
+            package, files = installed_package(package, files, found, self.out)
+            modules, notes = only_modules(found.installed), [*notes, *found.notes]
+        async with self.boxes:
+            made, modules, said = await pin_node(
+                package, files, wishes.code, wishes.tests, wishes.needs, self.backend, self.layers, locked=modules,
+                cache=self.cache,
+            )  # fmt: skip
+        return Pinned(made, notes=(*notes, *said), modules=modules)
+
+    async def _by_install(self, package: Package, files: dict[str, bytes], notes: list[str], found: Install) -> Pinned:
+        """As ``pin``, with everything that the install locked and nothing else."""
         made, files = installed_package(package, files, found, self.out)
-        groups = dict.fromkeys(made.needs, found.installed)
+        groups = dict.fromkeys(made.needs, only_wheels(found.installed))
         catalogue = Catalogue({made.name: made}, {"pytest": self.base, **groups})
         suite, failure, text = await self._suite(made, catalogue, files)
         if failure is not None:

@@ -1,0 +1,1 @@
+"""Setting up Node projects: a registry for npm, goals and recipes by rule."""

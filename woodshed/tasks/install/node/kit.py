@@ -1,0 +1,172 @@
+"""Node: npm unpacks archives of a registry into ``node_modules``; mocha, tape or node:test run the tests."""
+
+from __future__ import annotations
+
+import glob
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from woodshed.grading.install.changes import changes
+from woodshed.grading.install.goal import Goal
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Sandbox
+from woodshed.tasks.install.kit import TOOLS, Archive, Left, Pinned, Served
+from woodshed.tasks.install.space import Ground
+from woodshed.tasks.install.use import only_modules
+from woodshed.tasks.node.modules import unpack
+from woodshed.tasks.node.npm import archive_path
+from woodshed.tasks.node.pin import wished_modules
+from woodshed.tasks.packages.catalogue import Module
+from woodshed.tasks.packages.dependencies import remembered
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import WORKDIR
+from woodshed.tasks.packages.source import read_sdist
+
+from .additions import PASSING, node_refusal
+from .goals import node_goals
+from .registry import Registry
+from .rules import NodeRuleBuilder
+
+_LIST = """
+import json, os
+
+def walk(folder, place):
+    for name in sorted(os.listdir(folder)):
+        path, at = os.path.join(folder, name), place + name
+        if name.startswith("."):
+            continue
+        if os.path.islink(path):
+            links.append(at)
+        elif name.startswith("@") and os.path.isdir(path):
+            walk(path, at + "/")
+        elif os.path.isdir(path):
+            try:
+                with open(os.path.join(path, "package.json"), encoding="utf-8-sig") as file:
+                    said = json.load(file)
+                found.append([at, str(said["name"]), str(said["version"])])
+            except (OSError, ValueError, KeyError, TypeError):
+                found.append([at, "", ""])
+            if os.path.isdir(os.path.join(path, "node_modules")):
+                walk(os.path.join(path, "node_modules"), at + "/node_modules/")
+
+found, links = [], []
+if os.path.islink("node_modules"):
+    links.append("node_modules")
+elif os.path.isdir("node_modules"):
+    walk("node_modules", "")
+top = [name for name in os.listdir(".") if name != "node_modules"]
+print(json.dumps({"found": found[:20000], "links": links[:10], "top": top}))
+"""
+
+
+class NodeKit:
+    """See ``Kit``."""
+
+    box = """\
+The repository lies in the working directory: leave its files as they are, package.json too. npm installs packages of a
+registry into node_modules there, without saving them in package.json and without running their scripts. The project
+itself is not on that registry, and there is no other network. Node and npm are there; a test runner is not."""
+    runner = "mocha, tape or node --test"
+    absent = "npm could not install it"
+
+    def index(self, ground: Ground, only: Sequence[Served] | None) -> Registry:
+        archives = None if only is None else [one for one in only if isinstance(one, Archive)]
+        return Registry(without=ground.names, only=archives, cache=ground.cache)
+
+    def base_layers(self, ground: Ground, layers: LayerStore) -> list[str]:
+        return [_npm_layer(layers)]  # for `npm test` and `npx`, which are commands like others
+
+    def tool_layers(self, ground: Ground, layers: LayerStore) -> list[str]:
+        return []
+
+    def package_layers(self, ground: Ground, installed: Sequence[Pinned], layers: LayerStore) -> list[str]:
+        modules = only_modules(installed)
+        if not modules:
+            return []
+        return [unpack(modules, f"{WORKDIR}/node_modules", layers, commands=True, cache=ground.cache)]
+
+    def environment(self, ground: Ground) -> dict[str, str]:
+        quiet = {
+            "audit": "false", "fund": "false", "update_notifier": "false", "offline": "true", "cache": "/tmp/npm",
+            "loglevel": "warn",
+        }  # fmt: skip
+        path = {"PATH": f"{TOOLS}/bin:/usr/local/bin:/usr/bin:/bin"}
+        return path | {f"npm_config_{key}": value for key, value in quiet.items()}
+
+    def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:
+        installing = {
+            "registry": f"{index}/", "offline": "false", "save": "false", "package_lock": "false",
+            "ignore_scripts": "true", "fetch_retries": "1", "maxsockets": "8",
+        }  # fmt: skip
+        return self.environment(ground) | {f"npm_config_{key}": value for key, value in installing.items()}
+
+    async def left(self, box: Sandbox, ground: Ground, served: Iterable[Served]) -> Left:
+        done = await box.exec_python(_LIST, timeout=60.0)
+        try:
+            said = json.loads(done.stdout)
+            listed = [(str(place), str(name), str(version)) for place, name, version in said["found"]]
+            links, top = [str(link) for link in said["links"]], [str(name) for name in said["top"]]
+        except (ValueError, TypeError, KeyError):
+            raise OSError("node_modules cannot be listed") from None
+        modules, problems = _locked(listed, served, ground)
+        problems += [f"node_modules/{link} is a link, which nobody can lock" for link in links]
+        patterns = [p for name in map(glob.escape, top) for p in (name, f"{name}/**/*")]
+        files = await box.get(patterns, max_bytes=512 << 20) if patterns else {}
+        refusal = node_refusal(ground.files, ground.package.tests)
+        added, wrong = changes(ground.files, files, refusal, PASSING)
+        return Left(modules, added, (*problems[:10], *wrong))
+
+    def plugins(self, installed: Sequence[Pinned], cache: Path | None) -> tuple[str, ...]:
+        return ()
+
+    def goals(self, ground: Ground) -> list[Goal]:
+        return node_goals(ground)
+
+    def builder(self, needs: Sequence[str]) -> NodeRuleBuilder:
+        return NodeRuleBuilder(wished_modules(needs))
+
+
+def _locked(
+    listed: Sequence[tuple[str, str, str]], served: Iterable[Served], ground: Ground
+) -> tuple[tuple[Module, ...], list[str]]:
+    """(what of ``listed`` (place, package, version) is an archive that was served, why nobody can lock the rest)."""
+    known = {(a.package, a.version): a for a in served if isinstance(a, Archive)}
+    modules: dict[str, Module] = {}
+    problems = []
+    for place, package, version in sorted(listed):
+        archive = known.get((package, version))
+        outer, _, inner = place.rpartition("/node_modules/")
+        if archive is not None:
+            modules[place] = Module(place, package, version, archive.integrity)
+        elif not (outer and _brings(modules.get(outer), inner, ground.cache)):
+            what = f"{package} {version}".strip() or "no package"
+            problems.append(f"node_modules/{place} ({what}) was not fetched from the registry, so nobody can lock it")
+    return tuple(modules.values()), problems
+
+
+def _brings(outer: Module | None, inner: str, cache: Path | None) -> bool:
+    """Whether a package lies bundled in the archive of another."""
+    if outer is None:
+        return False
+    return f"node_modules/{inner}/package.json" in read_sdist(archive_path(outer.integrity, cache))
+
+
+def _npm_layer(layers: LayerStore) -> str:
+    """npm as it is installed here: below ``/usr`` boxes do not see it."""
+    command = shutil.which("npm")
+    origin = next((p for p in Path(command or "/").resolve().parents if (p / "bin" / "npm-cli.js").is_file()), None)
+    if origin is None:
+        raise PackageError("npm is not installed, and it installs in boxes; install Node.js with npm")
+    version = json.loads((origin / "package.json").read_text("utf-8"))["version"]
+
+    def fill(root: Path) -> None:
+        place, commands = root / TOOLS[1:] / "npm", root / TOOLS[1:] / "bin"
+        shutil.copytree(origin, place, ignore=shutil.ignore_patterns("docs", "man"))
+        commands.mkdir(parents=True)
+        for name in ("npm", "npx"):
+            (commands / name).write_text(f'#!/bin/sh\nexec node {TOOLS}/npm/bin/{name}-cli.js "$@"\n')
+            (commands / name).chmod(0o755)
+
+    return remembered(layers, f"npm-{version}", "install-npm", fill)

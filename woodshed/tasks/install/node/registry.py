@@ -1,0 +1,133 @@
+"""The npm registry of one build box: packages of the registry that npm is configured with, noted by their sha512.
+
+As ``install/depot.py`` for wheels: open, it passes on any package; given a lock, those archives and no other, from the
+cache alone. What a package is said to be, down to which version is the latest, is then what was said before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from woodshed.record.atomic import write_whole
+from woodshed.tasks.install.kit import INDEX_PORT, Archive
+from woodshed.tasks.install.server import IndexServer
+from woodshed.tasks.node.npm import archive_path, integrity_of
+from woodshed.tasks.packages.index import PackageError
+
+from .upstream import Upstream
+
+_NAME = r"(?:@[A-Za-z0-9~][A-Za-z0-9._~-]{0,99}/)?[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,149}"
+_PACKAGE = re.compile(rf"/({_NAME})")
+_ARCHIVE = re.compile(rf"/-/archives/({_NAME})/([0-9A-Za-z.+-]{{1,100}})\.tgz")
+_KEPT = (
+    "name", "version", "dependencies", "optionalDependencies", "peerDependencies", "peerDependenciesMeta", "bin",
+    "engines", "os", "cpu", "libc", "bundleDependencies", "bundledDependencies", "deprecated", "hasInstallScript",
+    "_hasShrinkwrap",
+)  # fmt: skip
+
+
+class Registry(IndexServer):
+    """``without``: packages that are not served: those under test. ``only``: the archives of a lock. ``served`` is what
+    was handed out, by package and version."""
+
+    def __init__(
+        self, *, without: Iterable[str] = (), only: Iterable[Archive] | None = None, cache: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.without = frozenset(without)
+        self.only = None if only is None else list(only)
+        self.served: dict[str, Archive] = {}
+        self._cache = cache
+        self._upstream = Upstream()
+        self._said: dict[str, dict[str, Any]] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self._upstream.close()
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        if match := _PACKAGE.fullmatch(path):
+            said = self.package(match[1])
+            return ("application/json", json.dumps(said).encode()) if said else None
+        if match := _ARCHIVE.fullmatch(path):
+            data = self.archive(match[1], match[2])
+            return ("application/octet-stream", data) if data is not None else None
+        return None
+
+    def package(self, name: str) -> dict[str, Any]:
+        """What npm asks of a package: its versions; empty where it is barred or unknown."""
+        if name in self.without:
+            return {}
+        if self.only is not None:
+            return _document(name, [a for a in self.only if a.package == name])
+        with self._lock:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            if name not in self._said:
+                try:
+                    self._said[name] = self._upstream.package(name)
+                except PackageError as error:
+                    self.note(error)
+                    return {}
+        return _document(name, self._archives(name))
+
+    def _archives(self, name: str) -> list[Archive]:
+        said = self._said[name]
+        latest = (said.get("dist-tags") or {}).get("latest")
+        found = []
+        for version, manifest in (said.get("versions") or {}).items():
+            integrity = str((manifest.get("dist") or {}).get("integrity") or "")
+            if integrity.startswith("sha512-"):
+                kept = {key: manifest[key] for key in _KEPT if key in manifest}
+                found.append(Archive(name, version, integrity, kept, version == latest))
+        return found
+
+    def archive(self, name: str, version: str) -> bytes | None:
+        """The bytes of a version that ``package`` lists, checked against the hash that it states."""
+        if name in self.without:
+            return None
+        if self.only is None and not self.package(name):
+            return None
+        listed = self.only if self.only is not None else self._archives(name)
+        found = next((a for a in listed if (a.package, a.version) == (name, version)), None)
+        if found is None:
+            return None
+        try:
+            data = self._bytes(found)
+        except PackageError as error:
+            self.note(error)
+            return None
+        self.served[f"{name}@{version}"] = found
+        return data
+
+    def _bytes(self, found: Archive) -> bytes:
+        path = archive_path(found.integrity, self._cache)
+        if path.is_file() and integrity_of(data := path.read_bytes()) == found.integrity:
+            return data
+        what = f"{found.package} {found.version}"
+        if self.only is not None:
+            raise PackageError(f"{what} is locked and not in the cache")
+        dist = self._said[found.package]["versions"][found.version]["dist"]
+        data = self._upstream.download(found.package, str(dist.get("tarball") or ""))
+        if integrity_of(data) != found.integrity:
+            raise PackageError(f"{what}: the registry serves other bytes than it states; the package is not used")
+        write_whole(path, data)
+        return data
+
+
+def _document(name: str, archives: Sequence[Archive]) -> dict[str, Any]:
+    """A package as the registry API describes it, its archives at this server."""
+    versions = {}
+    for a in archives:
+        tarball = f"http://127.0.0.1:{INDEX_PORT}/-/archives/{quote(name, safe='@/')}/{quote(a.version)}.tgz"
+        dist = {"tarball": tarball, "integrity": a.integrity}
+        versions[a.version] = {**a.manifest, "name": name, "version": a.version, "dist": dist}
+    tags = dict([("latest", a.version) for a in archives if a.latest])
+    return {"name": name, "dist-tags": tags, "versions": versions} if versions else {}
