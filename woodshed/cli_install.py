@@ -29,7 +29,9 @@ KeyOption = Annotated[str, typer.Option(help="Environment variable that holds th
 def install(
     sources: Annotated[
         list[str],
-        typer.Argument(help="pypi:NAME==VERSION, a folder, or a git repository (path or URL); the last two @COMMIT"),
+        typer.Argument(
+            help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder or a repository (path or URL), both perhaps @COMMIT"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one folder for each install")],
     policy: PolicyOption = None,

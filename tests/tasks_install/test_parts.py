@@ -81,6 +81,14 @@ def test_counts_of_pytest() -> None:
     assert passed_of("no tests ran") == (0, 0)
 
 
+def test_counts_of_runners_of_node() -> None:
+    assert passed_of("\n  12 passing (4ms)\n  1 pending\n  3 failing\n\n  1) 7 passing things\n") == (12, 15)
+    assert passed_of("1..4\n# tests 4\n# pass  3\n# fail  1\n") == (3, 4)
+    assert passed_of("# tests 5\n# pass 4\n# fail 0\n# skipped 1\n") == (4, 4)
+    assert passed_of("\u2139 tests 2\n\u2139 pass 1\n\u2139 fail 1\n") == (1, 2)
+    assert passed_of("# ok\npassing 3\n  3 passings") == (0, 0)
+
+
 def test_matching_is_strict_and_no_pattern_hangs_it(market: Place) -> None:
     def tried(pattern: str, text: str, code: int = 0, share: float = 0.0) -> tuple[Goal, ExecResult]:
         return Goal("x", "prints some text", pattern, passing_share=share), ExecResult(code, text.encode())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -20,6 +21,7 @@ from woodshed.tasks.packages.source import read_sdist
 from .npm import fetch
 
 MOUNT = "/node_modules"
+_COMMAND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def module_layers(
@@ -33,8 +35,8 @@ def module_layers(
 def unpack(
     modules: Sequence[Module], mount: str, layers: LayerStore, *, commands: bool = False, cache: Path | None = None
 ) -> str:
-    """Name of a layer that has ``modules`` at ``mount``, an absolute path; with ``commands`` also ``.bin``, as npm links
-    it. Raises PackageError as ``fetch`` does."""
+    """Name of a layer that has ``modules`` at ``mount``, an absolute path; with ``commands`` also their ``.bin``, as
+    npm links it. Raises PackageError as ``fetch`` does."""
     asked = "".join(f"{m.place} {m.integrity}\n" for m in modules) + (f"{mount} .bin" if commands else "")
     pinned = hashlib.sha256(asked.encode()).hexdigest()[:16]
     note = layers.root / f".modules-{pinned}"  # a layer is named by its contents, which take seconds to make
@@ -48,7 +50,8 @@ def unpack(
 
     def fill(root: Path) -> None:
         for module in modules:
-            if ".." in PurePosixPath(module.place).parts:
+            place = PurePosixPath(module.place)
+            if place.is_absolute() or ".." in place.parts or not place.parts:
                 raise PackageError(f"{module.package}: a module with the place {module.place!r}")
             for file, data in read_sdist(paths[module.integrity]).items():
                 if file.endswith(".node"):
@@ -74,13 +77,13 @@ def _link_commands(folder: Path, places: Sequence[str]) -> None:
         except (OSError, ValueError, KeyError, AttributeError):
             continue
         for command, file in found.items():
-            parts = PurePosixPath(str(file)).parts
-            target = folder / place / str(file)
-            if "/" in command or command in (".", "..") or ".." in parts or str(file).startswith("/"):
+            path = PurePosixPath(str(file))
+            target = folder / place / path
+            if not _COMMAND.fullmatch(command) or path.is_absolute() or ".." in path.parts:
                 continue
             if target.is_file():
                 target.chmod(0o755)
                 (folder / ".bin").mkdir(exist_ok=True)
                 link = folder / ".bin" / command
                 link.unlink(missing_ok=True)
-                link.symlink_to(Path("..", place, *parts))
+                link.symlink_to(PurePosixPath("..", place, path))

@@ -66,8 +66,9 @@ class NodeKit:
 
     box = """\
 The repository lies in the working directory: leave its files as they are, package.json too. npm installs packages of a
-registry into node_modules there, without saving them in package.json and without running their scripts. The project
-itself is not on that registry, and there is no other network. Node and npm are there; a test runner is not."""
+registry, without running their scripts and without saving them in package.json; beside that file it installs everything
+that the file states, elsewhere (--prefix) what is named. What counts is node_modules of the working directory. The
+project itself is not on that registry, and there is no other network. Node and npm are there; a test runner is not."""
     runner = "mocha, tape or node --test"
     absent = "npm could not install it"
 
@@ -90,7 +91,7 @@ itself is not on that registry, and there is no other network. Node and npm are 
     def environment(self, ground: Ground) -> dict[str, str]:
         quiet = {
             "audit": "false", "fund": "false", "update_notifier": "false", "offline": "true", "cache": "/tmp/npm",
-            "loglevel": "warn",
+            "loglevel": "warn", "ignore_scripts": "true",
         }  # fmt: skip
         path = {"PATH": f"{TOOLS}/bin:/usr/local/bin:/usr/bin:/bin"}
         return path | {f"npm_config_{key}": value for key, value in quiet.items()}
@@ -98,7 +99,7 @@ itself is not on that registry, and there is no other network. Node and npm are 
     def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:
         installing = {
             "registry": f"{index}/", "offline": "false", "save": "false", "package_lock": "false",
-            "ignore_scripts": "true", "fetch_retries": "1", "maxsockets": "8",
+            "fetch_retries": "1", "maxsockets": "8",
         }  # fmt: skip
         return self.environment(ground) | {f"npm_config_{key}": value for key, value in installing.items()}
 
