@@ -22,9 +22,10 @@ from woodshed.tasks.install.roles import AgentBuilder, AgentSetter
 from woodshed.tasks.install.run import Outcome, ground_of, install
 from woodshed.tasks.install.space import Boxes
 from woodshed.tasks.node.modules import unpack
-from woodshed.tasks.node.npm import archive_path, integrity_of
+from woodshed.tasks.node.npm import archive_path, configuration, integrity_of
 from woodshed.tasks.packages.catalogue import Module
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import read_sdist
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
@@ -189,7 +190,8 @@ CHEATS = {
     "it adds lib.js, which takes the place of a module": "echo 'module.exports = 1' > lib.js\n",
     "node_modules/late (late 9.0.0) was not fetched": "mkdir -p node_modules/late\n"
     'echo \'{"name": "late", "version": "9.0.0"}\' > node_modules/late/package.json\n',
-    "node_modules/late is a link": "mkdir node_modules && ln -s ../lib node_modules/late\n",
+    "node_modules/mocha (late) takes the place of a test runner": "mkdir node_modules && ln -s ../lib node_modules/a\n"
+    "npm install --prefix .woodshed/its mocha@npm:late@2 && mv .woodshed/its/node_modules/mocha node_modules\n",
 }
 
 
@@ -200,7 +202,7 @@ def test_recipes_that_cheat_are_discarded(place: Place) -> None:
     assert outcome.install is None and outcome.tries == 5
     for said, why in zip(prompts[4::2], CHEATS, strict=False):
         assert why in said
-    assert list(CHEATS)[-1] in outcome.error
+    assert list(CHEATS)[-1] in outcome.error and "node_modules/a is a link" in outcome.error
 
 
 def test_the_registry_of_a_box(place: Place, registry: LocalRegistry, tmp_path: Path) -> None:
@@ -249,6 +251,19 @@ def test_a_layer_of_packages_stays_where_it_belongs(tmp_path: Path) -> None:
     folder = layers.path(name) / "w" / "node_modules"
     (link,) = (folder / ".bin").iterdir()
     assert link.name == "tool" and link.resolve() == folder / "@a/tool/run.js" and os.access(link, os.X_OK)
+    odd = archive({"package.json": "{}", "../up.js": "", "lib": "", "lib/a.js": ""})
+    archive_path(integrity_of(odd), tmp_path).write_bytes(odd)
+    assert set(read_sdist(archive_path(integrity_of(odd), tmp_path))) == {"package.json", "lib", "lib/a.js"}
+    with pytest.raises(PackageError, match=r"odd 1.0.0: lib(/a.js)? is a file and a folder at once"):
+        unpack([Module("odd", "odd", "1.0.0", integrity_of(odd))], "/w/node_modules", layers, cache=tmp_path)
     for place in ("/etc/tool", "../tool", "a/../../tool", ""):
         with pytest.raises(PackageError, match="a module with the place"):
             unpack([Module(place, "@a/tool", "1.0.0", pin)], "/w/node_modules", layers, cache=tmp_path)
+
+
+def test_the_folder_one_stands_in_does_not_configure_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".npmrc").write_text("https-proxy=http://127.0.0.1:1/\n@tools:registry=http://127.0.0.1:1/\n")
+    (tmp_path / "package.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    found = configuration()
+    assert found["registry"] and not found.get("https-proxy") and "@tools:registry" not in found

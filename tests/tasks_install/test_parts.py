@@ -18,12 +18,12 @@ from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import passed_of, reached, search
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
-from woodshed.tasks.install.depot import Depot
 from woodshed.tasks.install.goals import draw, parse_goals
 from woodshed.tasks.install.lock import Install
-from woodshed.tasks.install.plugins import useful_plugin, wanted_plugins
+from woodshed.tasks.install.python.depot import Depot
+from woodshed.tasks.install.python.plugins import useful_plugin, wanted_plugins
+from woodshed.tasks.install.python.rules import version_files
 from woodshed.tasks.install.replay import Recipe, Replay, replay
-from woodshed.tasks.install.rules import version_files
 from woodshed.tasks.install.run import ground_of
 from woodshed.tasks.install.space import Boxes
 from woodshed.tasks.install.use import installed_package

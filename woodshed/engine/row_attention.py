@@ -38,7 +38,7 @@ class RowAttention:
         self.groups = heads // cache.kv_heads
         self.scale = 1.0 / math.sqrt(cache.head_dim)
         # on a CPU, products of other formats than float32 copy what has gaps: all keys and values, every step
-        self._attend = self._products if cache.device.type != "cpu" or cache.dtype == torch.float32 else self._fused
+        self._fuses = cache.device.type == "cpu" and cache.dtype != torch.float32
         self._spans: list[_Span] = []
         self._spread: Tensor | None = None
         per_token = cache.token_bytes / cache.layers
@@ -71,7 +71,8 @@ class RowAttention:
         q = q_DHE if self._spread is None else q_DHE.index_select(0, self._spread)
         # the heads that share keys are the queries of one head
         q_PKGE = q.reshape(self._padded, self.cache.kv_heads, self.groups, self.cache.head_dim)
-        out = self._attend(q_PKGE, self.cache.keys[layer], self.cache.values[layer])
+        attend = self._fused if self._fuses else self._products
+        out = attend(q_PKGE, self.cache.keys[layer], self.cache.values[layer])
         out = out.reshape(self._padded, self.heads, self.cache.head_dim)
         return out if self._spread is None else out.index_select(0, self._collect)
 

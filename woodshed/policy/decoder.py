@@ -141,12 +141,13 @@ class Decoder(nn.Module):
         if hidden.is_cuda and not torch.is_grad_enabled():
             flat = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.t(), out_dtype=torch.float32)
             return flat.view(*hidden.shape[:-1], -1)
-        if torch.is_grad_enabled():
-            return F.linear(hidden.float(), weight.float())
-        out = hidden.new_empty((*hidden.shape[:-1], len(weight)), dtype=torch.float32)
+        hidden = hidden.float()
+        if torch.is_grad_enabled() or weight.device.type != "cpu":
+            return F.linear(hidden, weight.float())
+        out = hidden.new_empty((*hidden.shape[:-1], len(weight)))
         for start in range(0, len(weight), HEAD_BLOCK):
             block = weight[start : start + HEAD_BLOCK].float()
-            out[..., start : start + HEAD_BLOCK] = F.linear(hidden.float(), block)
+            out[..., start : start + HEAD_BLOCK] = F.linear(hidden, block)
         return out
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -23,7 +23,7 @@ from woodshed.tasks.sources.spec import SourceSpec
 from .goals import TRIES, draw
 from .lock import Install
 from .node.kit import NodeKit
-from .python import PythonKit
+from .python.kit import PythonKit
 from .replay import Recipe, Replay, replay, try_targets
 from .space import Boxes, Ground
 

@@ -20,10 +20,10 @@ from woodshed.tasks.packages.workspace import is_test
 from woodshed.tasks.sources.requirements import canonical
 from woodshed.tasks.sources.resolve import import_names
 
-from .depot import wheel_name
 from .lock import Install
-from .plugins import entry_points
-from .python import PythonKit
+from .python.depot import wheel_name
+from .python.kit import PythonKit
+from .python.plugins import entry_points
 from .roles import listed
 from .space import Boxes, Ground, build_layers
 from .use import only_wheels, plugin_lines

@@ -57,8 +57,12 @@ def unpack(
                 if file.endswith(".node"):
                     continue  # compiled for another machine; what needs it fails its tests
                 target = root / mount[1:] / module.place / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(data)
+                except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                    what = f"{module.package} {module.version}"
+                    raise PackageError(f"{what}: {file} is a file and a folder at once in what is unpacked") from None
         if commands:
             _link_commands(root / mount[1:], [m.place for m in modules if "/node_modules/" not in m.place])
 

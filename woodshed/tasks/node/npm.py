@@ -141,6 +141,12 @@ def _packed(said: str) -> list[dict[str, Any]]:
     return list(found.values()) if isinstance(found, dict) else found
 
 
+def configuration() -> dict[str, Any]:
+    """What npm is configured with, as ``npm config list`` tells it: no credentials. Raises PackageError without npm."""
+    with tempfile.TemporaryDirectory(prefix="woodshed-npm-") as scratch:
+        return dict(json.loads(_npm("config", "list", "--json", where="npm's configuration", folder=Path(scratch))))
+
+
 def _npm(*arguments: str, where: str, folder: Path) -> str:
     try:
         done = subprocess.run(

@@ -84,7 +84,7 @@ def read_sdist(path: Path, *, max_bytes: int = 256 << 20) -> dict[str, bytes]:
                     raise PackageError(f"{path.name}: unpacks to more than {max_bytes} bytes")
                 stream = archive.extractfile(member)
                 _, _, name = (safe or member).name.partition("/")
-                if stream is not None and name:
+                if stream is not None and name and ".." not in name.split("/"):
                     files[name] = stream.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise PackageError(f"{path.name}: not a readable source distribution ({error})") from None

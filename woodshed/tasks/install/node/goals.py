@@ -11,12 +11,9 @@ from typing import Any
 
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.node.run import framework_of
-from woodshed.tasks.install.goals import PROPOSED
+from woodshed.tasks.install.goals import PROPOSED, SHARE
 from woodshed.tasks.install.space import Ground
 from woodshed.tasks.node.project import NodeProject, test_files
-
-SHARE = 0.8
-"""As for Python: of the tests that ran, this share has to pass."""
 
 _RUN = {
     "mocha": "node node_modules/mocha/bin/mocha.js --no-config", "tape": "node node_modules/tape/bin/tape",
@@ -25,7 +22,7 @@ _RUN = {
 _PASSED = {"mocha": r"^\s*[1-9]\d* passing\b", "tape": r"^# pass +[1-9]", "node:test": r"^\S pass [1-9]"}
 _BDD = re.compile(r"(?m)^\s*(describe|it)\s*\(")
 _FAILED = tuple(range(33))
-"""Exit codes that are let pass besides 0 where a share is asked for: mocha's is the number of failures."""
+"""Exit codes that are let pass where a share is asked for: mocha's is the number of failures."""
 
 
 def node_goals(ground: Ground) -> list[Goal]:

@@ -18,6 +18,7 @@ from woodshed.tasks.install.use import only_modules
 from woodshed.tasks.node.modules import unpack
 from woodshed.tasks.node.npm import archive_path
 from woodshed.tasks.node.pin import wished_modules
+from woodshed.tasks.node.project import RUNNERS
 from woodshed.tasks.packages.catalogue import Module
 from woodshed.tasks.packages.dependencies import remembered
 from woodshed.tasks.packages.index import PackageError
@@ -139,7 +140,9 @@ def _locked(
     for place, package, version in sorted(listed):
         archive = known.get((package, version))
         outer, _, inner = place.rpartition("/node_modules/")
-        if archive is not None:
+        if inner in RUNNERS and package != inner:
+            problems.append(f"node_modules/{place} ({package}) takes the place of a test runner")
+        elif archive is not None:
             modules[place] = Module(place, package, version, archive.integrity)
         elif not (outer and _brings(modules.get(outer), inner, ground.cache)):
             what = f"{package} {version}".strip() or "no package"

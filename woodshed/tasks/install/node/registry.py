@@ -1,7 +1,7 @@
 """The npm registry of one build box: packages of the registry that npm is configured with, noted by their sha512.
 
-As ``install/depot.py`` for wheels: open, it passes on any package; given a lock, those archives and no other, from the
-cache alone. What a package is said to be, down to which version is the latest, is then what was said before.
+As ``install/python/depot.py`` for wheels: open, it passes on any package; given a lock, those archives and no other,
+from the cache alone. What a package is said to be, down to which version is the latest, is then what was said before.
 """
 
 from __future__ import annotations

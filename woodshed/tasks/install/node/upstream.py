@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import ssl
-import subprocess
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
 
+from woodshed.tasks.node.npm import configuration
 from woodshed.tasks.packages.index import PackageError
 
 _BRIEF = "application/vnd.npm.install-v1+json; q=1.0, application/json; q=0.8"
@@ -65,14 +65,7 @@ class Upstream:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        try:
-            done = subprocess.run(["npm", "config", "list", "--json"], capture_output=True, text=True, timeout=60)
-            found = json.loads(done.stdout)
-        except (OSError, subprocess.TimeoutExpired, ValueError):
-            found = None
-        if not isinstance(found, dict) or not found.get("registry"):
-            raise PackageError("npm is not installed, or tells no registry; install Node.js with npm")
-        return found
+        return configuration()
 
     @cached_property
     def _client(self) -> httpx.Client:

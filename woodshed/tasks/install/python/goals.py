@@ -10,13 +10,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from woodshed.grading.install.goal import Goal
+from woodshed.tasks.install.goals import PROPOSED, SHARE
+from woodshed.tasks.install.space import Ground
 from woodshed.tasks.sources.project import Project
-
-from .goals import PROPOSED
-from .space import Ground
-
-SHARE = 0.8
-"""Of the tests that ran, this share has to pass (as RepoLaunch and SWE-smith ask of an environment)."""
 
 _PASSED = r"\b[1-9]\d* passed\b"
 _PYTEST = "python3 -m pytest -q -o addopts= --continue-on-collection-errors"
@@ -25,7 +21,7 @@ _CI = re.compile(r"\.github/workflows/[^/]+\.ya?ml|\.gitlab-ci\.yml|\.travis\.ym
 _ASKS = re.compile(rb"importlib[._]metadata|importlib import metadata|pkg_resources")
 
 
-def rule_goals(ground: Ground) -> list[Goal]:
+def python_goals(ground: Ground) -> list[Goal]:
     """At most ``PROPOSED`` goals, without two of the same command."""
     found: dict[str, Goal] = {}
     for values in _goals(ground):

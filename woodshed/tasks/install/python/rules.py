@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from woodshed.grading.install.goal import Goal
+from woodshed.tasks.install.replay import Recipe, Replay
+from woodshed.tasks.install.space import Ground
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,
@@ -25,8 +27,6 @@ from woodshed.tasks.sources.requirements import (
 )
 
 from .plugins import useful_plugin, wanted_plugins
-from .replay import Recipe, Replay
-from .space import Ground
 
 _CI = re.compile(
     r"\.github/workflows/[^/]+\.ya?ml|\.gitlab-ci\.yml|\.travis\.yml|tox\.ini|noxfile\.py|Makefile|Dockerfile"
@@ -55,7 +55,7 @@ _VERSION_FILE = """\
 '__version__ = version = "{version}"' '__version_tuple__ = version_tuple = ({parts})'"""
 
 
-class RuleBuilder:
+class PythonRuleBuilder:
     """Writes recipes by rule; ``wished`` is installed whatever the project states."""
 
     name = "rules"

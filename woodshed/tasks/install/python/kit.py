@@ -18,6 +18,9 @@ from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
 from woodshed.sandbox.template import HOME
+from woodshed.tasks.install.kit import TOOLS, Left, Pinned, Served
+from woodshed.tasks.install.space import Ground
+from woodshed.tasks.install.use import only_wheels
 from woodshed.tasks.packages.catalogue import Wheel
 from woodshed.tasks.packages.dependencies import MOUNT, group_layer, metadata_layer, python_path, remembered
 from woodshed.tasks.packages.index import PackageError
@@ -26,12 +29,9 @@ from woodshed.tasks.sources.requirements import canonical, wished
 from woodshed.tasks.sources.resolve import import_names
 
 from .depot import Depot
-from .kit import TOOLS, Left, Pinned, Served
+from .goals import python_goals
 from .plugins import entry_points
-from .rule_goals import rule_goals
-from .rules import RuleBuilder
-from .space import Ground
-from .use import only_wheels
+from .rules import PythonRuleBuilder
 
 
 class PythonKit:
@@ -81,10 +81,10 @@ there."""
         return entry_points(only_wheels(installed), cache=cache)
 
     def goals(self, ground: Ground) -> list[Goal]:
-        return rule_goals(ground)
+        return python_goals(ground)
 
-    def builder(self, needs: Sequence[str]) -> RuleBuilder:
-        return RuleBuilder(wished(needs))
+    def builder(self, needs: Sequence[str]) -> PythonRuleBuilder:
+        return PythonRuleBuilder(wished(needs))
 
 
 def _constraints_layer(ground: Ground, layers: LayerStore) -> str:

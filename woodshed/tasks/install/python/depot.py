@@ -17,12 +17,11 @@ from urllib.parse import quote
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
+from woodshed.tasks.install.server import IndexServer
 from woodshed.tasks.packages.catalogue import Wheel
 from woodshed.tasks.packages.index import Index, IndexFile, PackageError
 from woodshed.tasks.packages.source import fetch, is_cached
 from woodshed.tasks.sources.requirements import canonical
-
-from .server import IndexServer
 
 _PAGE = re.compile(r"/simple/([A-Za-z0-9][A-Za-z0-9._-]{0,99})/?")
 _FILE = re.compile(r"/files/([A-Za-z0-9._-]{1,100})/([^/]{1,250}\.whl)")
