@@ -3,8 +3,8 @@
 Two things for every size of policy, in one number format, everything turn and turn about with the same weights and
 prompts:
 
-- traffic: prompts all at once, and agents whose context grows, beside transformers' ``generate`` and vLLM. The figures
-  are ratios of medians of wall-clock seconds.
+- traffic: prompts all at once, and agents whose context grows, beside transformers' ``generate`` and vLLM, and in
+  bfloat16 beside our engine in float32. The figures are ratios of medians of wall-clock seconds.
 - a table of prefill and decoding rates over batch sizes, beside transformers' ``generate`` and continuous batching,
   llama.cpp and vLLM.
 
@@ -125,6 +125,9 @@ async def measure(
         await enter_continuous(field, reference(decoder, dtype), length)
         ours = LocalEngine(decoder, settings=EngineSettings(seed=0))
         stack.push_async_callback(ours.close)
+        if dtype != torch.float32:
+            beside["float32"] = LocalEngine(open_decoder(size).to(dtype).float(), settings=EngineSettings(seed=0))
+            stack.push_async_callback(beside["float32"].close)
         rates, seen = await table({"engine": Served(ours), **field.peers}, load, vocabulary)
         clock, gaps = await traffic({"engine": ours, **beside}, model, exact, load, vocabulary)
         products = [round(product_seconds(decoder, load), 3) for _ in range(load.runs)]
@@ -148,6 +151,8 @@ async def measure(
         "multiturn_vs_generate": ratio(wall, "generate", "agents"),
         "single_vs_vllm": ratio(wall, "vllm", "single"),
         "multiturn_vs_vllm": ratio(wall, "vllm", "agents"),
+        "single_vs_float32": ratio(wall, "float32", "single"),
+        "multiturn_vs_float32": ratio(wall, "float32", "agents"),
         "cpu_ratio": {
             "single_vs_generate": ratio(cpu, "generate", "single"),
             "multiturn_vs_generate": ratio(cpu, "generate", "agents"),
@@ -188,14 +193,13 @@ def main() -> None:
     dtype, half = getattr(torch, args.dtype), args.dtype == "bfloat16"
     sizes = {size: asyncio.run(measure(size, dtype, LOADS[size], args.vllm, args.llama)) for size in args.sizes}
     results = list(sizes.values())
+    compared = ["single_vs_generate", "multiturn_vs_generate", "multiturn_vs_vllm"]
+    compared += ["single_vs_float32", "multiturn_vs_float32"] if half else []
+    figures = {name: worst(results, name) for name in compared}
+    figures["max_abs_dlogp" + ("" if half else "_fp32")] = max(result["max_abs_dlogp"] for result in results)
     write_result(
         "engine_bf16" if half else "engine",
-        {
-            "single_vs_generate": worst(results, "single_vs_generate"),
-            "multiturn_vs_generate": worst(results, "multiturn_vs_generate"),
-            "multiturn_vs_vllm": worst(results, "multiturn_vs_vllm"),
-            "max_abs_dlogp" + ("" if half else "_fp32"): max(result["max_abs_dlogp"] for result in results),
-        },
+        figures,
         {
             "note": "each figure is the worst over the sizes; ratios are of medians of wall-clock seconds, cpu_ratio "
             "of this process's CPU seconds. at_most is the ratio of an engine that does nothing but multiply matrices. "
