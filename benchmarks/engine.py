@@ -3,8 +3,9 @@
 Two things for every size of policy, in one number format, everything turn and turn about with the same weights and
 prompts:
 
-- traffic: prompts all at once, and agents whose context grows, beside transformers' ``generate`` and vLLM, and in
-  bfloat16 beside our engine in float32. The figures are ratios of medians of wall-clock seconds.
+- traffic: prompts all at once, as many samples in groups of one prompt each, and agents whose context grows, beside
+  transformers' ``generate`` and vLLM, and in bfloat16 beside our engine in float32. The figures are ratios of medians
+  of wall-clock seconds.
 - a table of prefill and decoding rates over batch sizes, beside transformers' ``generate`` and continuous batching,
   llama.cpp and vLLM.
 
@@ -148,13 +149,16 @@ async def measure(
         "single_products_seconds": products,
         "single_vs_generate": ratio(wall, "generate", "single"),
         "single_vs_generate_at_most": round(wall["generate_single"] / statistics.median(products), 2),
+        "groups_vs_generate": ratio(wall, "generate", "groups"),
         "multiturn_vs_generate": ratio(wall, "generate", "agents"),
         "single_vs_vllm": ratio(wall, "vllm", "single"),
+        "groups_vs_vllm": ratio(wall, "vllm", "groups"),
         "multiturn_vs_vllm": ratio(wall, "vllm", "agents"),
         "single_vs_float32": ratio(wall, "float32", "single"),
         "multiturn_vs_float32": ratio(wall, "float32", "agents"),
         "cpu_ratio": {
             "single_vs_generate": ratio(cpu, "generate", "single"),
+            "groups_vs_generate": ratio(cpu, "generate", "groups"),
             "multiturn_vs_generate": ratio(cpu, "generate", "agents"),
         },
         "max_abs_dlogp": gaps["engine"],
@@ -193,7 +197,7 @@ def main() -> None:
     dtype, half = getattr(torch, args.dtype), args.dtype == "bfloat16"
     sizes = {size: asyncio.run(measure(size, dtype, LOADS[size], args.vllm, args.llama)) for size in args.sizes}
     results = list(sizes.values())
-    compared = ["single_vs_generate", "multiturn_vs_generate", "multiturn_vs_vllm"]
+    compared = ["single_vs_generate", "groups_vs_generate", "multiturn_vs_generate", "multiturn_vs_vllm"]
     compared += ["single_vs_float32", "multiturn_vs_float32"] if half else []
     figures = {name: worst(results, name) for name in compared}
     figures["max_abs_dlogp" + ("" if half else "_fp32")] = max(result["max_abs_dlogp"] for result in results)
@@ -203,9 +207,9 @@ def main() -> None:
         {
             "note": "each figure is the worst over the sizes; ratios are of medians of wall-clock seconds, cpu_ratio "
             "of this process's CPU seconds. at_most is the ratio of an engine that does nothing but multiply matrices. "
-            "generate computes the whole context every turn, and gives no log-probabilities; those of the others are "
-            "held against a full forward in float32. The table's rates are per wall-clock second; everything is in "
-            f"{args.dtype} except llama.cpp F16",
+            "generate computes a prompt once for each sample and the whole context every turn, and gives no "
+            "log-probabilities; those of the others are held against a full forward in float32. The table's rates are "
+            f"per wall-clock second; everything is in {args.dtype} except llama.cpp F16",
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "sizes": sizes,

@@ -40,7 +40,7 @@ class Load:
 
 
 SMALL = Load(runs=3, trajectories=32, table_prompt=192, table_output=48, rounds=(3, 3, 3))
-LARGE = Load(runs=1, trajectories=8, table_prompt=48, table_output=16, rounds=(3, 3, 2))
+LARGE = Load(runs=3, trajectories=8, table_prompt=48, table_output=16, rounds=(3, 3, 2))
 LOADS = {"1M": SMALL, "10M": SMALL, "135M": LARGE}
 CONFIGS = {
     "1M": DecoderConfig(

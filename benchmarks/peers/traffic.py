@@ -1,4 +1,4 @@
-"""The two kinds of traffic that the figures are about: prompts all at once, and agents whose context grows."""
+"""The kinds of traffic that the figures are about: prompts all at once, groups, and agents whose context grows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from peers.table import Reply
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling
 from woodshed.engine.vllm.client import VllmEngine
+
+GROUP = 8
+"""Samples of one prompt, as RL takes them; as many requests in all as of the first kind."""
 
 Episode = list[tuple[list[int], Completion]]
 
@@ -76,8 +79,9 @@ class Clock:
 async def traffic(
     engines: dict[str, LocalEngine | VllmEngine], generate: Any, exact: Any, load: Load, vocabulary: int
 ) -> tuple[Clock, dict[str, float]]:
-    """Seconds of ``NAME_single`` and ``NAME_agents`` by engine and for ``generate`` (a transformers model), and how far
-    the log-probabilities of the engines' trajectories are at most from a full forward of ``exact`` (another)."""
+    """Seconds of ``NAME_single``, ``_groups`` and ``_agents`` by engine and for ``generate`` (a transformers model),
+    and how far log-probabilities of the engines' trajectories are at most from a full forward of ``exact`` (another).
+    """
     clock, gaps = Clock(), dict.fromkeys(engines, 0.0)
     for run in range(load.runs):
         asks = prompts(load.concurrent, load.prompt, vocabulary, 100 + run)
@@ -86,6 +90,12 @@ async def traffic(
                 await Served(engine).sample(asks, load.output)
         with clock.time("generate_single"), torch.inference_mode():
             generate.generate(torch.tensor(asks), max_new_tokens=load.output)
+        asks = prompts(load.concurrent // GROUP, load.prompt, vocabulary, 150 + run)
+        for name, engine in engines.items():
+            with clock.time(f"{name}_groups"):
+                await Served(engine).sample([ask for ask in asks for _ in range(GROUP)], load.output)
+        with clock.time("generate_groups"), torch.inference_mode():
+            generate.generate(torch.tensor(asks), max_new_tokens=load.output, num_return_sequences=GROUP)
         asks = prompts(load.trajectories, load.first, vocabulary, 200 + run)
         observations = prompts(load.turns, load.observed, vocabulary, 300 + run)
         for name, engine in engines.items():
