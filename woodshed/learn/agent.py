@@ -21,7 +21,7 @@ from ..recipe.recipe import Recipe
 from ..record.task import Task, TaskError
 from ..sandbox.protocol import SandboxError
 from ..sandbox.settings import RAY
-from ..sandbox.taskbox import box_spec
+from ..sandbox.taskbox import agent_box_spec
 from .boxes import backend_of, layer_store
 from .directory import RunDirectory
 from .servers import address_of
@@ -88,7 +88,7 @@ async def _episode(
     backend, layers = backend_of(sandbox), layer_store()
     endpoint = HttpEndpoint(url, key, model, sampling={"temperature": temperature})
     try:
-        spec = box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
+        spec = agent_box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
         box = await backend.create(spec)
         try:
             episode = await agent_main(

@@ -18,7 +18,7 @@ from ..policy.tokenizer import Tokenizer
 from ..recipe.recipe import Recipe
 from ..record.jsonl import JsonLines
 from ..record.task import Task
-from ..sandbox.taskbox import box_spec
+from ..sandbox.taskbox import agent_box_spec
 from .boxes import backend_of, layer_store
 from .chat import chat_format
 from .demonstrator import Script, line_script, package_script
@@ -94,7 +94,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
     async def one(number: int, task: Task) -> None:
         async with slots:
             rng = random.Random(f"demo-{recipe.seed}-{number}")
-            spec = box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
+            spec = agent_box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
             box = await backend.create(spec)
             try:
                 if family == "studies":

@@ -29,7 +29,7 @@ from ..record.task import Task
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
 from ..sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox, SandboxError
-from ..sandbox.taskbox import box_spec
+from ..sandbox.taskbox import agent_box_spec
 from .observed import at_limit, observe, terms_of
 
 RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
@@ -70,7 +70,7 @@ class Arena:
 
     def box(self, task: Task) -> BoxSpec:
         """The box of a rollout. A program in it reaches the gateway and what the recipe allows."""
-        spec = box_spec(task, self.layers, limits=self.limits, egress=self.egress)
+        spec = agent_box_spec(task, self.layers, limits=self.limits, egress=self.egress)
         if self.harness.program is None:
             return spec
         egress = replace(self.egress or Egress(), routes={PORT: urlsplit(self.base_url).netloc})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from woodshed.record.task import Task
 
+from .first_commit import first_commit
 from .layers import LayerStore
 from .protocol import BoxSpec, Egress, Limits
 
@@ -14,10 +15,20 @@ PRELOAD = ("json", "traceback", "importlib.util", "runpy")
 """What graders and tools import in every box; paid once in the process that boxes are cloned from."""
 
 _FEW = 4 << 20
+_NO_HISTORY = ("study", "install")
+"""Families whose workspaces are never a git repository: made by the thousands for tiny policies, or bare on purpose."""
+
 _DEFAULT = Limits()
 
 
-def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None, egress: Egress | None = None) -> BoxSpec:
+def box_spec(
+    task: Task,
+    layers: LayerStore,
+    *,
+    limits: Limits | None = None,
+    egress: Egress | None = None,
+    history: bool = False,
+) -> BoxSpec:
     """What to create for ``task``. Raises SandboxError where one of its layers is missing.
 
     A workspace of at most 4 MiB travels in the create call; a larger one becomes a layer of its own, so that boxes
@@ -25,13 +36,20 @@ def box_spec(task: Task, layers: LayerStore, *, limits: Limits | None = None, eg
     """
     workdir = task.info.workdir
     stack = [layers.path(name) for name in task.info.layers]
-    files = _small_workspace(task.path, workdir, _stamp(task))
+    files = _small_workspace(task.path, workdir, _stamp(task), history)
     if files is None:
-        stack.append(layers.path(_workspace_layer(task, layers)))
+        stack.append(layers.path(_built(task.path, workdir, _stamp(task), history, layers.root)))
     return BoxSpec(
         layers=tuple(stack), files=files or {}, workdir=workdir, env=_environment(task), limits=limits or _DEFAULT,
         egress=egress, preload=PRELOAD,
     )  # fmt: skip
+
+
+def agent_box_spec(
+    task: Task, layers: LayerStore, *, limits: Limits | None = None, egress: Egress | None = None
+) -> BoxSpec:
+    """``box_spec`` for an agent, who finds the workspace as a git repository of one commit (``first_commit.py``)."""
+    return box_spec(task, layers, limits=limits, egress=egress, history=task.info.family not in _NO_HISTORY)
 
 
 def _environment(task: Task) -> dict[str, str]:
@@ -45,21 +63,22 @@ def _stamp(task: Task) -> int:
     return (task.path / "task.toml").stat().st_mtime_ns
 
 
+def _workspace(path: Path, history: bool) -> dict[str, bytes]:
+    files = Task.load(path).workspace_files()
+    return files | first_commit(files) if history else files
+
+
 @lru_cache(maxsize=2048)
-def _small_workspace(path: Path, workdir: str, stamp: int) -> dict[str, bytes] | None:
+def _small_workspace(path: Path, workdir: str, stamp: int, history: bool) -> dict[str, bytes] | None:
     """None for a larger one, which is not kept in memory."""
-    files = {f"{workdir}/{name}": data for name, data in Task.load(path).workspace_files().items()}
+    files = {f"{workdir}/{name}": data for name, data in _workspace(path, history).items()}
     return files if sum(map(len, files.values())) <= _FEW else None
 
 
-def _workspace_layer(task: Task, layers: LayerStore) -> str:
-    return _built(task.path, task.info.workdir, _stamp(task), layers.root)
-
-
 @lru_cache(maxsize=2048)
-def _built(path: Path, workdir: str, stamp: int, root: Path) -> str:
+def _built(path: Path, workdir: str, stamp: int, history: bool, root: Path) -> str:
     def fill(folder: Path) -> None:
-        for name, data in Task.load(path).workspace_files().items():
+        for name, data in _workspace(path, history).items():
             target = folder / workdir.lstrip("/") / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
