@@ -40,7 +40,7 @@ def solution_retrieved(episode: Episode) -> Iterator[Finding]:
     if episode.task.info.grader == "install":
         return
     package = re.escape(episode.task.info.provenance.get("package", ""))
-    installed = re.compile(rf"(site|dist)-packages/\S*{package}") if package else None
+    installed = re.compile(rf"(site|dist)-packages/\S{{0,200}}{package}") if package else None
     places = [(turn, text) for turn, text in episode.commands()]
     places += [(turn, path) for turn, _, path in episode.paths()]
     for turn, text in places:
