@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 
 import pytest
 from pydantic import ValidationError
@@ -99,6 +100,14 @@ def test_what_brings_a_history_of_its_own_gets_no_other(tmp_path):
     assert first_commit({}) == {}
     once = first_commit(GIVEN)
     assert once == first_commit(dict(reversed(GIVEN.items()))) and ".git/HEAD" in once
+
+
+def test_a_commit_that_fails_is_a_failure_of_the_sandbox(tmp_path, monkeypatch):
+    with pytest.raises(SandboxError, match="git fast-import could not commit"):
+        first_commit({"a//b": b""})  # no path that a folder holds
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(SandboxError, match=r"could not be committed: .*gone"):
+        first_commit({"a": b""})
 
 
 def test_studies_and_installs_are_no_repositories(tmp_path):

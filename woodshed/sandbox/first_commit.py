@@ -35,19 +35,27 @@ _OPTIONS = (
 def first_commit(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """What ``.git`` holds after ``files`` (paths relative to it) were committed, by path, ``.git/`` included.
 
-    Nothing where they bring a ``.git`` of their own, or this machine has no git. Raises SandboxError if git fails.
+    Nothing where they bring a ``.git`` of their own, or this machine has no git. Raises SandboxError if git fails, or
+    the disk is full.
     """
     owned = any(part.lower() == ".git" for name in files for part in PurePosixPath(name).parts)
     if not files or owned or shutil.which("git") is None:
         return {}
-    with tempfile.TemporaryDirectory(prefix="woodshed-git-") as folder:
-        _git(folder, "init", "--quiet", "--bare", "--template=", folder)
-        Path(folder, "HEAD").write_text(f"ref: {_BRANCH}\n")
-        Path(folder, "config").write_text(_CONFIG)
-        _git(folder, "fast-import", "--quiet", stream=_stream(files))
-        _git(folder, "read-tree", _BRANCH)
-        kept = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        return {f".git/{path.relative_to(folder)}": path.read_bytes() for path in kept}
+    try:
+        with tempfile.TemporaryDirectory(prefix="woodshed-git-") as folder:
+            return _committed(folder, files)
+    except OSError as error:
+        raise SandboxError(f"a workspace could not be committed: {error}") from error
+
+
+def _committed(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    _git(folder, "init", "--quiet", "--bare", "--template=", folder)
+    Path(folder, "HEAD").write_text(f"ref: {_BRANCH}\n")
+    Path(folder, "config").write_text(_CONFIG)
+    _git(folder, "fast-import", "--quiet", stream=_stream(files))
+    _git(folder, "read-tree", _BRANCH)
+    kept = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+    return {f".git/{path.relative_to(folder)}": path.read_bytes() for path in kept}
 
 
 def _stream(files: Mapping[str, bytes]) -> bytes:

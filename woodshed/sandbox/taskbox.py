@@ -36,9 +36,11 @@ def box_spec(
     """
     workdir = task.info.workdir
     stack = [layers.path(name) for name in task.info.layers]
-    files = _small_workspace(task.path, workdir, _stamp(task), history)
+    files = _small_workspace(task.path, workdir, _stamp(task))
     if files is None:
         stack.append(layers.path(_built(task.path, workdir, _stamp(task), history, layers.root)))
+    elif history:
+        files = files | _small_history(task.path, workdir, _stamp(task))
     return BoxSpec(
         layers=tuple(stack), files=files or {}, workdir=workdir, env=_environment(task), limits=limits or _DEFAULT,
         egress=egress, preload=PRELOAD,
@@ -63,22 +65,25 @@ def _stamp(task: Task) -> int:
     return (task.path / "task.toml").stat().st_mtime_ns
 
 
-def _workspace(path: Path, history: bool) -> dict[str, bytes]:
-    files = Task.load(path).workspace_files()
-    return files | first_commit(files) if history else files
+@lru_cache(maxsize=2048)
+def _small_workspace(path: Path, workdir: str, stamp: int) -> dict[str, bytes] | None:
+    """None for a larger one, which is not kept in memory."""
+    files = {f"{workdir}/{name}": data for name, data in Task.load(path).workspace_files().items()}
+    return files if sum(map(len, files.values())) <= _FEW else None
 
 
 @lru_cache(maxsize=2048)
-def _small_workspace(path: Path, workdir: str, stamp: int, history: bool) -> dict[str, bytes] | None:
-    """None for a larger one, which is not kept in memory."""
-    files = {f"{workdir}/{name}": data for name, data in _workspace(path, history).items()}
-    return files if sum(map(len, files.values())) <= _FEW else None
+def _small_history(path: Path, workdir: str, stamp: int) -> dict[str, bytes]:
+    """What ``.git`` holds, of a workspace that travels in the create call."""
+    commit = first_commit(Task.load(path).workspace_files())
+    return {f"{workdir}/{name}": data for name, data in commit.items()}
 
 
 @lru_cache(maxsize=2048)
 def _built(path: Path, workdir: str, stamp: int, history: bool, root: Path) -> str:
     def fill(folder: Path) -> None:
-        for name, data in _workspace(path, history).items():
+        files = Task.load(path).workspace_files()
+        for name, data in (files | first_commit(files) if history else files).items():
             target = folder / workdir.lstrip("/") / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)

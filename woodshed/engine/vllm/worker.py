@@ -114,7 +114,9 @@ class ChainTransfer(WeightTransferEngine):
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        raise NotImplementedError("the trainer publishes to the weight chain (woodshed.weights.chain.Publisher)")
+        raise RuntimeError(
+            "vLLM takes weights from the chain that the trainer publishes, not through trainer_send_weights"
+        )
 
 
 class ChainWorker:

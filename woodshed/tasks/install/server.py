@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import unquote
 
 from woodshed.tasks.packages.index import PackageError
@@ -15,14 +17,21 @@ from woodshed.tasks.packages.index import PackageError
 MAX_CONNECTIONS, _MAX_PROBLEMS = 16, 50
 
 
-class IndexServer(ABC):
-    """Use as a context manager; ``port`` of 127.0.0.1 serves until it is left. ``problems``: what could not be had and
-    why."""
+Served = TypeVar("Served")
+
+
+class IndexServer(ABC, Generic[Served]):
+    """Use as a context manager; ``port`` of 127.0.0.1 serves until it is left. ``without``: names that are not served:
+    those under test. ``served`` is what was handed out, by name. ``problems``: what could not be had and why."""
 
     port: int
 
-    def __init__(self) -> None:
+    def __init__(self, without: Iterable[str], cache: Path | None) -> None:
+        self.without = frozenset(without)
+        self.served: dict[str, Served] = {}
         self.problems: list[str] = []
+        self._cache = cache
+        self._lock = threading.Lock()
 
     @abstractmethod
     def answer(self, path: str) -> tuple[str, bytes] | None:

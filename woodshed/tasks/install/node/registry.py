@@ -32,22 +32,17 @@ _KEPT = (
 )  # fmt: skip
 
 
-class Registry(IndexServer):
-    """``without``: packages that are not served: those under test. ``only``: the archives of a lock. ``served`` is what
-    was handed out, by package and version."""
+class Registry(IndexServer[Archive]):
+    """``only``: the archives of a lock. ``served`` is by package and version."""
 
     def __init__(
         self, *, without: Iterable[str] = (), only: Iterable[Archive] | None = None, cache: Path | None = None
     ) -> None:
-        super().__init__()
-        self.without = frozenset(without)
+        super().__init__(without, cache)
         self.only = None if only is None else list(only)
-        self.served: dict[str, Archive] = {}
-        self._cache = cache
         self._upstream = Upstream()
         self._said: dict[str, dict[str, Any]] = {}
         self._locks: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
 
     def close(self) -> None:
         self._upstream.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
@@ -27,21 +26,17 @@ _PAGE = re.compile(r"/simple/([A-Za-z0-9][A-Za-z0-9._-]{0,99})/?")
 _FILE = re.compile(r"/files/([A-Za-z0-9._-]{1,100})/([^/]{1,250}\.whl)")
 
 
-class Depot(IndexServer):
-    """``without``: projects that are not served: those under test, whose copy would hold the answers. ``only``: the
-    files of a lock. ``served`` is what was handed out, by file name."""
+class Depot(IndexServer[Wheel]):
+    """``without``: projects under test, whose copy would hold the answers. ``only``: the files of a lock. ``served`` is
+    by file name."""
 
     def __init__(
         self, *, without: Iterable[str] = (), only: Iterable[Wheel] | None = None, cache: Path | None = None
     ) -> None:
-        super().__init__()
-        self.without = frozenset(map(canonical, without))
+        super().__init__(map(canonical, without), cache)
         self.only = None if only is None else {w.file: w for w in only}
-        self.served: dict[str, Wheel] = {}
-        self._cache = cache
         self._index = Index()
         self._pages: dict[str, list[IndexFile]] = {}
-        self._lock = threading.Lock()
 
     def close(self) -> None:
         self._index.close()
