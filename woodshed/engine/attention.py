@@ -1,8 +1,9 @@
 """Attention of one iteration over the key/value cache: the ``attend`` that the engine passes to the decoder.
 
 The flat batch ``[N]`` holds first one token for every decoding row, in order of rows, then chunks of prompts. Decoding
-rows are computed together (see ``row_attention``), chunks one by one. In its last layer a policy computes the positions
-at which something is sampled, and of the others only keys and values: nobody reads the rest.
+rows are computed together (see ``row_attention``), chunks one by one (see ``chunk_attention``). In its last layer a
+policy computes the positions at which something is sampled, and of the others only keys and values: nobody reads the
+rest.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.engine.cache import RowCache
+from woodshed.engine.chunk_attention import attends_with
 from woodshed.engine.row_attention import RowAttention
 
 LONG_CHUNK = 64
@@ -81,6 +82,7 @@ class StepAttention:
             at += chunk.count
         self._scatter(start, at, slots_NK)
         self._causal = [masks.get(c.start, c.count) for c in chunks]
+        self._attend_chunk = attends_with(cache.device, cache.dtype)
         self._decode = RowAttention(cache, heads, decode_rows, decode_positions + 1)
         self._ends: RowAttention | None = None
 
@@ -114,19 +116,8 @@ class StepAttention:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         at = self.decoding
         for chunk, mask in zip(self.chunks, self._causal):
-            parts.append(self._prefill(q_NHE[at : at + chunk.count], keys[chunk.row], values[chunk.row], chunk, mask))
+            end = chunk.start + chunk.count
+            q, k, v = q_NHE[at : at + chunk.count], keys[chunk.row, :, :end], values[chunk.row, :, :end]
+            parts.append(self._attend_chunk(q, k, v, mask))
             at += chunk.count
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _prefill(self, q_CHE: Tensor, keys_KTE: Tensor, values_KTE: Tensor, chunk: Chunk, mask: Tensor) -> Tensor:
-        end = chunk.start + chunk.count
-        causal = chunk.start == 0
-        out = F.scaled_dot_product_attention(
-            q_CHE.transpose(0, 1)[None],
-            keys_KTE[None, :, :end],
-            values_KTE[None, :, :end],
-            attn_mask=None if causal else mask,
-            is_causal=causal,
-            enable_gqa=self.heads > self.cache.kv_heads,
-        )
-        return out[0].transpose(0, 1)

@@ -7,30 +7,30 @@ size. A second copy is arranged once for each version.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from woodshed.engine.processor import made_by_amd, onednn_multiplies_bfloat16, onednn_offers
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer
 
 WORTH_BYTES = 64 << 20
 """Matrices in float32 that together are smaller stay in a cache, and arranging them costs next to nothing."""
 
-ROWS = range(3, 257)
+FEWEST, MOST = 3, 256
 """Numbers of tokens for which it pays in float32: one or two are not rearranged by MKL either, and for many it does not
-matter."""
+matter, except on a processor for which oneDNN has the better kernels."""
 
 
 def packs(decoder: Decoder) -> bool:
     """Whether a second copy makes this decoder faster, and torch can make one."""
-    # not public: a torch without them goes without copies
-    ops = torch.ops.mkldnn if torch.backends.mkldnn.is_available() else None
-    needed = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
-    if ops is None or decoder.device.type != "cpu" or not all(hasattr(ops, name) for name in needed):
+    if decoder.device.type != "cpu" or not onednn_offers("_reorder_linear_weight", "_linear_pointwise"):
         return False
     if decoder.dtype == torch.bfloat16:
-        return bool(ops._is_mkldnn_bf16_supported())
+        return onednn_multiplies_bfloat16()
     size = sum(weight.numel() * weight.element_size() for weight in _matrices(decoder))
     return decoder.dtype == torch.float32 and size >= WORTH_BYTES
 
@@ -41,6 +41,7 @@ class PackedLinear:
     def __init__(self, decoder: Decoder) -> None:
         self._matrices = _matrices(decoder)
         self._packed: dict[int, Tensor] = {}
+        self._most = math.inf if made_by_amd() else MOST
         self.refresh()
 
     def refresh(self) -> None:
@@ -51,7 +52,8 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         packed = self._packed.get(id(weight))
-        if packed is None or (weight.dtype == torch.float32 and x.numel() // x.shape[-1] not in ROWS):
+        tokens = x.numel() // x.shape[-1]
+        if packed is None or (weight.dtype == torch.float32 and not FEWEST <= tokens <= self._most):
             return F.linear(x, weight, bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return out
