@@ -43,7 +43,7 @@ def hardware() -> str:
     there is one."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
-    units = [unit for unit in ("amx_bf16", "avx512f", "avx2") if re.search(rf"\b{unit}\b", info)]
+    units = [unit for unit in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if re.search(rf"\b{unit}\b", info)]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     name = " with ".join([names[0] if names else platform.machine(), *units[:1]])
     text = f"{name}, {os.cpu_count()} CPUs, {memory:.0f} GiB"
