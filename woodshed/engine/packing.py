@@ -7,7 +7,7 @@ size. A second copy is arranged once for each version.
 
 from __future__ import annotations
 
-import math
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ WORTH_BYTES = 64 << 20
 
 FEWEST, MOST = 3, 256
 """Numbers of tokens for which it pays in float32: one or two are not rearranged by MKL either, and for many it does not
-matter, except on a processor for which oneDNN has the better kernels."""
+matter. On a processor of AMD it pays for any number."""
 
 
 def packs(decoder: Decoder) -> bool:
@@ -41,7 +41,7 @@ class PackedLinear:
     def __init__(self, decoder: Decoder) -> None:
         self._matrices = _matrices(decoder)
         self._packed: dict[int, Tensor] = {}
-        self._most = math.inf if made_by_amd() else MOST
+        self._pays = range(1, sys.maxsize) if made_by_amd() else range(FEWEST, MOST + 1)
         self.refresh()
 
     def refresh(self) -> None:
@@ -53,7 +53,7 @@ class PackedLinear:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         packed = self._packed.get(id(weight))
         tokens = x.numel() // x.shape[-1]
-        if packed is None or (weight.dtype == torch.float32 and not FEWEST <= tokens <= self._most):
+        if packed is None or (weight.dtype == torch.float32 and tokens not in self._pays):
             return F.linear(x, weight, bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return out

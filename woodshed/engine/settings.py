@@ -66,7 +66,7 @@ class EngineSettings(Settings):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and cache; ``auto`` keeps that of the policy. On a CPU bfloat16 is the faster one
-    on processors with ``amx_bf16`` (in /proc/cpuinfo); others were not measured."""
+    on processors with ``amx_bf16`` or ``avx512_bf16`` (in /proc/cpuinfo); others were not measured."""
 
     pack: Literal["auto", "off"] = "auto"
     """On a CPU, ``auto`` keeps a second copy of matrices in the layout that is multiplied: of those in bfloat16, and of
