@@ -1,10 +1,10 @@
 """Log-probabilities of the engine beside those of the trainer, for every model family: ``python benchmarks/parity.py``.
 
 The engine samples conversations of several turns (cached prefixes, chunked prompts, requests that come and go); the
-trainer computes the same tokens in its own way (packed, padded, common beginnings once). Weights are random and the
-same on both sides; wide norms make the distributions far from uniform, so that a difference shows. For mixtures of
-experts also: in how many of the tokens and layers both chose the same experts, and the difference where the trainer
-replays the engine's choice.
+trainer computes the same tokens in its own way (packed, padded, common beginnings once). Weights, biases and norms are
+random and the same on both sides; wide norms make the distributions far from uniform, so that a difference shows. For
+mixtures of experts also: in how many of the tokens and layers both chose the same experts, and the difference where the
+trainer replays the engine's choice.
 """
 
 from __future__ import annotations
@@ -102,6 +102,10 @@ def trainer_side(decoder: Decoder, rows: list[Sequence], *, replay: bool) -> tup
 def measure(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     decoder = Decoder(config, seed=0)
     with torch.no_grad():
+        rng = torch.Generator().manual_seed(1)
+        for parameter in decoder.parameters():
+            if parameter.ndim == 1:  # drawn as ones and zeros, which whoever left one out would not notice
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
         decoder.norm.mul_(8.0)
     rows = [sequence(tokens, done, config) for tokens, done in asyncio.run(converse(decoder, dtype))]
     gaps, agree = trainer_side(decoder, rows, replay=False)
