@@ -24,6 +24,7 @@ def made_by_amd() -> bool:
     return _described().get("vendor_id") == "AuthenticAMD"
 
 
+@cache
 def has_flags(*names: str) -> bool:
     """Whether the processor says that it has all of these, as ``/proc/cpuinfo`` names them."""
     return set(names) <= set(_described().get("flags", "").split())

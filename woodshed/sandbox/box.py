@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ _PATIENCE = 120.0
 OUT_OF_MEMORY = {"out of memory": "the box took more memory than it may and was ended"}
 
 
-class ChannelBox:
+class ChannelBox(ABC):
     """See ``protocol.Sandbox``; ``snapshot`` is the backends' own.
 
     ``ends``: how a box may bring itself to an end, by what its helper process reports, and what is said of it.
@@ -121,9 +122,9 @@ class ChannelBox:
         """Close what connects the host with the box."""
         self.channel.close()
 
+    @abstractmethod
     async def _retire(self) -> None:
         """Have the backend end the box."""
-        raise NotImplementedError
 
     async def pause(self) -> None:
         """See ``protocol.Sandbox``."""
