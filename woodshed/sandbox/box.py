@@ -150,10 +150,10 @@ class ChannelBox(ABC):
                 self.channel.go_on()
                 await self.channel.request({"op": "resume"})
 
-    async def _freeze(self) -> None:
+    async def _freeze(self) -> None:  # noqa: B027 - most backends add nothing
         """What a backend adds to what the first process of a box does by itself."""
 
-    async def _thaw(self) -> None:
+    async def _thaw(self) -> None:  # noqa: B027
         """Undo ``_freeze``."""
 
     def _check_open(self) -> None:
