@@ -78,6 +78,7 @@ def test_what_queries_see(dtype, flags, bfloat16, decoding: list[int], chunks: l
     seen += [(c.row, at) for c in chunks for at in range(c.start, c.start + c.count)]
     q, k, v = (torch.randn(len(seen), h, WIDTH, generator=rng).to(dtype) for h in (heads, KV_HEADS, KV_HEADS))
     masks = CausalMasks(cache.device, dtype)
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)  # in another order of memory
     whole = StepAttention(cache, heads, np.array(decoding, np.int64), chunks, masks)(0, q, k, v)
     keys, values = cache.keys[0].double(), cache.values[0].double()
     expected = torch.empty(q.shape, dtype=torch.float64)

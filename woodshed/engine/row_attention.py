@@ -81,7 +81,7 @@ class RowAttention:
         q = q_DHE if self._spread is None else q_DHE.index_select(0, self._spread)
         # the heads that share keys are the queries of one head
         q_PKGE = q.reshape(self._padded, self.cache.kv_heads, self.groups, self.cache.head_dim)
-        out = torch.empty_like(q_PKGE)
+        out = q_PKGE.new_empty(q_PKGE.shape)  # without gaps, whatever the queries have
         for span in self._spans:
             part = slice(span.at, span.at + span.rows)
             attend = self._fused if span.fuses else self._products
@@ -98,7 +98,7 @@ class RowAttention:
         scores = torch.bmm((q_NKGE * self.scale).flatten(0, 1), k).float()
         if span.mask is not None:
             scores.view(span.rows, self.heads, span.length).add_(span.mask)
-        torch.bmm(scores.softmax(-1).to(v.dtype), v, out=out_NKGE.flatten(0, 1))
+        torch.bmm(scores.softmax(-1).to(v.dtype), v, out=out_NKGE.view(batch, self.groups, dim))
 
     def _fused(self, span: _Span, q_NKGE: Tensor, keys: Tensor, values: Tensor, out_NKGE: Tensor) -> None:
         rows = slice(span.first_row, span.first_row + span.rows)
