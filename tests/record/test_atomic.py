@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,13 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatc
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["b.txt"]
+
+
+def test_threads_that_write_the_same_file(tmp_path: Path) -> None:
+    """As those do that fetch the same package: the file is one of theirs, whole, and nothing else is left."""
+    path, contents = tmp_path / "b.bin", [bytes([i]) * 500_000 for i in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(10):
+            list(threads.map(lambda data: write_whole(path, data), contents))
+            assert path.read_bytes() in contents
+    assert [p.name for p in tmp_path.iterdir()] == ["b.bin"]

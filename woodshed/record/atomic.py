@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -13,7 +14,8 @@ def write_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> None:
     failure. Where it fails (OSError, say a full disk), nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # of its own for every call: threads of one process may write the same file
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)

@@ -10,17 +10,17 @@ from typing import Any, BinaryIO
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Whole lines only: a line that a kill cut short is ignored."""
+    """Whole rows only: a line that a kill cut short, and any other that is no JSON object, is ignored."""
     rows = []
     try:
-        text = path.read_text()
+        text = path.read_text(errors="replace")
     except FileNotFoundError:
         return []
     for line in text.splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
     return rows
 
 

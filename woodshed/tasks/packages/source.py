@@ -34,7 +34,7 @@ def fetch(
     if target.is_file():
         if hashlib.sha256(target.read_bytes()).hexdigest() == sha256:
             return target
-        target.unlink()  # torn or altered: fetch it again
+        target.unlink(missing_ok=True)  # torn or altered: fetch it again
     index = index or Index()
     files = index.files(project)
     chosen = next((f for f in files if f.filename == filename), None)
