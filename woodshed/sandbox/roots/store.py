@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 
 from ..layers import LayerStore
@@ -62,8 +62,8 @@ class RootStore:
                 raise SandboxError(f"root {kind}: it has no /usr/bin/sh; nothing could run in it")
 
         name = self._layers.add(kind, build)
-        self._write(self.folder / f"{name}.json", json.dumps(asdict(notes[0]), indent=1) + "\n")
-        self._write(self._asked / _key(recipe), name)
+        write_whole(self.folder / f"{name}.json", json.dumps(asdict(notes[0]), indent=1) + "\n")
+        write_whole(self._asked / _key(recipe), name)
         return name
 
     def path(self, name: str) -> Path:
@@ -84,12 +84,6 @@ class RootStore:
     @property
     def _asked(self) -> Path:
         return self.folder / "asked"
-
-    def _write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(text)
-        part.replace(path)
 
 
 def furnish(folder: Path) -> None:
