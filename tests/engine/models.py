@@ -8,9 +8,11 @@ from collections.abc import Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from woodshed.engine.local import LocalEngine
+from woodshed.engine.native.build import NoKernels, library
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder, causal_attend
@@ -23,6 +25,17 @@ MOE = DecoderConfig(
     vocab_size=97, d_model=32, num_layers=3, num_heads=2, num_kv_heads=2, head_dim=16, d_ff=48, max_positions=256,
     family="qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_d_ff=24, mlp_only_layers=(1,),
 )  # fmt: skip
+
+
+def _without_kernels() -> str:
+    try:
+        library()
+    except NoKernels as why:
+        return str(why)
+    return ""
+
+
+needs_kernels = pytest.mark.skipif(bool(_without_kernels()), reason=_without_kernels() or "kernels are there")
 
 
 def decoder(config: DecoderConfig = DENSE, seed: int = 0, sharpness: float = 25.0) -> Decoder:

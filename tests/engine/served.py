@@ -81,7 +81,8 @@ async def serving(policy: Decoder | None = None, *, version: int = 0, **settings
         yield served
     finally:
         await served.kill()
-        await engine.close()
+        for one in {engine, served.engine}:  # a test may have put another in its place
+            await one.close()
 
 
 @asynccontextmanager

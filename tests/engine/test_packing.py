@@ -73,7 +73,7 @@ def test_the_engine_samples_from_the_weights_that_it_was_given_last(config, monk
         return [worst_gap(reference, ask, one.tokens, one.logprobs) for ask, one in zip(asks, done)]
 
     async def main():
-        async with running(decoder(config)) as engine:
+        async with running(decoder(config), native="off") as engine:
             assert max(await gaps(engine, decoder(config))) < 1e-4
             assert seen and all(FEWEST <= shape[0] <= MOST for shape in seen)
             await engine.update_weights(1, clone_state(decoder(config, seed=1)))
@@ -87,7 +87,7 @@ def test_new_weights_in_bfloat16(monkeypatch):
     seen = products(monkeypatch)
 
     async def main():
-        async with running(decoder(), dtype="bfloat16", seed=3) as engine:
+        async with running(decoder(), dtype="bfloat16", seed=3, native="off") as engine:
             for version in range(1, 3):
                 policy = decoder(seed=version)
                 await engine.update_weights(version, clone_state(policy.to(torch.bfloat16)))

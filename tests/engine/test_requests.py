@@ -7,12 +7,11 @@ import sys
 import threading
 
 import pytest
-import torch
 
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
 from woodshed.engine.protocol import Sampling
 
-from .models import DENSE, MOE, decoder, prompt, run, running, worst_gap
+from .models import DENSE, MOE, clone_state, decoder, prompt, run, running, worst_gap
 
 
 def test_stop_and_length():
@@ -239,7 +238,7 @@ def test_a_failing_callback_fails_its_own_request_only():
 def test_an_error_of_the_network_reaches_everybody_and_the_engine_goes_on():
     async def main():
         policy = decoder()
-        async with running(policy) as engine:
+        async with running(policy, native="off") as engine:
             forward = policy.forward
             calls = 0
 
@@ -261,21 +260,19 @@ def test_an_error_of_the_network_reaches_everybody_and_the_engine_goes_on():
     run(main())
 
 
-def test_logits_that_are_not_finite_fail_and_leave_no_trace():
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_logits_that_are_not_finite_fail_and_leave_no_trace(native):
     async def main():
-        policy = decoder()
-        async with running(policy) as engine:
-            clean = {n: p.clone() for n, p in policy.named_parameters()}
-            with torch.no_grad():
-                policy.layers[0].qkv.fill_(float("nan"))
+        async with running(decoder(), native=native) as engine:
+            clean, broken = clone_state(decoder()), clone_state(decoder())
+            broken["model.layers.0.self_attn.v_proj.weight"].fill_(float("nan"))
+            await engine.update_weights(1, broken)
             with pytest.raises(EngineError, match="not finite"):
                 await engine.generate(prompt(30), Sampling(max_tokens=9), session="s")
-            with torch.no_grad():
-                for name, parameter in policy.named_parameters():
-                    parameter.copy_(clean[name])
+            await engine.update_weights(2, clean)
             tasks = [engine.generate(prompt(4 + i, seed=i), Sampling(max_tokens=9)) for i in range(6)]
             for i, done in enumerate(await asyncio.gather(*tasks)):
-                assert worst_gap(policy, prompt(4 + i, seed=i), done.tokens, done.logprobs) < 1e-4
+                assert worst_gap(decoder(), prompt(4 + i, seed=i), done.tokens, done.logprobs) < 1e-4
 
     run(main())
 

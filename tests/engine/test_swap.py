@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -9,27 +10,44 @@ import torch
 
 from woodshed.engine import packing
 from woodshed.engine.errors import EngineClosed
+from woodshed.engine.native.kernels import Kernels
 from woodshed.engine.protocol import Sampling
 from woodshed.policy.decoder import causal_attend
 
-from .models import DENSE, MOE, clone_state, decoder, full_logprobs, prompt, run, running, slow, worst_gap
+from .models import (
+    DENSE,
+    MOE,
+    clone_state,
+    decoder,
+    full_logprobs,
+    needs_kernels,
+    prompt,
+    run,
+    running,
+    slow,
+    worst_gap,
+)  # fmt: skip
 
 TOLERANCE = 1e-4
 
 
 async def swapped_in_flight(engine, state, kv: str, version: int = 5, tokens=None, session=None):
     """A completion of 40 tokens during which the weights change, with the wait of the update."""
-    reached = asyncio.Event()
+    reached, posted = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def on_token(*_):
         loop.call_soon_threadsafe(reached.set)
+        posted.wait(10)
 
     task = asyncio.create_task(
         engine.generate(tokens or prompt(12), Sampling(max_tokens=40), session=session, on_token=on_token)
     )
     await reached.wait()
-    await engine.update_weights(version, state, kv=kv)
+    update = asyncio.create_task(engine.update_weights(version, state, kv=kv))
+    await asyncio.sleep(0)
+    posted.set()
+    await update
     return await task
 
 
@@ -223,26 +241,43 @@ def broken_half_way(monkeypatch):
     return state
 
 
-def broken_in_the_copies(monkeypatch):
-    """A good state, for whose packed copies there is no memory."""
-    monkeypatch.setattr(packing, "WORTH_BYTES", 0)
-    real, calls = torch.ops.mkldnn._reorder_linear_weight, itertools.count()
+def out_of_memory_after(calls: int, monkeypatch, owner, name: str) -> None:
+    real, made = getattr(owner, name), itertools.count()
 
-    def first_copies_only(*args):
-        if next(calls) > 4 * DENSE.num_layers:
+    def some(*args):
+        if next(made) >= calls:
             raise MemoryError("no memory for copies")
         return real(*args)
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", first_copies_only)
+    monkeypatch.setattr(owner, name, some)
+
+
+def broken_in_the_copies(monkeypatch):
+    """A good state, for whose copies there is no memory."""
+    monkeypatch.setattr(packing, "WORTH_BYTES", 0)
+    out_of_memory_after(4 * DENSE.num_layers + 1, monkeypatch, torch.ops.mkldnn, "_reorder_linear_weight")
+    return clone_state(decoder(seed=1))
+
+
+def broken_in_the_kernels_copies(monkeypatch):
+    out_of_memory_after(5 * DENSE.num_layers + 2, monkeypatch, Kernels, "_panels")
     return clone_state(decoder(seed=1))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("broken", [broken_half_way, broken_in_the_copies])
-def test_nothing_is_sampled_after_a_load_that_failed_half_way(broken, monkeypatch):
+@pytest.mark.parametrize(
+    ("broken", "native"),
+    [
+        (broken_half_way, "off"),
+        (broken_in_the_copies, "off"),
+        pytest.param(broken_half_way, "auto", marks=needs_kernels),
+        pytest.param(broken_in_the_kernels_copies, "auto", marks=needs_kernels),
+    ],
+)
+def test_nothing_is_sampled_after_a_load_that_failed_half_way(broken, native, monkeypatch):
     async def main():
         state = broken(monkeypatch)
-        async with running(decoder(), max_running=1) as engine:
+        async with running(decoder(), max_running=1, native=native) as engine:
             asks = [asyncio.create_task(engine.generate(prompt(5), Sampling(max_tokens=240))) for _ in range(2)]
             while engine.stats()["generated_tokens"] < 3:
                 await asyncio.sleep(0)

@@ -33,6 +33,15 @@ class Chunk:
     count: int
 
 
+def places(
+    cache: RowCache, decode_rows: NDArray[np.int64], chunks: list[Chunk]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the cache and positions of a step's tokens, int64 ``[N]`` each."""
+    rows = [decode_rows, *(np.full(c.count, c.row) for c in chunks)]
+    positions = [cache.lengths[decode_rows], *(np.arange(c.start, c.start + c.count) for c in chunks)]
+    return np.concatenate(rows).astype(np.int64), np.concatenate(positions).astype(np.int64)
+
+
 class CausalMasks:
     """Masks for a chunk that starts anywhere, as views of one table."""
 
@@ -65,12 +74,9 @@ class StepAttention:
     ) -> None:
         self.cache, self.heads, self.chunks = cache, heads, chunks
         self.decoding = len(decode_rows)
-        rows = np.concatenate([decode_rows, *(np.full(c.count, c.row) for c in chunks)]).astype(np.int64)
-        decode_positions = cache.lengths[decode_rows]
-        positions = [decode_positions, *(np.arange(c.start, c.start + c.count) for c in chunks)]
-        self.rows, self.positions = rows, np.concatenate(positions).astype(np.int64)
+        self.rows, self.positions = places(cache, decode_rows, chunks)
         heads_K = np.arange(cache.kv_heads) * cache.length
-        slots_NK = (rows * (cache.kv_heads * cache.length) + self.positions)[:, None] + heads_K
+        slots_NK = (self.rows * (cache.kv_heads * cache.length) + self.positions)[:, None] + heads_K
         self._long: list[tuple[int, Chunk]] = []
         self._scattered: list[tuple[int, int, Tensor]] = []
         start, at = 0, self.decoding
@@ -83,7 +89,7 @@ class StepAttention:
         self._scatter(start, at, slots_NK)
         self._causal = [masks.get(c.start, c.count) for c in chunks]
         self._attend_chunk = attends_with(cache.device, cache.dtype)
-        self._decode = RowAttention(cache, heads, decode_rows, decode_positions + 1)
+        self._decode = RowAttention(cache, heads, decode_rows, cache.lengths[decode_rows] + 1)
         self._ends: RowAttention | None = None
 
     def _scatter(self, start: int, stop: int, slots_NK: NDArray[np.int64]) -> None:

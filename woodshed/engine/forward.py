@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.attention import CausalMasks, StepAttention
+from woodshed.engine.attention import CausalMasks, StepAttention, places
 from woodshed.engine.cache import RowCache
 from woodshed.engine.drafting import Drafter, MtpDrafter, NgramDrafter
 from woodshed.engine.graphs import DecodeGraphs, Record
+from woodshed.engine.native.kernels import Kernels
 from woodshed.engine.request import Request
 from woodshed.engine.sampler import sample
 from woodshed.engine.scheduler import Step
@@ -31,7 +32,7 @@ class Sampled:
 
 class Forward:
     """Runs steps of a decoder on a cache. Engine's thread only, in inference mode. With ``record``, steps that only
-    decode are recorded and replayed: not for experts, nor with ``mtp``."""
+    decode are recorded and replayed: not for experts, nor with ``mtp``. Nor do ``kernels`` compute those."""
 
     def __init__(
         self,
@@ -41,11 +42,14 @@ class Forward:
         mtp: MtpHead | None = None,
         ngram: bool = False,
         record: Record | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         self.decoder, self.cache = decoder, cache
+        self._logits = decoder.logits if kernels is None else kernels.logits
         self.masks = CausalMasks(cache.device, cache.dtype)
         self._mtp = MtpDrafter(decoder, mtp, cache, self.masks) if mtp is not None else None
         self.drafter: Drafter | None = NgramDrafter(cache) if ngram else self._mtp
+        self._kernels = kernels
         self._graphs = None if record is None else DecodeGraphs(decoder, cache, record)
 
     def run(self, step: Step) -> list[Sampled]:
@@ -57,6 +61,9 @@ class Forward:
         hidden_ND = None
         if self._graphs is not None and not step.chunks:
             hidden_ND = self._graphs.decode(step.decode_rows)
+        elif self._kernels is not None and int(ends[-1]) <= (self._kernels.most_tokens or int(ends[-1])):
+            rows, positions = places(cache, step.decode_rows, step.chunks)
+            hidden_ND = self._kernels.forward(cache, rows, positions, len(step.decoding), sampled_at)
         if hidden_ND is None:
             hidden_ND = self._hidden(step, ends, sampled_at)
         due = [(request, int(end) - 1, 1) for request, end in zip(step.decoding, ends)]
@@ -123,7 +130,7 @@ class Forward:
             hidden_ND = hidden_ND.index_select(0, self._tensor(np.array(at)))
         samplings = [request.sampling for request, _, width in due for _ in range(width)]
         uniforms = [u for request, _, width in due for u in request.uniforms(width)]
-        ids, logprobs = sample(self.decoder.logits(hidden_ND), samplings, uniforms)
+        ids, logprobs = sample(self._logits(hidden_ND), samplings, uniforms)
         results, start = [], 0
         for request, first, width in due:
             count = request.agreeing(ids[start : start + width])

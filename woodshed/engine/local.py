@@ -22,6 +22,9 @@ from woodshed.engine.delivery import Outbox
 from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
 from woodshed.engine.fair import FairQueue
 from woodshed.engine.forward import Forward
+from woodshed.engine.native import kernels as native
+from woodshed.engine.native.build import NoKernels
+from woodshed.engine.native.kernels import Kernels
 from woodshed.engine.packing import PackedLinear, packs
 from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
 from woodshed.engine.request import Request, seeded
@@ -64,11 +67,13 @@ class LocalEngine:
         if self.settings.dtype != "auto":
             decoder.to(getattr(torch, self.settings.dtype))
         self.decoder = decoder
-        self._packed: PackedLinear | None = None
-        if self.settings.pack == "auto" and packs(decoder):
-            self._packed = PackedLinear(decoder)
-            decoder.compute_with(self._packed)
         self.mtp = self._head(mtp)
+        self._refresh: list[Callable[[], None]] = []
+        self._kernels, self._computed_by = self._own_kernels()
+        if self.settings.pack == "auto" and packs(decoder) and (self._kernels is None or self._kernels.most_tokens):
+            packed = PackedLinear(decoder)
+            decoder.compute_with(packed)
+            self._refresh.append(packed.refresh)
         refused = graphs.why_not(decoder, drafts=self.mtp is not None) if self.settings.graphs else None
         if refused is not None:
             raise ValueError(f"engine.graphs is true, but {refused}")
@@ -165,12 +170,14 @@ class LocalEngine:
         self._post(lambda: self._release(session))
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start and what is in hand now. ``idle_share`` is the share of time without work,
+        """Counters since the start and what is in hand now. ``kernels`` says what computes (``native``: the engine's
+        own kernels, else torch, and why), ``idle_share`` is the share of time without work,
         ``iteration_seconds`` how long the iteration in hand has taken so far (0 between iterations)."""
         now, began = time.perf_counter(), self._iteration_began
         uptime = now - self._started
         return {
             "version": self._version,
+            "kernels": self._computed_by,
             "running": len(self._scheduler.running),
             "waiting": len(self._inbox) + len(self._scheduler.waiting),
             "sessions": len(self._cache.sessions),
@@ -212,6 +219,20 @@ class LocalEngine:
             return None
         return mtp.requires_grad_(False).to(device=self.device, dtype=self.decoder.dtype)
 
+    def _own_kernels(self) -> tuple[Kernels | None, str]:
+        """The engine's own kernels where they compute this policy; and what computes, for people."""
+        reason = "engine.native is off"
+        if self.settings.native == "auto":
+            reason = native.why_not(self.decoder, drafts=self.mtp is not None) or ""
+        if reason:
+            return None, f"torch ({reason})"
+        try:
+            kernels = Kernels(self.decoder)
+        except NoKernels as why:
+            return None, f"torch ({why})"
+        self._refresh.append(kernels.refresh)
+        return kernels, "native"
+
     def _reset_cache(self) -> None:
         config = self.decoder.config
         self._cache = RowCache(
@@ -230,7 +251,9 @@ class LocalEngine:
         self._scheduler = Scheduler(self._cache, self.settings, self._waiting)
         ngram = self.settings.speculate == "ngram"
         record = graphs.record_on_gpu if self.settings.graphs else None
-        self._forward = Forward(self.decoder, self._cache, mtp=self.mtp, ngram=ngram, record=record)
+        self._forward = Forward(
+            self.decoder, self._cache, mtp=self.mtp, ngram=ngram, record=record, kernels=self._kernels
+        )
 
     def _main(self) -> None:
         if self.device.type == "cpu" and self.settings.threads is not None:
@@ -359,8 +382,8 @@ class LocalEngine:
         began = time.perf_counter()
         try:
             load_hf_state(self.decoder, swap.state, name=f"version {swap.version}")
-            if self._packed is not None:
-                self._packed.refresh()
+            for refresh in self._refresh:
+                refresh()
         except ConfigError as error:  # checked before the first tensor is written
             self._outbox.put(swap.loop, swap.future, error)
             return

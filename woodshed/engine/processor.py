@@ -9,7 +9,7 @@ import torch
 
 
 @cache
-def _described() -> dict[str, str]:
+def description() -> dict[str, str]:
     """The first processor of ``/proc/cpuinfo``; empty on other systems than Linux."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
@@ -21,13 +21,13 @@ def _described() -> dict[str, str]:
 
 def made_by_amd() -> bool:
     """MKL, which torch multiplies float32 with, has its best kernels for other makers."""
-    return _described().get("vendor_id") == "AuthenticAMD"
+    return description().get("vendor_id") == "AuthenticAMD"
 
 
 @cache
 def has_flags(*names: str) -> bool:
     """Whether the processor says that it has all of these, as ``/proc/cpuinfo`` names them."""
-    return set(names) <= set(_described().get("flags", "").split())
+    return set(names) <= set(description().get("flags", "").split())
 
 
 def onednn_offers(*names: str) -> bool:

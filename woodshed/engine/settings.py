@@ -68,9 +68,15 @@ class EngineSettings(Settings):
     """Number format of weights and cache; ``auto`` keeps that of the policy. On a CPU bfloat16 is the faster one
     on processors with ``amx_bf16`` or ``avx512_bf16`` (in /proc/cpuinfo); others were not measured."""
 
+    native: Literal["auto", "off"] = "auto"
+    """On a CPU, ``auto`` computes dense policies in float32 or bfloat16 by the engine's own kernels. They are compiled
+    at the first start, in seconds; without a C++ compiler, and with ``off``, torch's operators compute. The matrices
+    are held a second time, in the layout that is multiplied."""
+
     pack: Literal["auto", "off"] = "auto"
-    """On a CPU, ``auto`` keeps a second copy of matrices in the layout that is multiplied: of those in bfloat16, and of
-    float32 ones too large for a cache (64 MiB together). New weights are copied once more. ``off`` saves the memory."""
+    """On a CPU and without kernels of the engine's own, ``auto`` keeps a second copy of matrices in the layout that
+    oneDNN multiplies: of those in bfloat16, and of float32 ones too large for a cache (64 MiB together). New weights
+    are copied once more. ``off`` saves the memory."""
 
     graphs: bool = False
     """On a GPU, record the kernels of decoding steps as CUDA graphs, once for every size of batch and context. For

@@ -1,0 +1,286 @@
+"""The engine's own kernels compute what the decoder computes, and a token's bits do not depend on the batch."""
+
+import asyncio
+import itertools
+import os
+import stat
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from woodshed.engine.attention import CausalMasks, Chunk, StepAttention, places
+from woodshed.engine.cache import RowCache
+from woodshed.engine.native import build
+from woodshed.engine.native import kernels as native
+from woodshed.engine.native.kernels import Kernels
+from woodshed.engine.protocol import Sampling
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
+
+from .models import MOE, clone_state, decoder, needs_kernels, prompt, run, running, worst_gap
+
+ROWS, LENGTH = 6, 600
+SHAPES = {
+    # 3 heads share keys, nothing is a multiple of a vector, no norms of heads
+    "llama": DecoderConfig(
+        vocab_size=101, d_model=42, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=14, d_ff=54,
+        family="llama", qk_norm=False, max_positions=1024,
+    ),
+    # biases everywhere, an output matrix of its own
+    "qwen2": DecoderConfig(
+        vocab_size=150, d_model=64, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=16, d_ff=96, family="qwen2",
+        qk_norm=False, qkv_bias=True, out_bias=True, tie_embeddings=False, max_positions=1024,
+    ),
+    # wider heads than a panel
+    "qwen3": DecoderConfig(
+        vocab_size=97, d_model=96, num_layers=3, num_heads=5, num_kv_heads=1, head_dim=80, d_ff=130, max_positions=1024,
+    ),
+}  # fmt: skip
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def policy_of(shape: str, dtype: torch.dtype = torch.float32) -> Decoder:
+    policy = Decoder(SHAPES[shape], seed=0).requires_grad_(False)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in policy.named_parameters():
+        if name.endswith(("bias", "norm")):  # zeros and ones would hide what is left out
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return policy.to(dtype)
+
+
+def cache_of(policy: Decoder, lengths: list[int]) -> RowCache:
+    c = policy.config
+    cache = RowCache(
+        layers=c.num_layers, kv_heads=c.num_kv_heads, head_dim=c.head_dim, dtype=policy.dtype,
+        device=torch.device("cpu"), budget=1 << 28, max_rows=ROWS, step=LENGTH,
+    )  # fmt: skip
+    for _ in lengths:
+        cache.acquire(None, LENGTH)
+    generator = torch.Generator().manual_seed(1)
+    for buffer in (*cache.keys, *cache.values):
+        buffer.copy_(torch.randn(buffer.shape, generator=generator))
+    cache.tokens[:] = np.random.default_rng(0).integers(c.vocab_size, size=cache.tokens.shape)
+    cache.lengths[:] = lengths
+    return cache
+
+
+def by_torch(policy: Decoder, cache: RowCache, decoding: list[int], chunks: list[Chunk]) -> torch.Tensor:
+    attention = StepAttention(
+        cache, policy.config.num_heads, np.array(decoding, np.int64), chunks, CausalMasks(cache.device, cache.dtype)
+    )
+    tokens = torch.from_numpy(cache.tokens[attention.rows, attention.positions].astype(np.int64))
+    with torch.inference_mode():
+        return policy.forward(tokens, torch.from_numpy(attention.positions), attention)
+
+
+def by_kernels(kernels: Kernels, cache: RowCache, decoding: list[int], chunks: list[Chunk], ends=None) -> torch.Tensor:
+    rows, positions = places(cache, np.array(decoding, np.int64), chunks)
+    with torch.inference_mode():
+        return kernels.forward(cache, rows, positions, len(decoding), None if ends is None else np.array(ends))
+
+
+@pytest.fixture(scope="module", params=itertools.product(SHAPES, DTYPES), ids=lambda p: f"{p[0]}-{str(p[1])[6:]}")
+def computed(request):
+    policy = policy_of(*request.param)
+    return policy, Kernels(policy)
+
+
+steps = dict(
+    lengths=st.lists(st.integers(0, 400), min_size=ROWS, max_size=ROWS),
+    roles=st.lists(st.sampled_from(["idle", "decode", "chunk"]), min_size=ROWS, max_size=ROWS),
+    counts=st.lists(st.one_of(st.integers(1, 9), st.integers(60, 190)), min_size=ROWS, max_size=ROWS),
+    order=st.permutations(range(ROWS)),
+)
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=25)
+@given(**steps)
+def test_a_step_gives_what_the_decoder_gives(computed, lengths, roles, counts, order):
+    """In float32 to rounding; in bfloat16 as near to float32 as torch's operators are."""
+    policy, kernels = computed
+    decoding = [row for row in range(ROWS) if roles[row] == "decode"]
+    chunks = [Chunk(row, lengths[row], counts[row]) for row in order if roles[row] == "chunk"]
+    if not decoding and not chunks:
+        return
+    exact = Decoder(policy.config, seed=None)
+    exact.load_state_dict(policy.state_dict())
+    caches = [cache_of(policy, lengths) for _ in range(2)]
+    full = cache_of(exact.requires_grad_(False), lengths)
+    for mine, other in zip((*full.keys, *full.values), (*caches[0].keys, *caches[0].values)):
+        mine.copy_(other)
+    wanted = by_torch(exact, full, decoding, chunks)
+    got, theirs = by_kernels(kernels, caches[0], decoding, chunks), by_torch(policy, caches[1], decoding, chunks)
+    if policy.dtype == torch.float32:
+        assert torch.allclose(got, wanted, atol=2e-4)
+    else:
+        assert (got - wanted).square().mean() <= 2 * (theirs.float() - wanted).square().mean()
+    for mine, other in zip((*caches[0].keys, *caches[0].values), (*full.keys, *full.values)):
+        assert torch.allclose(mine.float(), other, atol=1e-4 if policy.dtype == torch.float32 else 0.2)
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=15)
+@given(**steps)
+def test_bits_do_not_depend_on_the_batch(computed, lengths, roles, counts, order):
+    """Neither on who else decodes or reads, nor on where a prompt is cut into chunks, nor on what is asked for."""
+    policy, kernels = computed
+    decoding = [row for row in range(ROWS) if roles[row] == "decode"]
+    chunks = [Chunk(row, lengths[row], counts[row]) for row in order if roles[row] == "chunk"]
+    if not decoding and not chunks:
+        return
+    together, alone, some = (cache_of(policy, lengths) for _ in range(3))
+    got = by_kernels(kernels, together, decoding, chunks)
+    parts = [by_kernels(kernels, alone, [row], []) for row in decoding]
+    for chunk in chunks:
+        first = 1 + chunk.count // 3
+        parts.append(by_kernels(kernels, alone, [], [Chunk(chunk.row, chunk.start, first)]))
+        if first < chunk.count:
+            parts.append(by_kernels(kernels, alone, [], [Chunk(chunk.row, chunk.start + first, chunk.count - first)]))
+    assert torch.equal(got, torch.cat(parts))
+    for mine, other in zip((*together.keys, *together.values), (*alone.keys, *alone.values)):
+        assert torch.equal(mine, other)
+    lasts = list(np.cumsum([1] * len(decoding) + [chunk.count for chunk in chunks]) - 1)[::-1]
+    assert torch.equal(by_kernels(kernels, some, decoding, chunks, lasts), got[lasts])
+
+
+@needs_kernels
+def test_logits(computed):
+    policy, kernels = computed
+    for rows in (1, 2, 7, 65):
+        hidden = torch.randn(rows, policy.config.d_model, generator=torch.Generator().manual_seed(rows))
+        rounded = hidden.to(policy.dtype).double()
+        wanted = rounded @ policy.head_weight.double().T
+        got = kernels.logits(hidden)
+        assert got.dtype == torch.float32 and torch.allclose(got.double(), wanted, atol=1e-5)
+        assert torch.equal(got[:1], kernels.logits(hidden[:1]))
+
+
+@needs_kernels
+def test_large_scores_and_far_tails():
+    """Softmax and SwiGLU where e^x is tiny and where it is huge, against float64."""
+    policy = policy_of("llama")
+    with torch.no_grad():
+        for layer in policy.layers:
+            layer.qkv.mul_(60.0)
+            layer.gate_up.mul_(40.0)
+    cache, exact = cache_of(policy, [300] * ROWS), cache_of(policy.double(), [300] * ROWS)
+    for mine, other in zip((*cache.keys, *cache.values), (*exact.keys, *exact.values)):
+        mine.copy_(other)
+    step = [0, 2], [Chunk(3, 300, 70)]
+    wanted = by_torch(policy, exact, *step)
+    cache.dtype = torch.float32
+    for name in ("keys", "values"):
+        setattr(cache, name, [buffer.float() for buffer in getattr(cache, name)])
+    got = by_kernels(Kernels(policy.float()), cache, *step)
+    assert torch.isfinite(got).all() and torch.allclose(got.double(), wanted, atol=2e-3)
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_engine_samples_with_them(dtype, threads):
+    """Many requests at once get the very tokens and log-probabilities that each gets alone."""
+    tokens = [prompt(5 + 9 * i, seed=i) for i in range(8)]
+
+    def asked(i: int) -> Sampling:
+        return Sampling(max_tokens=20, seed=i, temperature=0.7 if i % 2 else 1.0)
+
+    async def main():
+        policy = decoder(sharpness=3.0)
+        async with running(decoder(sharpness=3.0), dtype=dtype, threads=threads, prefill_tokens=64) as engine:
+            assert engine.stats()["kernels"] == "native"
+            many = await asyncio.gather(*(engine.generate(t, asked(i)) for i, t in enumerate(tokens)))
+        async with running(decoder(sharpness=3.0), dtype=dtype, share_prefix=0) as engine:
+            for i, (ask, one) in enumerate(zip(tokens, many)):
+                alone = await engine.generate(ask, asked(i))
+                assert (alone.tokens, alone.logprobs) == (one.tokens, one.logprobs)
+                if asked(i).temperature == 1.0:
+                    gap = worst_gap(policy, ask, one.tokens, one.logprobs)
+                    assert gap < (1e-4 if dtype == "float32" else 0.1)
+
+    run(main())
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_new_weights(dtype):
+    async def main():
+        async with running(decoder(), dtype=dtype, seed=3) as engine:
+            for version in range(1, 3):
+                policy = decoder(seed=version).to(getattr(torch, dtype))
+                await engine.update_weights(version, clone_state(policy), kv="recompute")
+                done = await engine.generate(prompt(20), Sampling(max_tokens=8))
+                right = worst_gap(policy.float(), prompt(20), done.tokens, done.logprobs)
+                assert right < 0.3 < worst_gap(decoder(seed=version - 1), prompt(20), done.tokens, done.logprobs)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("policy", "drafts", "why"),
+    [
+        (decoder(MOE), False, "experts"),
+        (decoder(), True, "head guesses"),
+        (decoder().half(), False, "float16"),
+        (decoder().to("meta"), False, "meta"),
+    ],
+)
+def test_what_they_do_not_compute(policy, drafts, why):
+    assert why in (native.why_not(policy, drafts=drafts) or "")
+    assert native.why_not(decoder(), drafts=False) is None
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """Nothing compiled yet."""
+    monkeypatch.setenv("WOODSHED_CACHE", str(tmp_path / "cache"))
+    build.library.cache_clear()
+    yield tmp_path
+    build.library.cache_clear()
+
+
+def fake_compiler(folder, body: str) -> str:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (None, "there is no C++ compiler"),
+        ("exit 3", "does not run"),
+        ('[ "$1" = --version ] && exit 0; echo "no such flag" >&2; exit 1', "no such flag"),
+        ('[ "$1" = --version ] && exit 0; while [ "$1" != -o ]; do shift; done; echo junk > "$2"', "cannot be loaded"),
+    ],
+)
+def test_without_kernels_torch_computes_and_the_reason_is_told(fresh, monkeypatch, body, why):
+    if body is None:
+        monkeypatch.setenv("PATH", str(fresh))
+        monkeypatch.delenv("CXX", raising=False)
+    else:
+        monkeypatch.setenv("CXX", fake_compiler(fresh, body))
+
+    async def main():
+        async with running(decoder()) as engine:
+            assert engine.stats()["kernels"].startswith("torch (") and why in engine.stats()["kernels"]
+            done = await engine.generate(prompt(9), Sampling(max_tokens=5))
+            assert worst_gap(decoder(), prompt(9), done.tokens, done.logprobs) < 1e-4
+
+    run(main())
+
+
+@needs_kernels
+def test_compiled_once(fresh, monkeypatch):
+    build.library()
+    (made,) = (fresh / "cache" / "native").iterdir()
+    before = made.stat()
+    build.library.cache_clear()
+    monkeypatch.setattr(build, "_compiled", None)  # not called
+    build.library()
+    assert os.stat(made).st_mtime_ns == before.st_mtime_ns

@@ -1,0 +1,167 @@
+// Attention of the queries of neighbouring positions of one row, over that row's keys and values [T, E].
+#pragma once
+#include <vector>
+#include "product.h"
+
+constexpr long KEYS = 256; // of a chunk's at a time
+
+// the first `count` scores become e^(score - top), the others up to `padded` 0; their sum
+inline float exponentials(float *scores, long count, long padded, float top) {
+    Floats totals = {};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        Floats now = exponential(load(scores + i) - top);
+        totals += now;
+        store(scores + i, now);
+    }
+    if (i < count) {
+        Floats now = exponential(load_some(scores + i, count - i) - top);
+        for (long lane = count - i; lane < LANES; lane++) now[lane] = 0;
+        totals += now;
+        store_some(scores + i, now, count - i);
+    }
+    for (i = count; i < padded; i++) scores[i] = 0;
+    return sum(totals);
+}
+
+inline float highest(const float *scores, long count) {
+    float top = -INFINITY;
+    Floats tops = all(top);
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        Floats now = load(scores + i);
+        tops = now > tops ? now : tops;
+    }
+    top = highest(tops);
+    for (; i < count; i++) top = scores[i] > top ? scores[i] : top;
+    return top;
+}
+
+// out [rows, E] (+)= p [rows, keys] v [keys, E]
+template <class Kind>
+void mix(long rows, const float *p, long p_stride, const typename Kind::Right *v, long keys, long E, float *out, bool adds) {
+    long e = 0;
+    for (; e + COLUMNS <= E; e += COLUMNS)
+        panel_product<Kind, WIDE>(rows, p, p_stride, v + e, E, keys, nullptr, out + e, E, COLUMNS, adds);
+    for (; e + LANES <= E; e += LANES)
+        panel_product<Kind, 1>(rows, p, p_stride, v + e, E, keys, nullptr, out + e, E, LANES, adds);
+    for (long i = 0; i < rows && e < E; i++) { // narrower than a vector
+        Floats total = {};
+        for (long t = 0; t < keys; t++) total += p[i * p_stride + t] * load_some(v + t * E + e, E - e);
+        store_some(out + i * E + e, adds ? load_some(out + i * E + e, E - e) + total : total, E - e);
+    }
+}
+
+// ---- one token: `queries` of the heads that share keys ----
+
+#ifdef __AVX512F__
+// sums of four vectors: lanes are halved in pairs, so that four cost little more than one
+inline void sum_four(const Floats *v, float *out) {
+    auto halve = [](__m512 a, __m512 b) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    __m512 quarters = halve(halve((__m512)v[0], (__m512)v[1]), halve((__m512)v[2], (__m512)v[3]));
+    quarters = _mm512_add_ps(quarters, _mm512_permute_ps(quarters, 0xb1));
+    quarters = _mm512_add_ps(quarters, _mm512_permute_ps(quarters, 0x4e));
+    out[0] = quarters[0], out[1] = quarters[4], out[2] = quarters[8], out[3] = quarters[12];
+}
+#else
+inline void sum_four(const Floats *v, float *out) {
+    for (int i = 0; i < 4; i++) out[i] = sum(v[i]);
+}
+#endif
+
+// scores of R queries with C keys, C being 1 or 4
+template <int R, int C, class W>
+inline void dots(const float *q, const W *keys, long E, float *scores, long stride) {
+    Floats total[R][4] = {};
+    long e = 0;
+    for (; e + LANES <= E; e += LANES)
+        for (int j = 0; j < C; j++) {
+            Floats key = load(keys + j * E + e);
+            for (int i = 0; i < R; i++) total[i][j] += load(q + i * E + e) * key;
+        }
+    for (int j = 0; j < C && e < E; j++) {
+        Floats key = load_some(keys + j * E + e, E - e);
+        for (int i = 0; i < R; i++) total[i][j] += load_some(q + i * E + e, E - e) * key;
+    }
+    for (int i = 0; i < R; i++) {
+        float four[4];
+        sum_four(total[i], four);
+        std::memcpy(scores + i * stride, four, 4 * C);
+    }
+}
+
+template <int R, class W> void dots_with(const float *q, const W *keys, long count, long E, float *scores, long stride) {
+    long t = 0;
+    for (; t + 4 <= count; t += 4) dots<R, 4>(q, keys + t * E, E, scores + t, stride);
+    for (; t < count; t++) dots<R, 1>(q, keys + t * E, E, scores + t, stride);
+}
+
+// `scores`: room for [queries, stride], stride >= keys
+template <class W>
+void attend_one(long queries, const float *q, const W *k, const W *v, long keys, long E, float *scores, long stride, float *out) {
+    for (long i = 0; i < queries;) {
+        const float *from = q + i * E;
+        float *to = scores + i * stride;
+        switch (queries - i) {
+        case 1: dots_with<1>(from, k, keys, E, to, stride), i += 1; break;
+        case 2: dots_with<2>(from, k, keys, E, to, stride), i += 2; break;
+        case 3: dots_with<3>(from, k, keys, E, to, stride), i += 3; break;
+        default: dots_with<4>(from, k, keys, E, to, stride), i += 4;
+        }
+    }
+    float totals[64];
+    for (long i = 0; i < queries; i++) {
+        float *row = scores + i * stride;
+        totals[i] = exponentials(row, keys, keys, highest(row, keys));
+    }
+    mix<std::conditional_t<sizeof(W) == 4, Plain, Half>>(queries, scores, stride, (const W *)v, keys, E, out, false);
+    for (long i = 0; i < queries; i++)
+        for (long e = 0; e < E; e++) out[i * E + e] /= totals[i];
+}
+
+// ---- tokens of a chunk: KEYS keys at a time, with a running maximum (Milakov and Gimelshein 2018) ----
+
+struct ChunkRoom {
+    std::vector<float> keys, values, scores, tops, totals;
+    ChunkRoom(long queries, long E)
+        : keys(up_to(KEYS, COLUMNS) * E), values(KEYS * E), scores(queries * KEYS), tops(queries), totals(queries) {}
+};
+
+inline const float *as_floats(const float *values, long, float *) { return values; }
+inline const float *as_floats(const bfloat16 *values, long count, float *room) {
+    for (long i = 0; i < count; i++) room[i] = number(values[i]);
+    return room;
+}
+
+// `queries` [queries, E], of which query i sees the first seen + i / group keys
+template <class W>
+void attend_many(long queries, long group, long seen, const float *q, const W *k, const W *v, long E, ChunkRoom &room, float *out) {
+    long keys = seen + (queries - 1) / group;
+    for (long first = 0; first < keys; first += KEYS) {
+        long here = least(keys - first, KEYS);
+        for (long t = 0; t < here; t++)
+            for (long e = 0; e < E; e++)
+                room.keys[(t / COLUMNS * E + e) * COLUMNS + t % COLUMNS] = number(k[(first + t) * E + e]);
+        for (long t = 0; t < here; t += COLUMNS)
+            panel_product<Plain, WIDE>(queries, q, E, room.keys.data() + t * E, COLUMNS, E, nullptr, room.scores.data() + t,
+                                       KEYS, least(here - t, COLUMNS), false);
+        for (long i = 0; i < queries; i++) {
+            float *row = room.scores.data() + i * KEYS;
+            long count = most(0, least(seen + i / group - first, here));
+            if (first == 0) room.tops[i] = -INFINITY, room.totals[i] = 0;
+            float top = count ? highest(row, count) : -INFINITY;
+            top = room.tops[i] > top ? room.tops[i] : top;
+            float shrink = first == 0 ? 0.0f : std::exp(room.tops[i] - top);
+            room.totals[i] = room.totals[i] * shrink + exponentials(row, count, here, top);
+            room.tops[i] = top;
+            if (first && shrink != 1.0f)
+                for (long e = 0; e < E; e++) out[i * E + e] *= shrink;
+        }
+        const float *values = as_floats(v + first * E, here * E, room.values.data());
+        mix<Plain>(queries, room.scores.data(), KEYS, values, here, E, out, first > 0);
+    }
+    for (long i = 0; i < queries; i++)
+        for (long e = 0; e < E; e++) out[i * E + e] /= room.totals[i];
+}

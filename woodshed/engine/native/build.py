@@ -1,0 +1,79 @@
+"""Compiles the kernels for this processor. The library lies in the cache, under a name for what it was made of."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from woodshed.engine.processor import description
+from woodshed.record.atomic import write_whole
+from woodshed.record.cache import cache_directory
+
+HERE = Path(__file__).parent
+SOURCES = ("vectors.h", "product.h", "attention.h", "step.cpp")
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
+THREADS = ("-fopenmp",)
+SECONDS = 120
+
+
+class NoKernels(Exception):
+    """The kernels cannot be had here; says why."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The kernels, compiled at the first call on this machine. Raises NoKernels."""
+    compiler = _compiler()
+    machine = platform.machine()
+    tuned = "-mcpu=native" if machine in ("aarch64", "arm64") else "-march=native"
+    path = cache_directory() / "native" / f"{_digest(compiler, tuned)}.so"
+    if not path.exists():
+        write_whole(path, _compiled(compiler, tuned))
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoKernels(f"{path} cannot be loaded: {error}") from error
+    if found.woodshed_registers() < 16 * 8:
+        raise NoKernels(f"this processor ({machine}) has no vectors of eight numbers")
+    return found
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise NoKernels("there is no C++ compiler (c++, g++ or clang++; CXX names another)")
+
+
+def _digest(compiler: str, tuned: str) -> str:
+    """Of everything that makes a difference: sources, flags, compiler, processor."""
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoKernels(f"{compiler} does not run: {error}") from error
+    parts = [(HERE / name).read_bytes() for name in SOURCES]
+    parts += [repr((FLAGS, THREADS, tuned, platform.platform(), description())).encode(), version]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def _compiled(compiler: str, tuned: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="woodshed-native-") as folder:
+        out = Path(folder, "step.so")
+        command = [compiler, *FLAGS, tuned, "-o", str(out), str(HERE / "step.cpp")]
+        complaint = ""
+        for flags in (THREADS, ()):  # a compiler may be without OpenMP: one thread then
+            try:
+                done = subprocess.run([*command, *flags], capture_output=True, timeout=SECONDS)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise NoKernels(f"{compiler} failed: {error}") from error
+            if done.returncode == 0:
+                return out.read_bytes()
+            complaint = done.stderr.decode("utf-8", "replace").strip()
+        raise NoKernels(f"{compiler} failed:\n{complaint[-2000:]}")

@@ -1,0 +1,154 @@
+"""A decoder's weights as the kernels read them, and the calls."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_long, c_void_p
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from woodshed.engine.cache import RowCache
+from woodshed.engine.native.build import library
+from woodshed.engine.processor import has_flags
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.layers import Layer, rope_table
+
+MOST_HEADS = 64
+"""Query heads that share keys, at most."""
+
+MOST_TOKENS_BESIDE_TILES = 32
+"""Steps of bfloat16 with more tokens are left to torch where the processor multiplies tiles of it (AMX), which these
+kernels do not. Chosen, not measured."""
+
+
+def why_not(decoder: Decoder, *, drafts: bool) -> str | None:
+    """Why the kernels do not compute this decoder, or None. ``drafts``: its own head guesses."""
+    c = decoder.config
+    if decoder.device.type != "cpu":
+        return f"the engine computes on {decoder.device.type}"
+    if c.num_experts:
+        return "the policy has experts"
+    if drafts:
+        return "the policy's own head guesses, and reads every step"
+    if decoder.dtype not in (torch.float32, torch.bfloat16):
+        return f"the weights are {str(decoder.dtype).removeprefix('torch.')}"
+    if c.num_kv_groups > MOST_HEADS or (decoder.dtype == torch.bfloat16 and (c.d_model % 2 or c.d_ff % 2)):
+        return "the policy has an unusual shape"
+    return None
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [(name, c_void_p) for name in (
+        "attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "mlp_norm",
+        "queries", "pairs", "out", "gate_up", "down", "keys", "values",
+    )]  # fmt: skip
+
+
+class _Policy(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "length")),
+        ("eps", c_float), ("half", c_int32),
+        ("embed", c_void_p), ("norm", c_void_p), ("rope", c_void_p), ("layer", c_void_p),
+    ]  # fmt: skip
+
+
+class Kernels:
+    """Computes what ``decoder`` does, with copies of its matrices as they were at the last ``refresh``. One thread at a
+    time. Raises NoKernels where there are none; ask ``why_not`` first."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._library = library()
+        self._library.woodshed_packed_size.restype = c_long
+        self._half = int(decoder.dtype == torch.bfloat16)
+        tiles = self._half and has_flags("amx_bf16")
+        self.most_tokens: int | None = MOST_TOKENS_BESIDE_TILES if tiles else None
+        config = decoder.config
+        self._rope = rope_table(config, torch.device("cpu"), torch.float32)
+        self._copies: dict[str, Tensor] = {}
+        self._layers = (_Layer * config.num_layers)()
+        self._policy = _Policy(
+            config.num_layers, config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.d_ff, 0,
+            config.norm_eps, self._half, decoder.embed.data_ptr(), None, self._rope.data_ptr(),
+            ctypes.cast(self._layers, c_void_p),
+        )  # fmt: skip
+        self._memory: Tensor | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """The weights have changed."""
+        decoder = self.decoder
+        heads = decoder.config.num_heads * decoder.config.head_dim
+        for i, (layer, out) in enumerate(zip(decoder.layers, self._layers)):
+            assert isinstance(layer, Layer)
+            for name in ("attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "mlp_norm"):
+                setattr(out, name, self._vector(f"{i}.{name}", getattr(layer, name)))
+            matrices = {"queries": layer.qkv[:heads], "pairs": layer.qkv[heads:], "out": layer.out}
+            for name, matrix in {**matrices, "gate_up": layer.gate_up, "down": layer.down}.items():
+                setattr(out, name, self._panels(f"{i}.{name}", matrix))
+        self._policy.norm = self._vector("norm", decoder.norm)
+        self._panels("head", decoder.head_weight)
+
+    def forward(
+        self,
+        cache: RowCache,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        decoding: int,
+        ends: NDArray[np.int64] | None,
+    ) -> Tensor:
+        """Hidden states float32 ``[M, d_model]`` after the final norm of the tokens at ``rows``, ``positions`` int64
+        ``[N]``, or of those at ``ends`` int64 ``[M]`` alone; their keys and values are in the cache then. The first
+        ``decoding`` are each the only one of their row, the others chunks whose tokens follow each other."""
+        if self._memory is not cache.keys[0]:
+            for out, keys, values in zip(self._layers, cache.keys, cache.values):
+                out.keys, out.values = keys.data_ptr(), values.data_ptr()
+            self._policy.length = cache.length
+            self._memory = cache.keys[0]
+        count = len(rows)
+        wanted = count if ends is None else len(ends)
+        tokens = cache.tokens[rows, positions].astype(np.int64)
+        alone = np.arange(count, dtype=np.int64) < decoding
+        whole = [np.ascontiguousarray(values, np.int64) for values in (tokens, rows, positions, alone)]
+        some = None if ends is None else np.ascontiguousarray(ends, np.int64)
+        x_ND = torch.empty(count, self._policy.d_model)
+        out_MD = torch.empty(wanted, self._policy.d_model)
+        self._library.woodshed_step(
+            byref(self._policy), c_int(torch.get_num_threads()), c_long(count), *(_at(values) for values in whole),
+            None if some is None else _at(some), c_long(wanted), c_void_p(x_ND.data_ptr()), c_void_p(out_MD.data_ptr()),
+        )  # fmt: skip
+        return out_MD
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """float32 ``[N, V]``, summed in float32. Where the weights are bfloat16, ``hidden_ND`` is rounded to it."""
+        hidden_ND = hidden_ND.float().contiguous()
+        outputs, width = self.decoder.head_weight.shape
+        out_NV = torch.empty(len(hidden_ND), outputs)
+        self._library.woodshed_linear(
+            c_int(torch.get_num_threads()), c_int(self._half), c_long(len(hidden_ND)), c_long(outputs), c_long(width),
+            c_void_p(hidden_ND.data_ptr()), c_void_p(self._copies["head"].data_ptr()), c_void_p(out_NV.data_ptr()),
+        )  # fmt: skip
+        return out_NV
+
+    def _vector(self, name: str, values: Tensor | None) -> int | None:
+        if values is None:
+            return None
+        self._copies[name] = values.detach().float().contiguous()
+        return self._copies[name].data_ptr()
+
+    def _panels(self, name: str, matrix: Tensor) -> int:
+        matrix = matrix.detach().contiguous()
+        outputs, width = (c_long(size) for size in matrix.shape)
+        if name not in self._copies:
+            size = self._library.woodshed_packed_size(outputs, width)
+            self._copies[name] = torch.zeros(size, dtype=matrix.dtype)
+        panels = c_void_p(self._copies[name].data_ptr())
+        self._library.woodshed_pack(c_int(self._half), outputs, width, c_void_p(matrix.data_ptr()), panels)
+        return self._copies[name].data_ptr()
+
+
+def _at(values: NDArray[np.int64]) -> c_void_p:
+    return c_void_p(values.ctypes.data)

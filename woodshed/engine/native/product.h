@@ -1,0 +1,137 @@
+// Products of few or many rows with a matrix that lies in panels: c[m, n] = sum over k of x[m, k] panel[k, n].
+//
+// A panel holds some columns for all k. Every output is summed in the order of k, however many rows there are, so what a
+// token gets does not depend on what else is in the batch.
+#pragma once
+#include "vectors.h"
+
+constexpr int WIDE = REGISTERS == 32 ? 4 : 2; // vectors of a panel
+constexpr int COLUMNS = WIDE * LANES;
+constexpr int ROWS = 6; // of x at once
+
+// How x and a panel are read. STEP: values of k at a time.
+struct Plain { // both float32
+    using Left = float;
+    using Right = float;
+    static constexpr int STEP = 1;
+    template <int R, int C> static void add(Floats (&total)[R][C], const float *x, long stride, const float *panel) {
+        Floats right[C];
+        for (int j = 0; j < C; j++) right[j] = load(panel + j * LANES);
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < C; j++) total[i][j] += x[i * stride] * right[j];
+    }
+};
+struct Half { // the panel is bfloat16
+    using Left = float;
+    using Right = bfloat16;
+    static constexpr int STEP = 1;
+    template <int R, int C> static void add(Floats (&total)[R][C], const float *x, long stride, const bfloat16 *panel) {
+        Floats right[C];
+        for (int j = 0; j < C; j++) right[j] = load(panel + j * LANES);
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < C; j++) total[i][j] += x[i * stride] * right[j];
+    }
+};
+struct Pairs { // both bfloat16; two neighbours in k lie together in the panel
+    using Left = bfloat16;
+    using Right = bfloat16;
+    static constexpr int STEP = 2;
+    template <int R, int C> static void add(Floats (&total)[R][C], const bfloat16 *x, long stride, const bfloat16 *panel) {
+        Bits right[C];
+        for (int j = 0; j < C; j++) right[j] = take<Bits>(panel + 2 * j * LANES);
+        for (int i = 0; i < R; i++) {
+            uint32_t pair = take<uint32_t>(x + i * stride);
+#ifdef __AVX512BF16__
+            for (int j = 0; j < C; j++)
+                total[i][j] = (Floats)_mm512_dpbf16_ps((__m512)total[i][j], (__m512bh)_mm512_set1_epi32(int(pair)),
+                                                       (__m512bh)right[j]);
+#else
+            uint32_t low = pair << 16, high = pair & 0xffff0000u;
+            for (int j = 0; j < C; j++) {
+                total[i][j] += take<float>(&low) * (Floats)(right[j] << 16);
+                total[i][j] += take<float>(&high) * (Floats)(right[j] & 0xffff0000u);
+            }
+#endif
+        }
+    }
+};
+
+// R rows and C vectors of columns; of the last vector only `columns` say what is written
+template <class Kind, int R, int C>
+void tile(const typename Kind::Left *x, long x_stride, const typename Kind::Right *panel, long panel_stride, long width,
+          const float *bias, float *c, long c_stride, long columns, bool adds) {
+    Floats total[R][C] = {};
+    for (long k = 0; k < width; k += Kind::STEP) Kind::template add<R, C>(total, x + k, x_stride, panel + k * panel_stride);
+    for (int i = 0; i < R; i++)
+        for (int j = 0; j < C; j++) {
+            long count = least(columns - j * LANES, LANES);
+            if (count <= 0) break;
+            float *at = c + i * c_stride + j * LANES;
+            Floats value = total[i][j];
+            if (bias) value += load_some(bias + j * LANES, count);
+            if (count == LANES)
+                store(at, adds ? load(at) + value : value);
+            else
+                store_some(at, adds ? load_some(at, count) + value : value, count);
+        }
+}
+
+// all rows with one panel
+template <class Kind, int C>
+void panel_product(long rows, const typename Kind::Left *x, long x_stride, const typename Kind::Right *panel,
+                   long panel_stride, long width, const float *bias, float *c, long c_stride, long columns, bool adds) {
+    long tiles = (rows + ROWS - 1) / ROWS;
+    for (long t = 0, m = 0; t < tiles; t++) {
+        long count = (rows - m) / (tiles - t); // as even as may be
+        const auto *from = x + m * x_stride;
+        float *to = c + m * c_stride;
+        auto run = [&](auto fixed) {
+            tile<Kind, decltype(fixed)::value, C>(from, x_stride, panel, panel_stride, width, bias, to, c_stride, columns, adds);
+        };
+        switch (count) {
+        case 1: run(std::integral_constant<int, 1>()); break;
+        case 2: run(std::integral_constant<int, 2>()); break;
+        case 3: run(std::integral_constant<int, 3>()); break;
+        case 4: run(std::integral_constant<int, 4>()); break;
+        case 5: run(std::integral_constant<int, 5>()); break;
+        default: run(std::integral_constant<int, 6>());
+        }
+        m += count;
+    }
+}
+
+// ---- matrices of weights, [outputs, width] as torch has them, in panels ----
+
+constexpr double WORTH_THREADS = 1 << 20; // multiplications
+
+template <class W> struct Weights; // how they lie, and what x must be
+template <> struct Weights<float> {
+    using Kind = Plain;
+    static long at(long k, long column) { return k * COLUMNS + column; }
+};
+template <> struct Weights<bfloat16> {
+    using Kind = Pairs;
+    static long at(long k, long column) { return k / 2 * 2 * COLUMNS + 2 * column + k % 2; }
+};
+
+// elements of the panels of a matrix; what is padding must be zero
+inline long packed_size(long outputs, long width) { return up_to(outputs, COLUMNS) * up_to(width, 2); }
+
+template <class W> void pack(const W *w, long outputs, long width, W *panels) {
+    long size = COLUMNS * up_to(width, 2);
+    for (long n = 0; n < outputs; n++)
+        for (long k = 0; k < width; k++) panels[n / COLUMNS * size + Weights<W>::at(k, n % COLUMNS)] = w[n * width + k];
+}
+
+// c [rows, outputs] (+)= x w^T (+ bias). `width` is even for bfloat16, of which x has rows of `width`
+template <class W>
+void linear(int threads, long rows, long outputs, long width, const typename Weights<W>::Kind::Left *x, const W *panels,
+            const float *bias, float *c, bool adds) {
+    long count = (outputs + COLUMNS - 1) / COLUMNS, size = COLUMNS * up_to(width, 2);
+    (void)threads;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && double(rows) * outputs * width > WORTH_THREADS)
+    for (long p = 0; p < count; p++)
+        panel_product<typename Weights<W>::Kind, WIDE>(
+            rows, x, width, panels + p * size, COLUMNS, width, bias ? bias + p * COLUMNS : nullptr, c + p * COLUMNS,
+            outputs, outputs - p * COLUMNS, adds);
+}
