@@ -62,9 +62,10 @@ inline void put(bfloat16 *to, float value) { // to the nearest, ties to even; a 
 }
 
 inline float sum(Floats values) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += values[i];
-    return total;
+    typedef float Quad __attribute__((vector_size(16)));
+    Quad total = {};
+    for (int i = 0; i < LANES / 4; i++) total += take<Quad>((const float *)&values + 4 * i);
+    return (total[0] + total[1]) + (total[2] + total[3]);
 }
 inline float highest(Floats values) {
     float most = values[0];
