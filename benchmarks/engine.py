@@ -4,8 +4,8 @@ Two things for every size of policy, in one number format, everything turn and t
 prompts:
 
 - traffic: prompts all at once, as many samples in groups of one prompt each, and agents whose context grows, beside
-  transformers' ``generate`` and vLLM, and in bfloat16 beside our engine in float32. The figures are ratios of medians
-  of wall-clock seconds.
+  transformers' ``generate`` and vLLM, our engine with torch's operators instead of kernels of its own, and in bfloat16
+  beside our engine in float32. The figures are ratios of medians of wall-clock seconds.
 - a table of prefill and decoding rates over batch sizes, beside transformers' ``generate`` and continuous batching,
   llama.cpp and vLLM.
 
@@ -126,6 +126,8 @@ async def measure(
         await enter_continuous(field, reference(decoder, dtype), length)
         ours = LocalEngine(decoder, settings=EngineSettings(seed=0))
         stack.push_async_callback(ours.close)
+        beside["torch"] = LocalEngine(open_decoder(size).to(dtype), settings=EngineSettings(seed=0, native="off"))
+        stack.push_async_callback(beside["torch"].close)
         if dtype != torch.float32:
             beside["float32"] = LocalEngine(open_decoder(size).to(dtype).float(), settings=EngineSettings(seed=0))
             stack.push_async_callback(beside["float32"].close)
@@ -141,6 +143,7 @@ async def measure(
 
     return {
         "parameters": decoder.num_parameters,
+        "kernels": ours.stats()["kernels"],
         "load": vars(load),
         "absent": field.absent,
         "table": rates,
@@ -154,6 +157,9 @@ async def measure(
         "single_vs_vllm": ratio(wall, "vllm", "single"),
         "groups_vs_vllm": ratio(wall, "vllm", "groups"),
         "multiturn_vs_vllm": ratio(wall, "vllm", "agents"),
+        "single_vs_torch": ratio(wall, "torch", "single"),
+        "groups_vs_torch": ratio(wall, "torch", "groups"),
+        "multiturn_vs_torch": ratio(wall, "torch", "agents"),
         "single_vs_float32": ratio(wall, "float32", "single"),
         "multiturn_vs_float32": ratio(wall, "float32", "agents"),
         "cpu_ratio": {
@@ -198,6 +204,7 @@ def main() -> None:
     sizes = {size: asyncio.run(measure(size, dtype, LOADS[size], args.vllm, args.llama)) for size in args.sizes}
     results = list(sizes.values())
     compared = ["single_vs_generate", "groups_vs_generate", "multiturn_vs_generate", "multiturn_vs_vllm"]
+    compared += ["single_vs_torch", "multiturn_vs_torch"]
     compared += ["single_vs_float32", "multiturn_vs_float32"] if half else []
     figures = {name: worst(results, name) for name in compared}
     figures["max_abs_dlogp" + ("" if half else "_fp32")] = max(result["max_abs_dlogp"] for result in results)
@@ -206,7 +213,8 @@ def main() -> None:
         figures,
         {
             "note": "each figure is the worst over the sizes; ratios are of medians of wall-clock seconds, cpu_ratio "
-            "of this process's CPU seconds. at_most is the ratio of an engine that does nothing but multiply matrices. "
+            "of this process's CPU seconds. torch is our engine with native = off. at_most is the ratio of an engine that "
+            "does nothing but multiply matrices with torch's best kernels. "
             "generate computes a prompt once for each sample and the whole context every turn, and gives no "
             "log-probabilities; those of the others are held against a full forward in float32. The table's rates are "
             f"per wall-clock second; everything is in {args.dtype} except llama.cpp F16",
