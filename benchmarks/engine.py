@@ -213,10 +213,10 @@ def main() -> None:
         figures,
         {
             "note": "each figure is the worst over the sizes; ratios are of medians of wall-clock seconds, cpu_ratio "
-            "of this process's CPU seconds. torch is our engine with native = off. at_most is the ratio of an engine that "
-            "does nothing but multiply matrices with torch's best kernels. "
-            "generate computes a prompt once for each sample and the whole context every turn, and gives no "
-            "log-probabilities; those of the others are held against a full forward in float32. The table's rates are "
+            "of this process's CPU seconds. torch is our engine with native = off. at_most is the ratio of an engine "
+            "that does nothing but multiply matrices with torch's best kernels. generate computes a prompt once for "
+            "each sample and the whole context every turn, and gives no log-probabilities; those of the others are "
+            "held against a full forward in float32. The table's rates are "
             f"per wall-clock second; everything is in {args.dtype} except llama.cpp F16",
             "torch": torch.__version__,
             "transformers": transformers.__version__,

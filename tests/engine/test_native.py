@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from woodshed.engine import local
 from woodshed.engine.attention import CausalMasks, Chunk, StepAttention, places
 from woodshed.engine.cache import RowCache
 from woodshed.engine.native import build
@@ -221,17 +222,38 @@ def test_new_weights(dtype):
 
 
 @pytest.mark.parametrize(
-    ("policy", "drafts", "why"),
-    [
-        (decoder(MOE), False, "experts"),
-        (decoder(), True, "head guesses"),
-        (decoder().half(), False, "float16"),
-        (decoder().to("meta"), False, "meta"),
-    ],
+    ("policy", "why"),
+    [(decoder(MOE), "experts"), (decoder().half(), "float16"), (decoder().to("meta"), "meta")],
+    ids=["experts", "float16", "another device"],
 )
-def test_what_they_do_not_compute(policy, drafts, why):
-    assert why in (native.why_not(policy, drafts=drafts) or "")
-    assert native.why_not(decoder(), drafts=False) is None
+def test_what_they_do_not_compute(policy, why):
+    assert why in (native.why_not(policy) or "")
+    assert native.why_not(decoder()) is None
+
+
+@needs_kernels
+def test_where_the_processor_multiplies_tiles_large_steps_are_left_to_torch(monkeypatch):
+    """As on a processor with AMX: the two take turns in one sequence."""
+    monkeypatch.setattr(native, "has_flags", lambda *_: True)
+    monkeypatch.setattr(native, "MOST_TOKENS_BESIDE_TILES", 4)
+    counts = []
+
+    class Counted(Kernels):
+        def forward(self, cache, rows, *more):
+            counts.append(len(rows))
+            return super().forward(cache, rows, *more)
+
+    monkeypatch.setattr(local, "Kernels", Counted)
+
+    async def main():
+        async with running(decoder(sharpness=3.0), dtype="bfloat16", seed=1) as engine:
+            tokens = [prompt(30 + i, seed=i) for i in range(3)]
+            done = await asyncio.gather(*(engine.generate(t, Sampling(max_tokens=12)) for t in tokens))
+            for ask, one in zip(tokens, done):
+                assert worst_gap(decoder(sharpness=3.0), ask, one.tokens, one.logprobs) < 0.1
+
+    run(main())
+    assert counts and max(counts) <= 3
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Attention of one iteration over the key/value cache: the ``attend`` that the engine passes to the decoder.
 
 The flat batch ``[N]`` holds first one token for every decoding row, in order of rows, then chunks of prompts. Decoding
-rows are computed together (see ``row_attention``), chunks one by one (see ``chunk_attention``). In its last layer a
+rows are computed together (see ``row_attention``), chunks one by one. In its last layer a
 policy computes the positions at which something is sampled, and of the others only keys and values: nobody reads the
 rest.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.engine.cache import RowCache
-from woodshed.engine.chunk_attention import attends_with
 from woodshed.engine.row_attention import RowAttention
 
 LONG_CHUNK = 64
@@ -88,7 +88,6 @@ class StepAttention:
             at += chunk.count
         self._scatter(start, at, slots_NK)
         self._causal = [masks.get(c.start, c.count) for c in chunks]
-        self._attend_chunk = attends_with(cache.device, cache.dtype)
         self._decode = RowAttention(cache, heads, decode_rows, cache.lengths[decode_rows] + 1)
         self._ends: RowAttention | None = None
 
@@ -124,6 +123,20 @@ class StepAttention:
         for chunk, mask in zip(self.chunks, self._causal):
             end = chunk.start + chunk.count
             q, k, v = q_NHE[at : at + chunk.count], keys[chunk.row, :, :end], values[chunk.row, :, :end]
-            parts.append(self._attend_chunk(q, k, v, mask))
+            parts.append(_attend_chunk(q, k, v, mask))
             at += chunk.count
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_chunk(q_CHE: Tensor, k_KTE: Tensor, v_KTE: Tensor, mask_CT: Tensor) -> Tensor:
+    """Queries of the last C of T positions."""
+    whole = len(q_CHE) == k_KTE.shape[1]
+    out = F.scaled_dot_product_attention(
+        q_CHE.transpose(0, 1)[None],
+        k_KTE[None],
+        v_KTE[None],
+        attn_mask=None if whole else mask_CT,
+        is_causal=whole,
+        enable_gqa=q_CHE.shape[1] > len(k_KTE),
+    )
+    return out[0].transpose(0, 1)

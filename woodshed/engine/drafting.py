@@ -8,7 +8,7 @@ by a ratio test instead, which keeps the distribution but not the sample).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -56,11 +56,18 @@ def continuation(tokens_T: NDArray[np.int32], count: int, longest: int, shortest
 class MtpDrafter:
     """The policy's own multi-token-prediction head; its keys and values are one more layer of the cache.
 
-    ``last`` ``[R, D]`` is the hidden state of each row's last computed position.
+    ``last`` ``[R, D]`` is the hidden state of each row's last computed position. ``logits`` makes ``[..., V]`` of it.
     """
 
-    def __init__(self, decoder: Decoder, head: MtpHead, cache: RowCache, masks: CausalMasks) -> None:
-        self.decoder, self.head, self.cache, self.masks = decoder, head, cache, masks
+    def __init__(
+        self,
+        decoder: Decoder,
+        head: MtpHead,
+        cache: RowCache,
+        masks: CausalMasks,
+        logits: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.decoder, self.head, self.cache, self.masks, self.logits = decoder, head, cache, masks, logits
 
     def follow(
         self, attention: StepAttention, tokens: Tensor, positions: Tensor, hidden_ND: Tensor, firsts: list[int]
@@ -84,7 +91,7 @@ class MtpDrafter:
                 tokens = torch.from_numpy(cache.tokens[rows, cache.lengths[rows]].astype(np.int64)).to(cache.device)
                 positions = torch.from_numpy(attention.positions).to(cache.device)
                 before_BD = self.head(self.decoder, before_BD, tokens, positions, attention)
-                guesses.append(self.decoder.logits(before_BD).argmax(-1).tolist())
+                guesses.append(self.logits(before_BD).argmax(-1).tolist())
                 cache.lengths[rows] += 1
                 if len(guesses) < count:
                     cache.tokens[rows, cache.lengths[rows]] = guesses[-1]

@@ -32,7 +32,7 @@ class Sampled:
 
 class Forward:
     """Runs steps of a decoder on a cache. Engine's thread only, in inference mode. With ``record``, steps that only
-    decode are recorded and replayed: not for experts, nor with ``mtp``. Nor do ``kernels`` compute those."""
+    decode are recorded and replayed: not for experts, nor with ``mtp``. ``kernels`` compute instead of ``decoder``."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Forward:
         kernels: Kernels | None = None,
     ) -> None:
         self.decoder, self.cache = decoder, cache
+        self._kernels = kernels
         self._logits = decoder.logits if kernels is None else kernels.logits
         self.masks = CausalMasks(cache.device, cache.dtype)
-        self._mtp = MtpDrafter(decoder, mtp, cache, self.masks) if mtp is not None else None
+        self._mtp = MtpDrafter(decoder, mtp, cache, self.masks, self._logits) if mtp is not None else None
         self.drafter: Drafter | None = NgramDrafter(cache) if ngram else self._mtp
-        self._kernels = kernels
         self._graphs = None if record is None else DecodeGraphs(decoder, cache, record)
 
     def run(self, step: Step) -> list[Sampled]:
@@ -61,9 +61,6 @@ class Forward:
         hidden_ND = None
         if self._graphs is not None and not step.chunks:
             hidden_ND = self._graphs.decode(step.decode_rows)
-        elif self._kernels is not None and int(ends[-1]) <= (self._kernels.most_tokens or int(ends[-1])):
-            rows, positions = places(cache, step.decode_rows, step.chunks)
-            hidden_ND = self._kernels.forward(cache, rows, positions, len(step.decoding), sampled_at)
         if hidden_ND is None:
             hidden_ND = self._hidden(step, ends, sampled_at)
         due = [(request, int(end) - 1, 1) for request, end in zip(step.decoding, ends)]
@@ -86,25 +83,39 @@ class Forward:
     def _hidden(self, step: Step, ends: NDArray[np.int64], sampled_at: NDArray[np.int64] | None) -> Tensor:
         """Hidden states of the step's tokens, or of those that something is sampled at."""
         cache = self.cache
+        rows, positions = places(cache, step.decode_rows, step.chunks)
+        kernels = self._kernels if self._kernels is not None and self._kernels.take(len(rows)) else None
+        if kernels is not None and self._mtp is None:
+            return kernels.forward(cache, rows, positions, len(step.decoding), sampled_at)
         attention = StepAttention(cache, self.decoder.config.num_heads, step.decode_rows, step.chunks, self.masks)
-        rows, positions = attention.rows, attention.positions
         tokens_N = self._tensor(cache.tokens[rows, positions].astype(np.int64))
         positions_N = self._tensor(positions)
-        sink: list[Tensor] | None = None if cache.routes is None else []
-        if sampled_at is not None:
-            attention.only(sampled_at)
-        hidden_ND = self.decoder.forward(
-            tokens_N,
-            positions_N,
-            attention,
-            route_sink=sink,
-            ends=None if sampled_at is None else self._tensor(sampled_at),
-        )
-        if sink is not None and cache.routes is not None:
-            cache.routes[rows, positions] = torch.stack(sink, -2).cpu().numpy()
+        if kernels is not None:
+            hidden_ND = kernels.forward(cache, rows, positions, len(step.decoding), None).to(self.decoder.dtype)
+        else:
+            hidden_ND = self._by_operators(rows, positions, tokens_N, positions_N, attention, sampled_at)
         if self._mtp is not None:
             firsts = [0, *ends[:-1].tolist()]
             self._mtp.follow(attention, tokens_N, positions_N, hidden_ND, firsts)
+        return hidden_ND
+
+    def _by_operators(
+        self,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attention: StepAttention,
+        sampled_at: NDArray[np.int64] | None,
+    ) -> Tensor:
+        sink: list[Tensor] | None = None if self.cache.routes is None else []
+        wanted = None
+        if sampled_at is not None:
+            attention.only(sampled_at)
+            wanted = self._tensor(sampled_at)
+        hidden_ND = self.decoder.forward(tokens_N, positions_N, attention, route_sink=sink, ends=wanted)
+        if sink is not None and self.cache.routes is not None:
+            self.cache.routes[rows, positions] = torch.stack(sink, -2).cpu().numpy()
         return hidden_ND
 
     def _sampled_at(self, step: Step, ends: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -70,7 +70,7 @@ class LocalEngine:
         self.mtp = self._head(mtp)
         self._refresh: list[Callable[[], None]] = []
         self._kernels, self._computed_by = self._own_kernels()
-        if self.settings.pack == "auto" and packs(decoder) and (self._kernels is None or self._kernels.most_tokens):
+        if self.settings.pack == "auto" and packs(decoder) and (self._kernels is None or self._kernels.beside_tiles):
             packed = PackedLinear(decoder)
             decoder.compute_with(packed)
             self._refresh.append(packed.refresh)
@@ -223,7 +223,7 @@ class LocalEngine:
         """The engine's own kernels where they compute this policy; and what computes, for people."""
         reason = "engine.native is off"
         if self.settings.native == "auto":
-            reason = native.why_not(self.decoder, drafts=self.mtp is not None) or ""
+            reason = native.why_not(self.decoder) or ""
         if reason:
             return None, f"torch ({reason})"
         try:

@@ -24,15 +24,13 @@ MOST_TOKENS_BESIDE_TILES = 32
 kernels do not. Chosen, not measured."""
 
 
-def why_not(decoder: Decoder, *, drafts: bool) -> str | None:
-    """Why the kernels do not compute this decoder, or None. ``drafts``: its own head guesses."""
+def why_not(decoder: Decoder) -> str | None:
+    """Why the kernels do not compute this decoder, or None."""
     c = decoder.config
     if decoder.device.type != "cpu":
         return f"the engine computes on {decoder.device.type}"
     if c.num_experts:
         return "the policy has experts"
-    if drafts:
-        return "the policy's own head guesses, and reads every step"
     if decoder.dtype not in (torch.float32, torch.bfloat16):
         return f"the weights are {str(decoder.dtype).removeprefix('torch.')}"
     if c.num_kv_groups > MOST_HEADS or (decoder.dtype == torch.bfloat16 and (c.d_model % 2 or c.d_ff % 2)):
@@ -64,8 +62,7 @@ class Kernels:
         self._library = library()
         self._library.woodshed_packed_size.restype = c_long
         self._half = int(decoder.dtype == torch.bfloat16)
-        tiles = self._half and has_flags("amx_bf16")
-        self.most_tokens: int | None = MOST_TOKENS_BESIDE_TILES if tiles else None
+        self.beside_tiles = bool(self._half) and has_flags("amx_bf16")
         config = decoder.config
         self._rope = rope_table(config, torch.device("cpu"), torch.float32)
         self._copies: dict[str, Tensor] = {}
@@ -92,6 +89,10 @@ class Kernels:
         self._policy.norm = self._vector("norm", decoder.norm)
         self._panels("head", decoder.head_weight)
 
+    def take(self, count: int) -> bool:
+        """Whether a step of so many tokens is theirs."""
+        return not self.beside_tiles or count <= MOST_TOKENS_BESIDE_TILES
+
     def forward(
         self,
         cache: RowCache,
@@ -116,10 +117,12 @@ class Kernels:
         some = None if ends is None else np.ascontiguousarray(ends, np.int64)
         x_ND = torch.empty(count, self._policy.d_model)
         out_MD = torch.empty(wanted, self._policy.d_model)
-        self._library.woodshed_step(
+        failed = self._library.woodshed_step(
             byref(self._policy), c_int(torch.get_num_threads()), c_long(count), *(_at(values) for values in whole),
             None if some is None else _at(some), c_long(wanted), c_void_p(x_ND.data_ptr()), c_void_p(out_MD.data_ptr()),
         )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for a step of {count} tokens")
         return out_MD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -127,10 +130,12 @@ class Kernels:
         hidden_ND = hidden_ND.float().contiguous()
         outputs, width = self.decoder.head_weight.shape
         out_NV = torch.empty(len(hidden_ND), outputs)
-        self._library.woodshed_linear(
+        failed = self._library.woodshed_linear(
             c_int(torch.get_num_threads()), c_int(self._half), c_long(len(hidden_ND)), c_long(outputs), c_long(width),
             c_void_p(hidden_ND.data_ptr()), c_void_p(self._copies["head"].data_ptr()), c_void_p(out_NV.data_ptr()),
         )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for the logits of {len(hidden_ND)} tokens")
         return out_NV
 
     def _vector(self, name: str, values: Tensor | None) -> int | None:

@@ -4,6 +4,7 @@
 // Activations are float32; weights, keys and values are float32 or bfloat16. What is multiplied with weights of bfloat16 is
 // rounded to it. Names: D model, H query heads, K key/value heads, E head width, F feed-forward width.
 
+#include <new>
 #include <type_traits>
 #include "attention.h"
 #ifdef _OPENMP
@@ -71,14 +72,15 @@ template <class W> struct Step {
 
     Step(const Policy &policy, const int64_t *rows, const int64_t *positions, const int64_t *alone, long count, int threads)
         : policy(policy), rows(rows), positions(positions), alone(alone), threads(threads) {
-        for (long i = 0; i < count; i++) stride = most(stride, positions[i] + 1);
+        bool chunks = false;
+        for (long i = 0; i < count; i++) stride = most(stride, positions[i] + 1), chunks |= !alone[i];
         long block = least(count, BLOCK);
         normed.resize(block * D), queries.resize(block * H * E), pairs.resize(block * 2 * K * E);
         mixed.resize(block * H * E), gates.resize(block * 2 * F), hidden.resize(block * F);
         scores.resize(threads * group * stride);
         gathered.resize(threads * block * group * E), answers.resize(threads * block * group * E);
         rounded.resize(block * most(most(D, F), H * E));
-        for (int i = 0; i < threads; i++) rooms.emplace_back(block * group, E);
+        for (int i = 0; chunks && i < threads; i++) rooms.emplace_back(block * group, E);
     }
 
     // c (+)= x w^T
@@ -196,17 +198,20 @@ extern "C" {
 
 // Hidden states after the final norm, float32 [m, D], of the tokens `ends` [m], or of all where that is null and m is n.
 // `tokens`, `rows` (of the cache), `positions` and `alone` (decodes, is no part of a chunk) are [n]; tokens of a chunk
-// follow each other. Their keys and values are in the cache then. `x`: room for [n, D].
-void woodshed_step(const Policy *policy, int threads, long n, const int64_t *tokens, const int64_t *rows,
-                   const int64_t *positions, const int64_t *alone, const int64_t *ends, long m, float *x, float *out) {
+// follow each other. Their keys and values are in the cache then. `x`: room for [n, D]. 0, or 1 where there was no memory.
+int woodshed_step(const Policy *policy, int threads, long n, const int64_t *tokens, const int64_t *rows,
+                  const int64_t *positions, const int64_t *alone, const int64_t *ends, long m, float *x, float *out) try {
     if (policy->half)
         Step<bfloat16>(*policy, rows, positions, alone, n, threads).run(tokens, n, ends, m, x, out);
     else
         Step<float>(*policy, rows, positions, alone, n, threads).run(tokens, n, ends, m, x, out);
+    return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
 }
 
-// float32 [n, outputs] of x [n, width] and a matrix in panels; x is rounded where the matrix is bfloat16
-void woodshed_linear(int threads, int half, long n, long outputs, long width, const float *x, const void *panels, float *out) {
+// float32 [n, outputs] of x [n, width] and a matrix in panels; x is rounded where the matrix is bfloat16. 0 or 1 as above
+int woodshed_linear(int threads, int half, long n, long outputs, long width, const float *x, const void *panels, float *out) try {
     std::vector<bfloat16> rounded(half ? n * width : 0);
     for (long i = 0; i < long(rounded.size()); i++) put(&rounded[i], x[i]);
     for (long first = 0; first < n; first += BLOCK) {
@@ -217,6 +222,9 @@ void woodshed_linear(int threads, int half, long n, long outputs, long width, co
         else
             linear(threads, count, outputs, width, x + first * width, (const float *)panels, nullptr, to, false);
     }
+    return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
 }
 
 // numbers that the processor's vectors hold together
