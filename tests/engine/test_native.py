@@ -278,7 +278,10 @@ def fake_compiler(folder, body: str) -> str:
         (None, "there is no C++ compiler"),
         ("exit 3", "does not run"),
         ('[ "$1" = --version ] && exit 0; echo "no such flag" >&2; exit 1', "no such flag"),
-        ('[ "$1" = --version ] && exit 0; while [ "$1" != -o ]; do shift; done; echo junk > "$2"', "cannot be loaded"),
+        (
+            '[ "$1" = --version ] && exit 0; while [ "$1" != -o ]; do shift; done; echo junk > "$2"',
+            "cannot be written or loaded",
+        ),
     ],
 )
 def test_without_kernels_torch_computes_and_the_reason_is_told(fresh, monkeypatch, body, why):
@@ -295,6 +298,13 @@ def test_without_kernels_torch_computes_and_the_reason_is_told(fresh, monkeypatc
             assert worst_gap(decoder(), prompt(9), done.tokens, done.logprobs) < 1e-4
 
     run(main())
+
+
+@needs_kernels
+def test_a_cache_that_cannot_be_written(fresh):
+    (fresh / "cache").write_text("a file where a folder should be")
+    with pytest.raises(build.NoKernels, match="cannot be written"):
+        build.library()
 
 
 @needs_kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 import threading
@@ -36,6 +37,8 @@ from woodshed.policy.config import ConfigError
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
 from woodshed.policy.state import load_hf_state
+
+log = logging.getLogger(__name__)
 
 
 class LocalEngine:
@@ -229,6 +232,7 @@ class LocalEngine:
         try:
             kernels = Kernels(self.decoder)
         except NoKernels as why:
+            log.warning("torch's operators compute, more slowly than the engine's own kernels: %s", why)
             return None, f"torch ({why})"
         self._refresh.append(kernels.refresh)
         return kernels, "native"

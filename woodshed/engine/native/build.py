@@ -34,12 +34,12 @@ def library() -> ctypes.CDLL:
     machine = platform.machine()
     tuned = "-mcpu=native" if machine in ("aarch64", "arm64") else "-march=native"
     path = cache_directory() / "native" / f"{_digest(compiler, tuned)}.so"
-    if not path.exists():
-        write_whole(path, _compiled(compiler, tuned))
     try:
+        if not path.exists():
+            write_whole(path, _compiled(compiler, tuned))
         found = ctypes.CDLL(str(path))
     except OSError as error:
-        raise NoKernels(f"{path} cannot be loaded: {error}") from error
+        raise NoKernels(f"{path} cannot be written or loaded: {error}") from error
     if found.woodshed_registers() < 16 * 8:
         raise NoKernels(f"this processor ({machine}) has no vectors of eight numbers")
     return found
