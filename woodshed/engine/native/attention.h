@@ -56,38 +56,46 @@ void mix(long rows, const float *p, long p_stride, const typename Kind::Right *v
 
 #ifdef __AVX512F__
 // sums of four vectors: lanes are halved in pairs, so that four cost little more than one
-inline void sum_four(const Floats *v, float *out) {
+inline void sum_four(Floats a, Floats b, Floats c, Floats d, float *out) {
     auto halve = [](__m512 a, __m512 b) {
         return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     };
-    __m512 quarters = halve(halve((__m512)v[0], (__m512)v[1]), halve((__m512)v[2], (__m512)v[3]));
+    __m512 quarters = halve(halve((__m512)a, (__m512)b), halve((__m512)c, (__m512)d));
     quarters = _mm512_add_ps(quarters, _mm512_permute_ps(quarters, 0xb1));
     quarters = _mm512_add_ps(quarters, _mm512_permute_ps(quarters, 0x4e));
     out[0] = quarters[0], out[1] = quarters[4], out[2] = quarters[8], out[3] = quarters[12];
 }
 #else
-inline void sum_four(const Floats *v, float *out) {
-    for (int i = 0; i < 4; i++) out[i] = sum(v[i]);
+inline void sum_four(Floats a, Floats b, Floats c, Floats d, float *out) {
+    out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
 }
 #endif
 
 // scores of R queries with C keys, C being 1 or 4
 template <int R, int C, class W>
 inline void dots(const float *q, const W *keys, long E, float *scores, long stride) {
-    Floats total[R][4] = {};
+    Floats total[R][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < R; i++) total[i][0] = total[i][1] = total[i][2] = total[i][3] = Floats{};
     long e = 0;
     for (; e + LANES <= E; e += LANES)
+#pragma GCC unroll 4
         for (int j = 0; j < C; j++) {
             Floats key = load(keys + j * E + e);
+#pragma GCC unroll 4
             for (int i = 0; i < R; i++) total[i][j] += load(q + i * E + e) * key;
         }
-    for (int j = 0; j < C && e < E; j++) {
-        Floats key = load_some(keys + j * E + e, E - e);
-        for (int i = 0; i < R; i++) total[i][j] += load_some(q + i * E + e, E - e) * key;
-    }
+    if (e < E)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) {
+            Floats key = load_some(keys + j * E + e, E - e);
+#pragma GCC unroll 4
+            for (int i = 0; i < R; i++) total[i][j] += load_some(q + i * E + e, E - e) * key;
+        }
+#pragma GCC unroll 4
     for (int i = 0; i < R; i++) {
         float four[4];
-        sum_four(total[i], four);
+        sum_four(total[i][0], total[i][1], total[i][2], total[i][3], four);
         std::memcpy(scores + i * stride, four, 4 * C);
     }
 }
