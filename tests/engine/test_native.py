@@ -43,12 +43,13 @@ SHAPES = {
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def policy_of(shape: str, dtype: torch.dtype = torch.float32) -> Decoder:
+def policy_of(shape: str, dtype: torch.dtype = torch.float32, sharpness: float = 1.0) -> Decoder:
     policy = Decoder(SHAPES[shape], seed=0).requires_grad_(False)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in policy.named_parameters():
         if name.endswith(("bias", "norm")):  # zeros and ones would hide what is left out
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    policy.norm.mul_(sharpness)
     return policy.to(dtype)
 
 
@@ -185,23 +186,24 @@ def test_large_scores_and_far_tails():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_engine_samples_with_them(dtype, threads):
     """Many requests at once get the very tokens and log-probabilities that each gets alone."""
-    tokens = [prompt(5 + 9 * i, seed=i) for i in range(8)]
+    # the first comes as 64 tokens and then one; others of other lengths; samples of one prompt
+    tokens = [prompt(65, seed=9)] + [prompt(5 + 9 * i, seed=i) for i in range(6)] + [prompt(70, seed=7)] * 4
 
     def asked(i: int) -> Sampling:
         return Sampling(max_tokens=20, seed=i, temperature=0.7 if i % 2 else 1.0)
 
     async def main():
-        policy = decoder(sharpness=3.0)
-        async with running(decoder(sharpness=3.0), dtype=dtype, threads=threads, prefill_tokens=64) as engine:
+        policy = policy_of("qwen3", sharpness=10)
+        async with running(policy_of("qwen3", sharpness=10), dtype=dtype, threads=threads, prefill_tokens=64) as engine:
             assert engine.stats()["kernels"] == "native"
             many = await asyncio.gather(*(engine.generate(t, asked(i)) for i, t in enumerate(tokens)))
-        async with running(decoder(sharpness=3.0), dtype=dtype, share_prefix=0) as engine:
+        async with running(policy_of("qwen3", sharpness=10), dtype=dtype, share_prefix=0) as engine:
             for i, (ask, one) in enumerate(zip(tokens, many)):
                 alone = await engine.generate(ask, asked(i))
                 assert (alone.tokens, alone.logprobs) == (one.tokens, one.logprobs)
                 if asked(i).temperature == 1.0:
                     gap = worst_gap(policy, ask, one.tokens, one.logprobs)
-                    assert gap < (1e-4 if dtype == "float32" else 0.1)
+                    assert gap < (1e-4 if dtype == "float32" else 0.3)
 
     run(main())
 

@@ -1,7 +1,7 @@
 """Which requests run and what each iteration computes.
 
-A running request has pending tokens: those of its sequence that are not in the cache. One pending token is a decode
-step, more are a prompt (or a sequence to be recomputed after a weight swap), computed in chunks in order of arrival.
+A running request has pending tokens: those of its sequence that are not in the cache. A sampled one is a decode step,
+more are a prompt (or a sequence to be recomputed after a weight swap), computed in chunks in order of arrival.
 When nothing is pending after an iteration, a token is sampled. A request with a draft computes its guesses in the same
 chunk, and its sequence is as long as what was sampled of them.
 """
@@ -83,7 +83,8 @@ class Scheduler:
         for request in self.running:
             done = int(self.cache.lengths[request.row])
             pending = request.total - done
-            if pending == 1 and done:
+            # the last token of a prompt that is held but for it is computed as prompts are, whoever computed the rest
+            if pending == 1 and done and (request.tokens or request.draft):
                 request.started = True
                 if request.draft:
                     self.cache.tokens[request.row, request.total : request.total + len(request.draft)] = request.draft
