@@ -74,7 +74,8 @@ class _no_signals:
 
 @asynccontextmanager
 async def serving(policy: Decoder | None = None, *, version: int = 0, **settings: Any) -> AsyncIterator[Served]:
-    engine = LocalEngine(policy or decoder(), settings=EngineSettings(**settings), version=version)
+    # steps of a millisecond and more, so that something can happen between two
+    engine = LocalEngine(policy or decoder(), settings=EngineSettings(**{"native": "off", **settings}), version=version)
     served = Served(engine)
     await served.start()
     try:

@@ -219,7 +219,7 @@ def test_without_any_engine_the_error_says_why():
 def test_an_engine_that_computes_wrongly_is_tried_elsewhere_once():
     async def main():
         broken = decoder()
-        async with serving(broken, native="off") as a, serving(native="off") as b, routed(a, b) as router:
+        async with serving(broken) as a, serving() as b, routed(a, b) as router:
 
             def fails(*_, **__):
                 raise RuntimeError("out of memory")

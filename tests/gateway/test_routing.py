@@ -1,6 +1,7 @@
 """A gateway before engines that die: its client sees latency, and the record is exact."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -100,12 +101,21 @@ def test_the_swap_of_the_recipe_is_the_one_that_happens(tmp_path: Path, swap: st
         try:
             watch = ChainWatch(engine, tmp_path, poll_seconds=0.05, timeout_seconds=20)
             await watch.catch_up()
-            ask = Sampling(max_tokens=200)
-            call = asyncio.create_task(engine.generate([5] * 20, ask))
-            while not engine.stats()["generated_tokens"]:
-                await asyncio.sleep(0)
+            begun, arrived = threading.Event(), threading.Event()
+
+            def on_token(*_: object) -> None:
+                begun.set()
+                arrived.wait(20)
+
+            call = asyncio.create_task(engine.generate([5] * 20, Sampling(max_tokens=20), on_token=on_token))
+            while not begun.is_set():
+                await asyncio.sleep(0.001)
             chain.publish(1, hf_state(tiny(1)))
-            assert await watch.follow(1) == 1
+            following = asyncio.create_task(watch.follow(1))
+            while not engine._swaps:
+                await asyncio.sleep(0.001)
+            arrived.set()
+            assert await following == 1
             assert set((await call).versions) == ({0, 1} if swap == "keep" else {0})
         finally:
             await engine.close()
