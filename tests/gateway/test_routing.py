@@ -112,7 +112,7 @@ def test_the_swap_of_the_recipe_is_the_one_that_happens(tmp_path: Path, swap: st
                 await asyncio.sleep(0.001)
             chain.publish(1, hf_state(tiny(1)))
             following = asyncio.create_task(watch.follow(1))
-            while not engine._swaps:
+            while not engine._commands:  # its thread is held, so what was posted stays there
                 await asyncio.sleep(0.001)
             arrived.set()
             assert await following == 1
