@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.engine import local
+from woodshed.engine import local, processor
 from woodshed.engine.attention import CausalMasks, Chunk, StepAttention, places
 from woodshed.engine.cache import RowCache
 from woodshed.engine.native import build
@@ -307,6 +307,17 @@ def test_a_cache_that_cannot_be_written(fresh):
     (fresh / "cache").write_text("a file where a folder should be")
     with pytest.raises(build.NoKernels, match="cannot be written"):
         build.library()
+
+
+@needs_kernels
+def test_the_clock_of_the_processor_is_no_reason_to_compile(fresh, monkeypatch):
+    """/proc/cpuinfo says how fast it runs at the moment."""
+    first = build._digest(build._compiler(), "")
+    described = processor._described()
+    monkeypatch.setattr(processor, "_described", lambda: {**described, "cpu MHz": "1.0"})
+    assert build._digest(build._compiler(), "") == first
+    monkeypatch.setattr(processor, "_described", lambda: {**described, "flags": "fpu"})
+    assert build._digest(build._compiler(), "") != first
 
 
 @needs_kernels

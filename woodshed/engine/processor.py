@@ -9,7 +9,7 @@ import torch
 
 
 @cache
-def description() -> dict[str, str]:
+def _described() -> dict[str, str]:
     """The first processor of ``/proc/cpuinfo``; empty on other systems than Linux."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
@@ -21,13 +21,18 @@ def description() -> dict[str, str]:
 
 def made_by_amd() -> bool:
     """MKL, which torch multiplies float32 with, has its best kernels for other makers."""
-    return description().get("vendor_id") == "AuthenticAMD"
+    return _described().get("vendor_id") == "AuthenticAMD"
+
+
+def kind() -> tuple[str, ...]:
+    """What of the processor code is compiled for: the same at every start, as its clock is not."""
+    return tuple(_described().get(name, "") for name in ("vendor_id", "cpu family", "model", "stepping", "flags"))
 
 
 @cache
 def has_flags(*names: str) -> bool:
     """Whether the processor says that it has all of these, as ``/proc/cpuinfo`` names them."""
-    return set(names) <= set(description().get("flags", "").split())
+    return set(names) <= set(_described().get("flags", "").split())
 
 
 def onednn_offers(*names: str) -> bool:

@@ -218,10 +218,10 @@ class ChannelBox(ABC):
                 return OSError(errno.ENOMEM, what)
         return error
 
+    @abstractmethod
     def _is_gone(self) -> bool:
         """Whether the backend knows that the box has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _end_of(self) -> str:
         """Why a box that answers no more is gone; it is, afterwards."""
-        raise NotImplementedError

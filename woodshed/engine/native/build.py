@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from woodshed.engine.processor import description
+from woodshed.engine import processor
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 
@@ -39,7 +39,7 @@ def library() -> ctypes.CDLL:
             write_whole(path, _compiled(compiler, tuned))
         found = ctypes.CDLL(str(path))
     except OSError as error:
-        raise NoKernels(f"{path} cannot be written or loaded: {error}") from error
+        raise NoKernels(f"{path} cannot be written or loaded; delete what is there: {error}") from error
     if found.woodshed_registers() < 16 * 8:
         raise NoKernels(f"this processor ({machine}) has no vectors of eight numbers")
     return found
@@ -59,7 +59,7 @@ def _digest(compiler: str, tuned: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise NoKernels(f"{compiler} does not run: {error}") from error
     parts = [(HERE / name).read_bytes() for name in SOURCES]
-    parts += [repr((FLAGS, THREADS, tuned, platform.platform(), description())).encode(), version]
+    parts += [repr((FLAGS, THREADS, tuned, platform.platform(), processor.kind())).encode(), version]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
