@@ -8,9 +8,11 @@ from collections.abc import Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from woodshed.engine.cache import RowCache
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.native.build import NoKernels, library
 from woodshed.engine.settings import EngineSettings
@@ -60,6 +62,29 @@ def slow(policy: Decoder) -> Decoder:
 
 def clone_state(policy: Decoder) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in hf_state(policy).items()}
+
+
+def filled_cache(
+    config: DecoderConfig,
+    lengths: list[int],
+    *,
+    length: int,
+    max_rows: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> RowCache:
+    """A cache of ``len(lengths)`` rows that hold random tokens, keys and values."""
+    cache = RowCache(
+        layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype,
+        device=torch.device("cpu"), budget=1 << 28, max_rows=max_rows or len(lengths), step=length,
+    )  # fmt: skip
+    for _ in lengths:
+        cache.acquire(None, length)
+    rng = torch.Generator().manual_seed(1)
+    for buffer in (*cache.keys, *cache.values):
+        buffer.copy_(torch.randn(buffer.shape, generator=rng))
+    cache.tokens[:] = np.random.default_rng(0).integers(config.vocab_size, size=cache.tokens.shape)
+    cache.lengths[:] = lengths
+    return cache
 
 
 def full_logprobs(policy: Decoder, tokens: list[int]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from woodshed.engine.attention import CausalMasks, Chunk, StepAttention
 from woodshed.engine.cache import RowCache
 
+from . import models
 from .models import DENSE, decoder
 
 POLICY = decoder()
@@ -15,18 +16,7 @@ ROWS, LENGTH = 6, 32
 
 
 def filled_cache(lengths: list[int], max_rows: int = ROWS) -> RowCache:
-    cache = RowCache(
-        layers=DENSE.num_layers, kv_heads=DENSE.num_kv_heads, head_dim=DENSE.head_dim, dtype=torch.float32,
-        device=torch.device("cpu"), budget=1 << 24, max_rows=max_rows, step=LENGTH,
-    )  # fmt: skip
-    for _ in lengths:
-        cache.acquire(None, LENGTH)
-    rng = torch.Generator().manual_seed(1)
-    for buffer in (*cache.keys, *cache.values):
-        buffer.copy_(torch.randn(buffer.shape, generator=rng))
-    cache.tokens[:] = np.random.default_rng(0).integers(DENSE.vocab_size, size=cache.tokens.shape)
-    cache.lengths[:] = lengths
-    return cache
+    return models.filled_cache(DENSE, lengths, length=LENGTH, max_rows=max_rows)
 
 
 def step(cache: RowCache, decoding: list[int], chunks: list[Chunk], ends: list[int] | None) -> torch.Tensor:

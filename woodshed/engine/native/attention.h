@@ -124,7 +124,7 @@ void attend_one(long queries, const float *q, const W *k, const W *v, long keys,
         float *row = scores + i * stride;
         totals[i] = exponentials(row, keys, keys, highest(row, keys));
     }
-    mix<std::conditional_t<sizeof(W) == 4, Plain, Half>>(queries, scores, stride, (const W *)v, keys, E, out, false);
+    mix<Single<W>>(queries, scores, stride, v, keys, E, out, false);
     for (long i = 0; i < queries; i++)
         for (long e = 0; e < E; e++) out[i * E + e] /= totals[i];
 }
@@ -153,7 +153,7 @@ void attend_many(long queries, long group, long seen, const float *q, const W *k
             for (long e = 0; e < E; e++)
                 room.keys[(t / COLUMNS * E + e) * COLUMNS + t % COLUMNS] = number(k[(first + t) * E + e]);
         for (long t = 0; t < here; t += COLUMNS)
-            panel_product<Plain, WIDE>(queries, q, E, room.keys.data() + t * E, COLUMNS, E, nullptr, room.scores.data() + t,
+            panel_product<Single<float>, WIDE>(queries, q, E, room.keys.data() + t * E, COLUMNS, E, nullptr, room.scores.data() + t,
                                        KEYS, least(here - t, COLUMNS), false);
         for (long i = 0; i < queries; i++) {
             float *row = room.scores.data() + i * KEYS;
@@ -168,7 +168,7 @@ void attend_many(long queries, long group, long seen, const float *q, const W *k
                 for (long e = 0; e < E; e++) out[i * E + e] *= shrink;
         }
         const float *values = as_floats(v + first * E, here * E, room.values.data());
-        mix<Plain>(queries, room.scores.data(), KEYS, values, here, E, out, first > 0);
+        mix<Single<float>>(queries, room.scores.data(), KEYS, values, here, E, out, first > 0);
     }
     for (long i = 0; i < queries; i++)
         for (long e = 0; e < E; e++) out[i * E + e] /= room.totals[i];

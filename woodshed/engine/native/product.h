@@ -10,22 +10,11 @@ constexpr int COLUMNS = WIDE * LANES;
 constexpr int ROWS = 6; // of x at once
 
 // How x and a panel are read. STEP: values of k at a time.
-struct Plain { // both float32
+template <class Matrix> struct Single { // x float32, the panel either
     using Left = float;
-    using Right = float;
+    using Right = Matrix;
     static constexpr int STEP = 1;
-    template <int R, int C> static void add(Floats (&total)[R][C], const float *x, long stride, const float *panel) {
-        Floats right[C];
-        for (int j = 0; j < C; j++) right[j] = load(panel + j * LANES);
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < C; j++) total[i][j] += x[i * stride] * right[j];
-    }
-};
-struct Half { // the panel is bfloat16
-    using Left = float;
-    using Right = bfloat16;
-    static constexpr int STEP = 1;
-    template <int R, int C> static void add(Floats (&total)[R][C], const float *x, long stride, const bfloat16 *panel) {
+    template <int R, int C> static void add(Floats (&total)[R][C], const float *x, long stride, const Matrix *panel) {
         Floats right[C];
         for (int j = 0; j < C; j++) right[j] = load(panel + j * LANES);
         for (int i = 0; i < R; i++)
@@ -106,7 +95,7 @@ constexpr double WORTH_THREADS = 1 << 20; // multiplications
 
 template <class W> struct Weights; // how they lie, and what x must be
 template <> struct Weights<float> {
-    using Kind = Plain;
+    using Kind = Single<float>;
     static long at(long k, long column) { return k * COLUMNS + column; }
 };
 template <> struct Weights<bfloat16> {
