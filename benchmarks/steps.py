@@ -1,7 +1,7 @@
 """Single steps of the engine by its own kernels and by torch's operators: ``python benchmarks/steps.py``.
 
-For every size of policy and number format: 1, 8 and 32 rows that decode at a context of 540 tokens, and a prompt of 512,
-turn and turn about on the same cache, one thread. Milliseconds are medians; figures are the worst and the best ratio.
+For every size of policy and number format: 1, 8 and 32 rows that decode at a context of 540 tokens, and a prompt of
+512, turn and turn about on the same cache, one thread. Milliseconds are medians; figures are the worst and best ratio.
 """
 
 from __future__ import annotations
