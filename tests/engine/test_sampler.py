@@ -97,3 +97,12 @@ def test_half_precision_logits_are_sampled_in_float32():
     logits = torch.randn(1, 50, dtype=torch.bfloat16)
     _, logps = sample(logits, [Sampling(top_p=0.9)], [0.3])
     assert adjusted_logits(logits, [Sampling()]).dtype == torch.float32 and logps[0] <= 0
+
+
+def test_a_row_is_drawn_in_the_same_way_beside_others():
+    """A CPU draws from few rows at a time where the vocabulary is wide."""
+    logits = 3 * torch.randn(11, 50_000, generator=torch.Generator().manual_seed(0))
+    samplings = [SAMPLINGS[i % 3] if i != 4 else Sampling(temperature=0.0) for i in range(11)]
+    uniforms = np.random.default_rng(0).random(11).tolist()
+    alone = [sample(logits[i : i + 1], samplings[i : i + 1], uniforms[i : i + 1]) for i in range(11)]
+    assert sample(logits, samplings, uniforms) == ([ids[0] for ids, _ in alone], [logps[0] for _, logps in alone])

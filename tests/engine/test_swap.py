@@ -260,7 +260,7 @@ def broken_in_the_copies(monkeypatch):
 
 
 def broken_in_the_kernels_copies(monkeypatch):
-    out_of_memory_after(5 * DENSE.num_layers + 2, monkeypatch, Kernels, "_panels")
+    out_of_memory_after(5 * DENSE.num_layers + 2, monkeypatch, Kernels, "_pack")
     return clone_state(decoder(seed=1))
 
 

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from woodshed.engine.memory import zeros
+
 
 class RowCache:
     """Rows of keys and values with the tokens they belong to.
@@ -52,6 +54,8 @@ class RowCache:
         self.sessions: dict[str, int] = {}
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        nothing = torch.zeros((0, kv_heads, 0, head_dim), dtype=dtype, device=device)
+        self._room = {"keys": [nothing] * self.layers, "values": [nothing] * self.layers}
         self.last = torch.zeros((0, width), dtype=dtype, device=device)
         self.evictions = 0
         self.moved: dict[int, int] = {}
@@ -167,22 +171,15 @@ class RowCache:
         return True
 
     def _reallocate(self, rows: int, length: int, kept: list[int]) -> None:
-        """New buffers that hold old row ``kept[i]`` as row i. Sets ``moved`` (old row -> new row)."""
+        """Row i holds old row ``kept[i]`` then. Sets ``moved`` (old row -> new row)."""
         old_length = self.length
-        index = torch.tensor(kept, dtype=torch.int64, device=self.device)
-        for name in ("keys", "values"):
-            old: list[Tensor] = getattr(self, name)
-            new = []
-            for layer in range(self.layers):  # layer by layer, so that old and new never exist twice in full
-                # zeros: masked positions are multiplied by probability 0 and must therefore be finite
-                buffer = torch.zeros((rows, self.kv_heads, length, self.head_dim), dtype=self.dtype, device=self.device)
-                if kept and old_length:
-                    buffer[: len(kept), :, :old_length] = old[layer].index_select(0, index)
-                    old[layer] = buffer
-                new.append(buffer)
-            setattr(self, name, new)
+        for name, room in self._room.items():
+            setattr(self, name, [])
+            if length != old_length or kept != list(range(self.rows)) or rows > len(room[0]):
+                self._new_room(room, rows, length, kept)
+            setattr(self, name, [buffer[:rows] for buffer in room])
         last = torch.zeros((rows, self.last.shape[1]), dtype=self.dtype, device=self.device)
-        last[: len(kept)] = self.last[index]
+        last[: len(kept)] = self.last[kept]
         self.last = last
         tokens = np.zeros((rows, length), np.int32)
         tokens[: len(kept), :old_length] = self.tokens[kept]
@@ -199,3 +196,15 @@ class RowCache:
         self.sessions = {name: row for row, name in enumerate(self.owner) if name is not None}
         self.tokens, self.rows, self.length = tokens, rows, length
         self.moved = {old_row: row for row, old_row in enumerate(kept)}
+
+    def _new_room(self, room: list[Tensor], rows: int, length: int, kept: list[int]) -> None:
+        # on a CPU memory is taken when it is first written, so that more rows need not be other memory
+        reserved = self.rows_within(length) if self.device.type == "cpu" else rows
+        computed = int(self.lengths[kept].max(initial=0))
+        held = slice(len(kept)) if kept == list(range(len(kept))) else kept
+        for layer, old in enumerate(room):  # layer by layer, so that old and new never exist twice in full
+            # zeros: masked positions are multiplied by probability 0 and must therefore be finite
+            new = zeros((reserved, self.kv_heads, length, self.head_dim), self.dtype, self.device)
+            if computed:
+                new[: len(kept), :, :computed] = old[held, :, :computed]
+            room[layer] = new

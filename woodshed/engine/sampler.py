@@ -14,6 +14,9 @@ from torch import Tensor
 
 from woodshed.engine.protocol import Sampling
 
+NUMBERS_AT_ONCE = 1 << 17
+"""Of the logits that a CPU draws from, so that what is made of them stays in its cache."""
+
 
 def truncate(logits_BV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Logits with everything outside top-k, top-p and min-p at -inf, applied in that order.
@@ -76,18 +79,28 @@ def sample(
     greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
     if len(greedy) == len(samplings):
         return _greedy(logits_BV)
-    probs_BV = logits_BV.softmax(-1)
-    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    total_B1 = cdf_BV[:, -1:]
-    point_B1 = torch.as_tensor(np.asarray(uniforms), device=logits_BV.device)[:, None] * total_B1
-    # rounding must not push the point to the total: the first entry above it always has a positive probability
-    point_B1 = torch.minimum(point_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
-    ids_B1 = torch.searchsorted(cdf_BV, point_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
-    ids, logps = ids_B1[:, 0].tolist(), probs_BV.gather(-1, ids_B1).log_()[:, 0].tolist()
+    points_B = torch.as_tensor(np.asarray(uniforms), device=logits_BV.device)
+    at_once = max(1, NUMBERS_AT_ONCE // logits_BV.shape[1]) if logits_BV.device.type == "cpu" else len(logits_BV)
+    ids, logps = [], []
+    for some_BV, points in zip(logits_BV.split(at_once), points_B.split(at_once)):
+        drawn, logps_of_them = _draw(some_BV, points)
+        ids += drawn
+        logps += logps_of_them
     if greedy:
         for row, token, logp in zip(greedy, *_greedy(logits_BV[greedy])):
             ids[row], logps[row] = token, logp
     return ids, logps
+
+
+def _draw(logits_BV: Tensor, points_B: Tensor) -> tuple[list[int], list[float]]:
+    probs_BV = logits_BV.softmax(-1)
+    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    total_B1 = cdf_BV[:, -1:]
+    point_B1 = points_B[:, None] * total_B1
+    # rounding must not push the point to the total: the first entry above it always has a positive probability
+    point_B1 = torch.minimum(point_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    ids_B1 = torch.searchsorted(cdf_BV, point_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
+    return ids_B1[:, 0].tolist(), probs_BV.gather(-1, ids_B1).log_()[:, 0].tolist()
 
 
 def _greedy(logits_BV: Tensor) -> tuple[list[int], list[float]]:

@@ -3,7 +3,8 @@
 #include <vector>
 #include "product.h"
 
-constexpr long KEYS = 256; // of a chunk's at a time
+constexpr long KEYS = 256;         // of a chunk's at a time
+constexpr long QUERIES = 8 * ROWS; // that are mixed together
 
 // the first `count` scores become e^(score - top), the others up to `padded` 0; their sum
 inline float exponentials(float *scores, long count, long padded, float top) {
@@ -152,9 +153,11 @@ void attend_many(long queries, long group, long seen, const float *q, const W *k
         for (long t = 0; t < here; t++)
             for (long e = 0; e < E; e++)
                 room.keys[(t / COLUMNS * E + e) * COLUMNS + t % COLUMNS] = number(k[(first + t) * E + e]);
-        for (long t = 0; t < here; t += COLUMNS)
-            panel_product<Single<float>, WIDE>(queries, q, E, room.keys.data() + t * E, COLUMNS, E, nullptr, room.scores.data() + t,
-                                       KEYS, least(here - t, COLUMNS), false);
+        for (long t = 0; t < here; t += COLUMNS) { // with the queries that see some of these keys
+            long skip = most(0, first + t + 1 - seen) * group;
+            panel_product<Single<float>, WIDE>(queries - skip, q + skip * E, E, room.keys.data() + t * E, COLUMNS, E, nullptr,
+                                               room.scores.data() + skip * KEYS + t, KEYS, least(here - t, COLUMNS), false);
+        }
         for (long i = 0; i < queries; i++) {
             float *row = room.scores.data() + i * KEYS;
             long count = most(0, least(seen + i / group - first, here));
@@ -168,7 +171,10 @@ void attend_many(long queries, long group, long seen, const float *q, const W *k
                 for (long e = 0; e < E; e++) out[i * E + e] *= shrink;
         }
         const float *values = as_floats(v + first * E, here * E, room.values.data());
-        mix<Single<float>>(queries, room.scores.data(), KEYS, values, here, E, out, first > 0);
+        for (long i = 0; i < queries; i += QUERIES) { // with the keys that some of these queries see
+            long some = least(queries - i, QUERIES), count = least(seen + (i + some - 1) / group - first, here);
+            if (count > 0) mix<Single<float>>(some, room.scores.data() + i * KEYS, KEYS, values, count, E, out + i * E, first > 0);
+        }
     }
     for (long i = 0; i < queries; i++)
         for (long e = 0; e < E; e++) out[i * E + e] /= room.totals[i];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_long, c_void_p
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.engine.cache import RowCache
+from woodshed.engine.memory import zeros
 from woodshed.engine.native.build import library
 from woodshed.engine.processor import has_flags
 from woodshed.policy.decoder import Decoder
@@ -38,11 +40,12 @@ def why_not(decoder: Decoder) -> str | None:
     return None
 
 
+_VECTORS = ("attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "mlp_norm")
+_MATRICES = ("queries", "pairs", "out", "gate_up", "down")
+
+
 class _Layer(ctypes.Structure):
-    _fields_ = [(name, c_void_p) for name in (
-        "attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "mlp_norm",
-        "queries", "pairs", "out", "gate_up", "down", "keys", "values",
-    )]  # fmt: skip
+    _fields_ = [(name, c_void_p) for name in (*_VECTORS, *_MATRICES, "keys", "values")]
 
 
 class _Policy(ctypes.Structure):
@@ -65,7 +68,8 @@ class Kernels:
         self.beside_tiles = bool(self._half) and has_flags("amx_bf16")
         config = decoder.config
         self._rope = rope_table(config, torch.device("cpu"), torch.float32)
-        self._copies: dict[str, Tensor] = {}
+        self._vectors: dict[str, Tensor] = {}
+        self._panels = self._room_for_panels()
         self._layers = (_Layer * config.num_layers)()
         self._policy = _Policy(
             config.num_layers, config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.d_ff, 0,
@@ -78,16 +82,14 @@ class Kernels:
     def refresh(self) -> None:
         """The weights have changed."""
         decoder = self.decoder
-        heads = decoder.config.num_heads * decoder.config.head_dim
         for i, (layer, out) in enumerate(zip(decoder.layers, self._layers)):
-            assert isinstance(layer, Layer)
-            for name in ("attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "mlp_norm"):
+            for name in _VECTORS:
                 setattr(out, name, self._vector(f"{i}.{name}", getattr(layer, name)))
-            matrices = {"queries": layer.qkv[:heads], "pairs": layer.qkv[heads:], "out": layer.out}
-            for name, matrix in {**matrices, "gate_up": layer.gate_up, "down": layer.down}.items():
-                setattr(out, name, self._panels(f"{i}.{name}", matrix))
+            for name in _MATRICES:
+                setattr(out, name, self._panels[f"{i}.{name}"].data_ptr())
         self._policy.norm = self._vector("norm", decoder.norm)
-        self._panels("head", decoder.head_weight)
+        for name, matrix in _matrices(decoder):
+            self._pack(matrix, self._panels[name])
 
     def take(self, count: int) -> bool:
         """Whether a step of so many tokens is theirs."""
@@ -132,27 +134,42 @@ class Kernels:
         out_NV = torch.empty(len(hidden_ND), outputs)
         failed = self._library.woodshed_linear(
             c_int(torch.get_num_threads()), c_int(self._half), c_long(len(hidden_ND)), c_long(outputs), c_long(width),
-            c_void_p(hidden_ND.data_ptr()), c_void_p(self._copies["head"].data_ptr()), c_void_p(out_NV.data_ptr()),
+            c_void_p(hidden_ND.data_ptr()), c_void_p(self._panels["head"].data_ptr()), c_void_p(out_NV.data_ptr()),
         )  # fmt: skip
         if failed:
             raise MemoryError(f"no memory for the logits of {len(hidden_ND)} tokens")
         return out_NV
 
+    def _room_for_panels(self) -> dict[str, Tensor]:
+        """Together, as that is what huge pages are for."""
+        sizes = {
+            name: self._library.woodshed_packed_size(*(c_long(size) for size in matrix.shape))
+            for name, matrix in _matrices(self.decoder)
+        }
+        room = zeros((sum(sizes.values()),), self.decoder.dtype)
+        return dict(zip(sizes, room.split(list(sizes.values()))))
+
+    def _pack(self, matrix: Tensor, panels: Tensor) -> None:
+        outputs, width = (c_long(size) for size in matrix.shape)
+        panels_at = c_void_p(panels.data_ptr())
+        self._library.woodshed_pack(c_int(self._half), outputs, width, c_void_p(matrix.data_ptr()), panels_at)
+
     def _vector(self, name: str, values: Tensor | None) -> int | None:
         if values is None:
             return None
-        self._copies[name] = values.detach().float().contiguous()
-        return self._copies[name].data_ptr()
+        self._vectors[name] = values.detach().float().contiguous()
+        return self._vectors[name].data_ptr()
 
-    def _panels(self, name: str, matrix: Tensor) -> int:
-        matrix = matrix.detach().contiguous()
-        outputs, width = (c_long(size) for size in matrix.shape)
-        if name not in self._copies:
-            size = self._library.woodshed_packed_size(outputs, width)
-            self._copies[name] = torch.zeros(size, dtype=matrix.dtype)
-        panels = c_void_p(self._copies[name].data_ptr())
-        self._library.woodshed_pack(c_int(self._half), outputs, width, c_void_p(matrix.data_ptr()), panels)
-        return self._copies[name].data_ptr()
+
+def _matrices(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Each ``[outputs, width]``, by the number and the field of its layer."""
+    heads = decoder.config.num_heads * decoder.config.head_dim
+    for i, layer in enumerate(decoder.layers):
+        assert isinstance(layer, Layer)
+        parts = (layer.qkv[:heads], layer.qkv[heads:], layer.out, layer.gate_up, layer.down)
+        for name, matrix in zip(_MATRICES, parts):
+            yield f"{i}.{name}", matrix.detach().contiguous()
+    yield "head", decoder.head_weight.detach().contiguous()
 
 
 def _at(values: NDArray[np.int64]) -> c_void_p:

@@ -49,19 +49,27 @@ struct Pairs { // both bfloat16; two neighbours in k lie together in the panel
 template <class Kind, int R, int C>
 void tile(const typename Kind::Left *x, long x_stride, const typename Kind::Right *panel, long panel_stride, long width,
           const float *bias, float *c, long c_stride, long columns, bool adds) {
-    Floats total[R][C] = {};
-    for (long k = 0; k < width; k += Kind::STEP) Kind::template add<R, C>(total, x + k, x_stride, panel + k * panel_stride);
+    Floats total[R][C];
+#pragma GCC unroll 8
     for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) total[i][j] = Floats{};
+    for (long k = 0; k < width; k += Kind::STEP) Kind::template add<R, C>(total, x + k, x_stride, panel + k * panel_stride);
+#pragma GCC unroll 8
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 4
         for (int j = 0; j < C; j++) {
             long count = least(columns - j * LANES, LANES);
-            if (count <= 0) break;
             float *at = c + i * c_stride + j * LANES;
-            Floats value = total[i][j];
-            if (bias) value += load_some(bias + j * LANES, count);
-            if (count == LANES)
+            if (count == LANES) {
+                Floats value = total[i][j];
+                if (bias) value += load(bias + j * LANES);
                 store(at, adds ? load(at) + value : value);
-            else
+            } else if (count > 0) {
+                Floats value = total[i][j];
+                if (bias) value += load_some(bias + j * LANES, count);
                 store_some(at, adds ? load_some(at, count) + value : value, count);
+            }
         }
 }
 

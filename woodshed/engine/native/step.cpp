@@ -31,7 +31,7 @@ struct Policy {
 
 namespace {
 
-constexpr long BLOCK = 64; // tokens that go through a layer together
+constexpr long BLOCK = 16 * ROWS; // tokens that go through a layer together
 
 void rms_norm(const float *x, const float *weight, long width, float eps, float *out) {
     Floats squares = {};
