@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from woodshed.policy.formats import get_format
@@ -98,10 +98,13 @@ def test_every_call_round_trips(call: tuple[str, dict[str, Any]]) -> None:
     assert only_call(parsed) == (name, arguments) and parsed.error is None
 
 
+FIRST = ["edit", "read", "set", "test", "plain", "run_tests", "edit_line"]
+
+
 @settings(max_examples=200, deadline=None)
-@given(
-    text=st.one_of(hostile, st.tuples(st.sampled_from(["edit", "read", "set", "test", "plain"]), hostile).map("".join))
-)
+@given(text=st.one_of(hostile, st.tuples(st.sampled_from(FIRST), hostile).map("".join)))
+@example(text="run_tests")
+@example(text="edit_line a.py\n2 x")
 def test_whatever_a_policy_writes_is_read_and_written_back(text: str) -> None:
     parsed = CHAT.parse(text, TOOLS)
     if parsed.error and parsed.tool_calls:
@@ -166,3 +169,9 @@ def test_errors() -> None:
         verbs_of([tool("a", {}, "two words")])
     with pytest.raises(ValueError, match="known: compact, hermes"):
         get_format("nonsense")
+
+
+def test_the_name_of_a_tool_with_a_verb_is_no_call():
+    parsed = CHAT.parse("run_tests now<end>", TOOLS)
+    assert not parsed.tool_calls and parsed.content == "run_tests now"
+    assert parsed.error == "no call: run_tests is written 'test'"

@@ -64,13 +64,17 @@ class CompactFormat:
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """The first word is the verb. An unknown verb, and text that does not fit the verb's template, still make a
-        call, with the rest of the text under ``_text``: the harness answers it with an error."""
+        call, with the rest of the text under ``_text``: the harness answers it with an error. The name of a tool that
+        has a verb makes none."""
         text = text.removesuffix(END)
         word = text.split(maxsplit=1)[0] if text[:1].strip() else ""
         if not tools or not word:
             return ParsedMessage(text, error=None if not tools else "no call: the text does not start with a verb")
-        verb = verbs_of(tools).by_verb.get(word)
-        rest = text[len(word) :]
+        verbs = verbs_of(tools)
+        verb, rest = verbs.by_verb.get(word), text[len(word) :]
+        if verb is None and word in verbs.by_name:
+            # a call of that tool would be written back with its verb, which is not what was said
+            return ParsedMessage(text, error=f"no call: {word} is written {verbs.by_name[word].usage!r}")
         if verb is None:
             return _call(text, word, {RAW: rest}, f"unknown verb {word!r}")
         arguments = verb.read(rest)
