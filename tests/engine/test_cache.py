@@ -1,5 +1,8 @@
 """The memory of the key/value cache: what rows hold as it grows, and how it is taken."""
 
+import resource
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import torch
 from woodshed.engine.cache import RowCache
 from woodshed.engine.memory import HUGE_PAGE, zeros
 
+ROOT = Path(__file__).parents[2]
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -31,38 +35,63 @@ def holds(held: RowCache, row: int, of: int, length: int) -> bool:
     return all(torch.equal(buffer, one.expand_as(buffer)) for buffer, one in zip(buffers, expected))
 
 
+def filled(rows: int, **settings) -> RowCache:
+    """Of ``rows`` sessions, the first with 5 tokens, each with one more up to 12."""
+    held = cache(**settings)
+    for session in range(rows):
+        fill(held, held.acquire(str(session), 16), 5 + session % 8)
+    return held
+
+
+def all_hold(held: RowCache, rows: int) -> bool:
+    return all(holds(held, row, row, 5 + row % 8) for row in range(rows))
+
+
+def grow(held: RowCache, rows: int) -> None:
+    for session in range(held.rows, rows):
+        fill(held, held.acquire(str(session), 16), 5 + session % 8)
+
+
 def test_more_rows_are_no_other_memory():
-    held = cache()
-    for session in range(8):
-        fill(held, held.acquire(str(session), 16), 5 + session)
+    held = filled(8)
     places = [buffer.data_ptr() for buffer in (*held.keys, *held.values)]
-    for session in range(8, 64):
-        fill(held, held.acquire(str(session), 16), 5)
+    grow(held, 64)
     assert held.rows == 64 and held.evictions == 0
     assert [buffer.data_ptr() for buffer in (*held.keys, *held.values)] == places
-    assert all(holds(held, row, row, 5 + row) for row in range(8)) and all(
-        holds(held, row, row, 5) for row in range(64)
-    )
+    assert all_hold(held, 64)
+
+
+def grow_with_little_address_space() -> None:
+    """Of the 4 GiB that this cache may have."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+    held = filled(8, budget=4 << 30, max_rows=1 << 20)
+    assert all(len(buffer) == 8 for buffer in held.keys)
+    grow(held, 64)
+    assert held.rows == 64 and all_hold(held, 64)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux only")
+def test_rows_come_one_after_the_other_where_address_space_is_little():
+    here = "from tests.engine.test_cache import grow_with_little_address_space as grow; grow(); print('grown')"
+    done = subprocess.run([sys.executable, "-c", here], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "grown\n", done.stderr
 
 
 def test_longer_rows_keep_what_was_computed():
-    held = cache()
-    for session in range(8):
-        fill(held, held.acquire(str(session), 16), 5 + session)
+    held = filled(8)
     assert held.acquire("long", 40) == 8 and held.length == 48
-    assert all(holds(held, row, row, 5 + row) for row in range(8))
+    assert all_hold(held, 8)
     assert not any(buffer[8].any() for buffer in (*held.keys, *held.values))
 
 
 def test_the_rows_that_are_kept_move_together():
-    held = cache(budget=8 * 16 * 2 * 2 * 2 * 8 * 4)  # eight rows of 16 tokens
-    for session in range(8):
-        fill(held, held.acquire(str(session), 16), 10)
+    held = filled(8, budget=8 * 16 * 2 * 2 * 2 * 8 * 4)  # eight rows of 16 tokens
     for row in (0, 2, 4, 6, 1, 3, 5, 7):  # those with even numbers are the oldest
         held.release(row)
     assert held.acquire("long", 32) is not None and held.rows == 4
     assert held.moved == {3: 0, 5: 1, 7: 2} and held.evictions == 5
-    assert all(holds(held, row, old, 10) and held.lengths[row] == 10 for old, row in held.moved.items())
+    assert all(holds(held, row, old, 5 + old) and held.lengths[row] == 5 + old for old, row in held.moved.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

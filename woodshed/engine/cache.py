@@ -6,6 +6,8 @@ product, without any copy, which on a CPU is worth more than the memory that fin
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -175,7 +177,7 @@ class RowCache:
         old_length = self.length
         for name, room in self._room.items():
             setattr(self, name, [])
-            if length != old_length or kept != list(range(self.rows)) or rows > len(room[0]):
+            if length != old_length or kept != list(range(self.rows)) or rows > min(map(len, room)):
                 self._new_room(room, rows, length, kept)
             setattr(self, name, [buffer[:rows] for buffer in room])
         last = torch.zeros((rows, self.last.shape[1]), dtype=self.dtype, device=self.device)
@@ -198,13 +200,19 @@ class RowCache:
         self.moved = {old_row: row for row, old_row in enumerate(kept)}
 
     def _new_room(self, room: list[Tensor], rows: int, length: int, kept: list[int]) -> None:
-        # on a CPU memory is taken when it is first written, so that more rows need not be other memory
-        reserved = self.rows_within(length) if self.device.type == "cpu" else rows
         computed = int(self.lengths[kept].max(initial=0))
         held = slice(len(kept)) if kept == list(range(len(kept))) else kept
         for layer, old in enumerate(room):  # layer by layer, so that old and new never exist twice in full
-            # zeros: masked positions are multiplied by probability 0 and must therefore be finite
-            new = zeros((reserved, self.kv_heads, length, self.head_dim), self.dtype, self.device)
+            new = self._reserve(rows, length)
             if computed:
                 new[: len(kept), :, :computed] = old[held, :, :computed]
             room[layer] = new
+
+    def _reserve(self, rows: int, length: int) -> Tensor:
+        """At least ``rows`` rows of zeros, as masked positions are multiplied by probability 0 and must be finite. On a
+        CPU as many as there may ever be of this length: their memory is taken when they are written."""
+        shape = self.kv_heads, length, self.head_dim
+        if self.device.type == "cpu":
+            with suppress(OSError):  # this process may not have so much address space
+                return zeros((self.rows_within(length), *shape), self.dtype)
+        return zeros((rows, *shape), self.dtype, self.device)

@@ -17,7 +17,7 @@ HUGE_PAGE = 2 << 20
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Zeros ``shape``; on a CPU in huge pages where Linux gives them on request (it does by default), because looking
     up small ones takes a good part of the time in which a large tensor is read. Memory is taken page by page, when it
-    is first written."""
+    is first written. Raises OSError where a CPU's address space is not enough."""
     count = math.prod(shape)
     size = count * dtype.itemsize
     if (device is not None and device.type != "cpu") or size < HUGE_PAGE:
