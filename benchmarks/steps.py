@@ -1,7 +1,8 @@
 """Single steps of the engine by its own kernels and by torch's operators: ``python benchmarks/steps.py``.
 
 For every size of policy and number format: 1, 8 and 32 rows that decode at a context of 540 tokens, and a prompt of
-512, turn and turn about on the same cache, one thread. Milliseconds are medians; figures are the worst and best ratio.
+512, turn and turn about, one thread; the kernels with their memory in huge pages and, on Linux, in small ones. And the
+draw of 32 tokens, all rows at once and few at a time. Milliseconds are medians; figures are the worst and best ratio.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import ctypes
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +26,17 @@ import torch
 from peers.policies import open_decoder
 from result import write_result
 
+from woodshed.engine import sampler
 from woodshed.engine.attention import CausalMasks, Chunk, StepAttention, places
 from woodshed.engine.cache import RowCache
 from woodshed.engine.native.kernels import Kernels
 from woodshed.engine.packing import PackedLinear, packs
+from woodshed.engine.protocol import Sampling
 from woodshed.policy.decoder import Decoder
 
+PR_SET_THP_DISABLE = 41  # <linux/prctl.h>
 ROWS, LENGTH, CONTEXT, PROMPT = 32, 640, 540, 512
+VOCABULARIES = (4096, 49_152)
 
 
 def filled_cache(decoder: Decoder) -> RowCache:
@@ -44,6 +53,15 @@ def filled_cache(decoder: Decoder) -> RowCache:
     return cache
 
 
+@contextmanager
+def small_pages() -> Iterator[None]:
+    """Memory that is first written in here is in small pages, asked for or not."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    yield
+    prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+
+
 def median_ms(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Of each, in turns; the first round only warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -57,30 +75,50 @@ def median_ms(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
 
 def measure(size: str, dtype: torch.dtype, rounds: int) -> dict[str, dict[str, float]]:
     decoder = open_decoder(size).to(dtype).requires_grad_(False)
-    kernels = Kernels(decoder)
+    memory = {"native": (Kernels(decoder), filled_cache(decoder))}
+    if sys.platform == "linux":
+        with small_pages():
+            memory["small pages"] = (Kernels(decoder), filled_cache(decoder))
     if packs(decoder):
         decoder.compute_with(PackedLinear(decoder))
-    cache, masks = filled_cache(decoder), CausalMasks(torch.device("cpu"), dtype)
+    masks, cache = CausalMasks(torch.device("cpu"), dtype), memory["native"][1]
 
-    def step(count: int, chunks: list[Chunk]) -> dict[str, Callable[[], object]]:
+    def step(length: int, count: int, chunks: list[Chunk]) -> dict[str, Callable[[], object]]:
         rows = np.arange(count)
+        for _, held in memory.values():
+            held.lengths[:] = length
 
         def by_torch() -> None:
             attention = StepAttention(cache, decoder.config.num_heads, rows, chunks, masks)
             tokens = torch.from_numpy(cache.tokens[attention.rows, attention.positions].astype(np.int64))
             decoder.logits(decoder.forward(tokens, torch.from_numpy(attention.positions), attention)[-ROWS:])
 
-        def native() -> None:
-            kernels.logits(kernels.forward(cache, *places(cache, rows, chunks), count, None)[-ROWS:])
+        def native(name: str) -> None:
+            kernels, held = memory[name]
+            kernels.logits(kernels.forward(held, *places(held, rows, chunks), count, None)[-ROWS:])
 
-        return {"torch": by_torch, "native": native}
+        return {"torch": by_torch, **{name: partial(native, name) for name in memory}}
 
-    cache.lengths[:] = CONTEXT
     with torch.inference_mode():
-        found = {f"{count} rows": median_ms(step(count, []), rounds) for count in (1, 8, 32)}
-        cache.lengths[:] = 0
-        found[f"prompt of {PROMPT}"] = median_ms(step(0, [Chunk(0, 0, PROMPT)]), rounds)
-    return {name: {**taken, "ratio": round(taken["torch"] / taken["native"], 2)} for name, taken in found.items()}
+        found = {f"{count} rows": median_ms(step(CONTEXT, count, []), rounds) for count in (1, 8, 32)}
+        found[f"prompt of {PROMPT}"] = median_ms(step(0, 0, [Chunk(0, 0, PROMPT)]), rounds)
+    return found
+
+
+def draw(vocabulary: int, rounds: int) -> dict[str, float]:
+    logits = torch.randn(ROWS, vocabulary, generator=torch.Generator().manual_seed(0))
+    usual = sampler.NUMBERS_AT_ONCE
+
+    def drawn(numbers: int) -> None:
+        sampler.NUMBERS_AT_ONCE = numbers
+        sampler.sample(logits, [Sampling()] * ROWS, [0.5] * ROWS)
+
+    with torch.inference_mode():
+        return median_ms({"all rows": partial(drawn, logits.numel()), "few": partial(drawn, usual)}, rounds)
+
+
+def ratios(steps: dict[str, dict[str, float]], of: str, to: str, what: str) -> list[float]:
+    return [round(ms[of] / ms[to], 2) for name, ms in steps.items() if what in name and of in ms]
 
 
 def main() -> None:
@@ -95,16 +133,21 @@ def main() -> None:
         for size in args.sizes
         for dtype in (torch.float32, torch.bfloat16)
     }
-    decoding = [step["ratio"] for steps in detail.values() for name, step in steps.items() if "rows" in name]
-    prompts = [step["ratio"] for steps in detail.values() for name, step in steps.items() if "prompt" in name]
-    figures = {
-        "decoding_vs_torch_min": min(decoding), "decoding_vs_torch_max": max(decoding),
-        "prompt_vs_torch_min": min(prompts), "prompt_vs_torch_max": max(prompts),
-    }  # fmt: skip
+    steps = {f"{policy}, {step}": ms for policy, found in detail.items() for step, ms in found.items()}
+    figures: dict[str, float | None] = {}
+    for figure, of, what in (
+        ("decoding_vs_torch", "torch", "rows"),
+        ("prompt_vs_torch", "torch", "prompt"),
+        ("decoding_vs_small_pages", "small pages", "rows"),
+        ("prompt_vs_small_pages", "small pages", "prompt"),
+    ):
+        found = ratios(steps, of, "native", what)
+        figures |= {f"{figure}_min": min(found, default=None), f"{figure}_max": max(found, default=None)}
+    draws = {f"draw of {ROWS} among {vocabulary}": draw(vocabulary, args.rounds) for vocabulary in VOCABULARIES}
+    figures["draw_few_vs_all_max"] = max(ratios(draws, "all rows", "few", "draw"))
     note = "milliseconds of a step with its logits (of the last 32 tokens at most), medians"
-    write_result(
-        "steps", figures, {"note": note, "rounds": args.rounds, "torch": torch.__version__, **detail}, args.out
-    )
+    about = {"note": note, "rounds": args.rounds, "torch": torch.__version__}
+    write_result("steps", figures, {**about, **detail, **draws}, args.out)
 
 
 if __name__ == "__main__":
