@@ -4,9 +4,9 @@
 #include "product.h"
 
 constexpr long KEYS = 256;         // of a chunk's at a time
-constexpr long QUERIES = 8 * ROWS; // that are mixed together
+constexpr long QUERIES = 8 * ROWS; // that go through those together, so that their scores stay near the processor
 
-// the first `count` scores become e^(score - top), the others up to `padded` 0; their sum
+// The first `count` scores become e^(score - top), the others up to `padded` 0; their sum. There is room for whole vectors
 inline float exponentials(float *scores, long count, long padded, float top) {
     Floats totals = {};
     long i = 0;
@@ -16,26 +16,20 @@ inline float exponentials(float *scores, long count, long padded, float top) {
         store(scores + i, now);
     }
     if (i < count) {
-        Floats now = exponential(load_some(scores + i, count - i) - top);
-        for (long lane = count - i; lane < LANES; lane++) now[lane] = 0;
+        Floats now = first_of(exponential(load(scores + i) - top), count - i, Floats{});
         totals += now;
-        store_some(scores + i, now, count - i);
+        store(scores + i, now), i += LANES;
     }
-    for (i = count; i < padded; i++) scores[i] = 0;
+    for (; i < padded; i += LANES) store(scores + i, Floats{});
     return sum(totals);
 }
 
 inline float highest(const float *scores, long count) {
-    float top = -INFINITY;
-    Floats tops = all(top);
+    Floats tops = all(-INFINITY);
     long i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        Floats now = load(scores + i);
-        tops = now > tops ? now : tops;
-    }
-    top = highest(tops);
-    for (; i < count; i++) top = scores[i] > top ? scores[i] : top;
-    return top;
+    for (; i + LANES <= count; i += LANES) tops = highest(tops, load(scores + i));
+    if (i < count) tops = highest(tops, first_of(load(scores + i), count - i, tops));
+    return highest(tops);
 }
 
 // out [rows, E] (+)= p [rows, keys] v [keys, E]
@@ -135,7 +129,7 @@ void attend_one(long queries, const float *q, const W *k, const W *v, long keys,
 struct ChunkRoom {
     std::vector<float> keys, values, scores, tops, totals;
     ChunkRoom(long queries, long E)
-        : keys(up_to(KEYS, COLUMNS) * E), values(KEYS * E), scores(queries * KEYS), tops(queries), totals(queries) {}
+        : keys(up_to(KEYS, COLUMNS) * E), values(KEYS * E), scores(QUERIES * KEYS), tops(queries), totals(queries) {}
 };
 
 inline const float *as_floats(const float *values, long, float *) { return values; }
@@ -153,27 +147,30 @@ void attend_many(long queries, long group, long seen, const float *q, const W *k
         for (long t = 0; t < here; t++)
             for (long e = 0; e < E; e++)
                 room.keys[(t / COLUMNS * E + e) * COLUMNS + t % COLUMNS] = number(k[(first + t) * E + e]);
-        for (long t = 0; t < here; t += COLUMNS) { // with the queries that see some of these keys
-            long skip = most(0, first + t + 1 - seen) * group;
-            panel_product<Single<float>, WIDE>(queries - skip, q + skip * E, E, room.keys.data() + t * E, COLUMNS, E, nullptr,
-                                               room.scores.data() + skip * KEYS + t, KEYS, least(here - t, COLUMNS), false);
-        }
-        for (long i = 0; i < queries; i++) {
-            float *row = room.scores.data() + i * KEYS;
-            long count = most(0, least(seen + i / group - first, here));
-            if (first == 0) room.tops[i] = -INFINITY, room.totals[i] = 0;
-            float top = count ? highest(row, count) : -INFINITY;
-            top = room.tops[i] > top ? room.tops[i] : top;
-            float shrink = first == 0 ? 0.0f : std::exp(room.tops[i] - top);
-            room.totals[i] = room.totals[i] * shrink + exponentials(row, count, here, top);
-            room.tops[i] = top;
-            if (first && shrink != 1.0f)
-                for (long e = 0; e < E; e++) out[i * E + e] *= shrink;
-        }
         const float *values = as_floats(v + first * E, here * E, room.values.data());
-        for (long i = 0; i < queries; i += QUERIES) { // with the keys that some of these queries see
-            long some = least(queries - i, QUERIES), count = least(seen + (i + some - 1) / group - first, here);
-            if (count > 0) mix<Single<float>>(some, room.scores.data() + i * KEYS, KEYS, values, count, E, out + i * E, first > 0);
+        for (long i = 0; i < queries; i += QUERIES) {
+            long some = least(queries - i, QUERIES);
+            long seen_by_last = least(seen + (i + some - 1) / group - first, here);
+            if (seen_by_last <= 0) continue;
+            float *scores = room.scores.data();
+            for (long t = 0; t < seen_by_last; t += COLUMNS) { // with the queries that see some of these keys
+                long skip = most(0, (first + t + 1 - seen) * group - i);
+                panel_product<Single<float>, WIDE>(some - skip, q + (i + skip) * E, E, room.keys.data() + t * E, COLUMNS, E,
+                                                   nullptr, scores + skip * KEYS + t, KEYS, COLUMNS, false);
+            }
+            for (long j = i; j < i + some; j++) {
+                float *row = scores + (j - i) * KEYS;
+                long count = most(0, least(seen + j / group - first, here));
+                if (first == 0) room.tops[j] = -INFINITY, room.totals[j] = 0;
+                float top = count ? highest(row, count) : -INFINITY;
+                top = room.tops[j] > top ? room.tops[j] : top;
+                float shrink = first == 0 ? 0.0f : std::exp(room.tops[j] - top);
+                room.totals[j] = room.totals[j] * shrink + exponentials(row, count, seen_by_last, top);
+                room.tops[j] = top;
+                if (first && shrink != 1.0f)
+                    for (long e = 0; e < E; e++) out[j * E + e] *= shrink;
+            }
+            mix<Single<float>>(some, scores, KEYS, values, seen_by_last, E, out + i * E, first > 0);
         }
     }
     for (long i = 0; i < queries; i++)

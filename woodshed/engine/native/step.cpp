@@ -73,7 +73,7 @@ template <class W> struct Step {
     Step(const Policy &policy, const int64_t *rows, const int64_t *positions, const int64_t *alone, long count, int threads)
         : policy(policy), rows(rows), positions(positions), alone(alone), threads(threads) {
         bool chunks = false;
-        for (long i = 0; i < count; i++) stride = most(stride, positions[i] + 1), chunks |= !alone[i];
+        for (long i = 0; i < count; i++) stride = most(stride, up_to(positions[i] + 1, LANES)), chunks |= !alone[i];
         long block = least(count, BLOCK);
         normed.resize(block * D), queries.resize(block * H * E), pairs.resize(block * 2 * K * E);
         mixed.resize(block * H * E), gates.resize(block * 2 * F), hidden.resize(block * F);

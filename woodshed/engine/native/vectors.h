@@ -67,10 +67,22 @@ inline float sum(Floats values) {
     for (int i = 0; i < LANES / 4; i++) total += take<Quad>((const float *)&values + 4 * i);
     return (total[0] + total[1]) + (total[2] + total[3]);
 }
+inline Floats highest(Floats a, Floats b) { return a > b ? a : b; }
 inline float highest(Floats values) {
-    float most = values[0];
-    for (int i = 1; i < LANES; i++) most = values[i] > most ? values[i] : most;
-    return most;
+    typedef float Quad __attribute__((vector_size(16)));
+    Quad most = take<Quad>(&values);
+    for (int i = 1; i < LANES / 4; i++) {
+        Quad others = take<Quad>((const float *)&values + 4 * i);
+        most = most > others ? most : others;
+    }
+    float a = most[0] > most[1] ? most[0] : most[1], b = most[2] > most[3] ? most[2] : most[3];
+    return a > b ? a : b;
+}
+// the first `count` lanes of one, the others of the other
+inline Floats first_of(Floats values, long count, Floats others) {
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    return lane < int(count) ? values : others;
 }
 
 // e^x to two units in the last place: 2^n e^r with |r| <= ln 2 / 2 (Cody and Waite 1980), a polynomial for e^r.
