@@ -1,5 +1,5 @@
 # `make run` sets up and runs the main job; `make test` sets up and passes the tests.
-RECIPE ?= recipes/laptop.toml
+RECIPE ?= laptop
 PY = .venv/bin/python
 
 run: setup

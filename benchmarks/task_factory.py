@@ -21,6 +21,7 @@ from typing import Any
 from result import write_result
 
 from woodshed.record.task import Task
+from woodshed.tasks.change import change_of
 from woodshed.tasks.cost import spent
 from woodshed.tasks.leaks import scan
 from woodshed.tasks.packages.catalogue import load_catalogue
@@ -52,7 +53,8 @@ def build(sources: list[str], per_source: int, folder: Path, more: list[str]) ->
     spent = json.loads(clock.read_text()) if clock.exists() else 0.0
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "woodshed.cli", "tasks", "build", *sources, "--out", str(folder / "tasks"),
-               "--per-source", str(per_source), "--per-function", "3", "--level", "mixed", *more]  # fmt: skip
+               "--per-source", str(per_source), "--per-function", "3", "--level", "mixed",
+               "--multi-file-share", "0.4", *more]  # fmt: skip
     start = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the build ends with this
     process = subprocess.Popen(command)
@@ -104,6 +106,7 @@ def measure(folder: Path, seconds: float) -> tuple[dict[str, float | None], dict
         "kept_tasks": kept,
         "kept_share": round(kept / max(1, tried), 3),
         "seconds_per_kept_task": round(seconds / max(1, kept), 2),
+        "deletion_tasks_multi_file_share": _multi_file_share(folder / "tasks"),
         "tasks_per_core_hour": round(kept / (spent(folder / "tasks") / 3600), 1),
         "planted_leaks": count,
         "planted_leaks_found": sum(plants.values()),
@@ -123,6 +126,15 @@ def measure(folder: Path, seconds: float) -> tuple[dict[str, float | None], dict
         "planted": plants,
     }
     return figures, detail
+
+
+def _multi_file_share(folder: Path) -> float | None:
+    """Of the tasks that were made by deleting code, the share whose solution changes two files or more."""
+    tasks = [Task.load(path.parent) for path in sorted(folder.glob("*/task.toml"))]
+    files = [
+        len(change_of(task).files) for task in tasks if task.info.provenance.get("generator", "").startswith("delete_")
+    ]
+    return round(sum(count > 1 for count in files) / len(files), 3) if files else None
 
 
 def main() -> None:

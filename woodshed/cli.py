@@ -14,7 +14,7 @@ from rich.text import Text
 from . import cli_boxes, cli_install, cli_renew, cli_roots, cli_tasks  # noqa: F401  (some register their commands)
 
 app = typer.Typer(
-    help="Trains coding agents in the very harness they ship in.\n\nStart with: woodshed run recipes/laptop.toml",
+    help="Trains coding agents in the very harness they ship in.\n\nStart with: woodshed run laptop",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -35,7 +35,11 @@ def _fail(error: Exception) -> typer.Exit:
 @app.command()
 def run(
     recipe: Annotated[
-        Path, typer.Argument(help="Recipe file (recipes/*.toml), or a run directory to continue", readable=False)
+        Path,
+        typer.Argument(
+            help="Name of a built-in recipe (laptop, smoke, smollm2), a file, or a run directory to continue",
+            readable=False,
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME of the recipe")] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field: --set rl.group_size=16")] = None,
@@ -168,14 +172,21 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory")]) -> None:
 
 @app.command()
 def recipe(
-    path: Annotated[Path, typer.Argument(help="Recipe file", readable=False)],
-    set: Annotated[list[str] | None, typer.Option("--set", help="Override a field")] = None,
+    path: Annotated[Path, typer.Argument(help="Name of a built-in recipe, or a file", readable=False)],
+    set: Annotated[list[str] | None, typer.Option("--set", help="Override a field; implies --all")] = None,
+    all: Annotated[bool, typer.Option("--all", help="Print every field with its value, defaults too")] = False,
 ) -> None:
-    """Check a recipe and print it with every field resolved."""
-    from .recipe.load import RecipeError, dump_recipe, load_recipe
+    """Check a recipe and print it.
+
+    A recipe of your own:  woodshed recipe laptop > mine.toml
+
+    Every field that there is:  woodshed recipe laptop --all
+    """
+    from .recipe.load import RecipeError, dump_recipe, find_recipe, load_recipe
 
     try:
-        sys.stdout.write(dump_recipe(load_recipe(path, set or [])))
+        resolved = load_recipe(path, set or [])
+        sys.stdout.write(dump_recipe(resolved) if all or set else find_recipe(path).read_text(encoding="utf-8"))
     except RecipeError as error:
         raise _fail(error) from None
 
@@ -219,7 +230,7 @@ def monitors(
     Monitors flag and count. What follows from a finding in training stands in the recipe: flag (nothing), quarantine
     (the rollout is left out), fail (its outcome is taken back), off:
 
-        woodshed run recipes/laptop.toml --set rl.monitors.special_casing=quarantine
+        woodshed run laptop --set rl.monitors.special_casing=quarantine
     """
     from .grading.monitors import NAMES
     from .view.findings import FindingsError, print_findings

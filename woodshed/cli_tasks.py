@@ -64,6 +64,9 @@ def build(
     prompt_model: Annotated[str, typer.Option(help="Model name to ask it for")] = "policy",
     prompt_key_env: Annotated[str, typer.Option(help="Environment variable with its API key")] = "",
     per_function: Annotated[int, typer.Option(min=1, help="Different changes tried on each function")] = 1,
+    multi_file_share: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Share of the deletions tried that must touch several files")
+    ] = 0.0,
     mutants: Annotated[int, typer.Option(min=0, help="Mutants of each solution, for its mutation score")] = 4,
     exploits: Annotated[int, typer.Option(min=0, help="Exploits tried on a task of each source")] = 4,
     tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
@@ -96,7 +99,7 @@ def build(
         "tasks_per_package": per_source, "kinds": kind or list(get_args(Kind)), "prompt": prompt,
         "heldout_share": heldout_share, "heldout_packages": heldout, "seed": seed, "catalogue": catalogue,
         "parallel": parallel or _cores(), "level": level, "per_function": per_function, "mutants": mutants,
-        "exploits": exploits,
+        "exploits": exploits, "multi_file_share": multi_file_share,
     }  # fmt: skip
     try:
         words = reworder(prompt_policy, prompt_model, prompt_key_env, out)

@@ -65,6 +65,40 @@ def test_what_a_program_says_last_is_shown_without_its_traceback(tmp_path: Path)
         assert str(failed.value) == message
 
 
+def until_it_fails(program: Program) -> tuple[str, int]:
+    """The message of the failure, and how often the program was started."""
+    supervisor, starts = Supervisor(), 1
+    supervisor.start(program)
+    while True:
+        try:
+            starts += len(supervisor.check())
+        except ProgramFailed as failure:
+            return str(failure), starts
+        time.sleep(0.02)
+
+
+def test_a_mistake_in_code_is_shown_at_once_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "stage.py").write_text("def read():\n    return tuple().filter\n\nread()\n")
+    message, starts = until_it_fails(Program("stage", [str(tmp_path / "stage.py")], tmp_path / "log"))
+    assert starts == 1
+    assert "AttributeError: 'tuple' object has no attribute 'filter'" in message
+    assert 'stage.py", line 2, in read' in message and "return tuple().filter" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "starts"),
+    [
+        ("raise ValueError('no such split')", 2),
+        ("import time; raise ValueError(time.time_ns())", 4),
+        ("raise ConnectionRefusedError('nobody listens')", 4),
+        ("import os; os.kill(os.getpid(), 9)", 4),
+    ],
+    ids=["the same error", "another error each time", "an error of the network", "killed"],
+)
+def test_the_same_error_twice_is_not_tried_a_third_time(source: str, starts: int, tmp_path: Path) -> None:
+    assert until_it_fails(Program("odd", ["-c", source], tmp_path / "log", max_restarts=3))[1] == starts
+
+
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path\n"

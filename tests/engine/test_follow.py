@@ -175,3 +175,30 @@ def test_what_is_decoded_is_used_though_what_follows_is_damaged(tmp_path: Path) 
             assert engine.version == 1 and await samples_from(engine, 1)
 
     asyncio.run(main())
+
+
+def test_an_unforeseen_error_is_shown_and_following_goes_on(chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        publisher = Publisher(chain, fsync=False)
+        publisher.publish(1, clone_state(POLICIES[1]))
+        async with running(decoder(seed=0)) as engine:
+            watching = watch(engine, chain)
+            advance = watching.follower.advance
+
+            def broken() -> None:
+                raise KeyError("unforeseen")
+
+            monkeypatch.setattr(watching.follower, "advance", broken)
+            task = asyncio.create_task(watching.run())
+            try:
+                while not engine.stats()["weights_stale"]:
+                    await asyncio.sleep(0.01)
+                assert "unforeseen" in engine.stats()["weights_problem"]["reason"] and not task.done()
+                monkeypatch.setattr(watching.follower, "advance", advance)
+                while engine.stats()["weights_stale"]:
+                    await asyncio.sleep(0.01)
+                assert engine.version == 1 and await samples_from(engine, 1)
+            finally:
+                task.cancel()
+
+    asyncio.run(main())

@@ -10,10 +10,25 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from woodshed.sandbox.faults import answered
 from woodshed.sandbox.protocol import BoxSpec, ExecResult, Snapshot, Unsupported
+
+
+def _as_a_box(method: Any) -> Any:
+    """Errors of files as a box reports them."""
+
+    @wraps(method)
+    async def answers(*args: Any, **named: Any) -> Any:
+        try:
+            return await method(*args, **named)
+        except OSError as error:
+            raise answered(error.errno or 5, error.strerror or str(error), error.filename) from None
+
+    return answers
 
 
 class FolderBox:
@@ -61,17 +76,21 @@ class FolderBox:
         argv = [sys.executable, "-B", "-c", source]
         return await self.exec(argv, stdin=stdin, cwd=cwd, timeout=timeout, max_output=max_output)
 
+    @_as_a_box
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
         self.calls.append(f"read {path}")
         await asyncio.sleep(0)
         return (self.root / path).read_bytes()[:max_bytes]
 
+    @_as_a_box
     async def write(self, path: str, data: bytes) -> None:
         self._write({path: data})
 
+    @_as_a_box
     async def delete(self, path: str) -> None:
         (self.root / path).unlink()
 
+    @_as_a_box
     async def list(
         self, path: str = ".", *, recursive: bool = False, limit: int = 10_000
     ) -> list[tuple[str, str, int]]:
@@ -79,9 +98,11 @@ class FolderBox:
         kinds = ((p.relative_to(self.root / path).as_posix(), "dir" if p.is_dir() else "file", p) for p in found)
         return sorted((name, kind, p.stat().st_size) for name, kind, p in kinds)[:limit]
 
+    @_as_a_box
     async def put(self, files: Mapping[str, bytes]) -> None:
         self._write(files)
 
+    @_as_a_box
     async def get(self, patterns: Sequence[str], *, max_bytes: int = 64 << 20) -> dict[str, bytes]:
         paths = {p for pattern in patterns for p in self.root.glob(pattern) if p.is_file() and not p.is_symlink()}
         return {p.relative_to(self.root).as_posix(): p.read_bytes() for p in sorted(paths)}

@@ -23,6 +23,23 @@ def test_shipped_recipes_load_and_survive_a_round_trip(path: Path, tmp_path: Pat
     assert len(lines) < 40
 
 
+def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: Path) -> None:
+    def woodshed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from woodshed.cli import app; app()", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    mine = tmp_path / "mine.toml"
+    mine.write_text(woodshed("recipe", "laptop").stdout)
+    assert mine.read_text().startswith("#") and load_recipe(mine) == load_recipe("laptop")
+    resolved = woodshed("recipe", "mine.toml", "--set", "rl.group_size=3").stdout
+    assert "group_size = 3" in resolved and "max_staleness" in resolved
+    (tmp_path / "laptop").write_text('name = "a file"\n')
+    assert "'a file'" in " ".join(woodshed("recipe", "laptop").stderr.split())  # a file comes before a name
+    unknown = woodshed("run", "latop")
+    assert unknown.returncode == 2
+    assert "did you mean 'laptop'? built in are laptop, smoke, smollm2" in " ".join(unknown.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [

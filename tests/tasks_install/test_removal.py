@@ -38,10 +38,6 @@ REFUSED: dict[str, dict[str, str]] = {
     "nothing was removed": {},
     "code was added": {MODULE: CODE.replace("return whole - whole", "return whole + whole")},
     "files were added or deleted": {"src/prices/spare.py": "x"},
-    "more than one module was changed": {MODULE: "", "src/prices/other.py": ""},
-    "more than one public function was changed": {
-        MODULE: "\n".join([*LINES[:5], "    pass", *LINES[9:13], "    pass", *LINES[16:]])
-    },
     "no test runs what was removed": {MODULE: "\n".join(LINES[1:])},
     "the module does not parse any more": {MODULE: "\n".join([*LINES[:4], *LINES[9:]])},
     "what was changed is no code": {"src/prices/rates.txt": "pass"},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.packages.candidates import candidates, split_of
+from woodshed.tasks.packages.candidates import candidates
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.instruction import (
@@ -21,6 +21,7 @@ from woodshed.tasks.packages.instruction import (
     pointed_bug_report,
     signature_of,
 )
+from woodshed.tasks.packages.partition import unplanned
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.packages.workspace import protected_globs, submission_globs, workspace_of
@@ -95,10 +96,10 @@ def test_tasks_of_a_seed_stay_the_same() -> None:
 def test_split_by_package_and_by_function() -> None:
     functions = [CoveredFunction("m.py", f"f{i}", 1, 2, 3, ()) for i in range(400)]
     settings = PackageTaskSettings(heldout_packages=("whole",), heldout_share=0.25)
-    assert {split_of(settings, "whole", f) for f in functions} == {"heldout"}
-    share = sum(split_of(settings, "other", f) == "heldout" for f in functions) / 400
+    assert {unplanned(settings, "whole").of(f) for f in functions} == {"heldout"}
+    share = sum(unplanned(settings, "other").of(f) == "heldout" for f in functions) / 400
     assert 0.17 < share < 0.33
-    assert {split_of(PackageTaskSettings(heldout_share=0.0), "other", f) for f in functions} == {"train"}
+    assert {unplanned(PackageTaskSettings(heldout_share=0.0), "other").of(f) for f in functions} == {"train"}
 
 
 def test_instructions() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from woodshed.tasks.mutate import delete_bodies, merge, remove_functions
-from woodshed.tasks.packages.candidates import candidates, combinations, split_of
+from woodshed.tasks.packages.candidates import candidates, combinations
 from woodshed.tasks.packages.deletion import delete_group
 from woodshed.tasks.packages.groups import class_of, feature_of, methods_with
+from woodshed.tasks.packages.partition import kept_splits, plan_splits
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.packages.settings import PackageTaskSettings
 
@@ -142,7 +145,51 @@ def test_candidates_of_every_kind_never_mix_splits() -> None:
     for share in (0.3, 0.5, 0.7):
         mixed = ALL.model_copy(update={"kinds": kinds, "heldout_share": share, "per_function": 3})
         for candidate in candidates(mixed, SUITE, WORKSPACE):
-            assert {split_of(mixed, "words", f) for f in candidate.functions} == {candidate.split}
+            assert {plan_splits(mixed, SUITE).of(f) for f in candidate.functions} == {candidate.split}
+
+
+def feature_suite(features: int = 40, size: int = 10) -> Suite:
+    """Features of ``size`` functions over three files, each with a test of its own, and one helper of all of them."""
+    made = [
+        CoveredFunction(f"big/m{part % 3}.py", f"f{number}_{part}", 1, 4, 3, (f"t{number}",))
+        for number in range(features) for part in range(size)
+    ]  # fmt: skip
+    tests = {f"t{number}": 0.1 for number in range(features)}
+    return Suite("big", tests, (*made, CoveredFunction("big/m0.py", "core", 1, 4, 3, tuple(tests))), {}, 1.0)
+
+
+def test_whole_features_are_held_out_and_survive_the_split() -> None:
+    suite, asked = feature_suite(), PackageTaskSettings(heldout_share=0.2, heldout_packages=())
+    splits = plan_splits(asked, suite)
+    assert splits == plan_splits(asked, suite), "the same every time"
+    held = [f for f in suite.functions if splits.of(f) == "heldout"]
+    assert abs(len(held) / len(suite.functions) - 0.2) < 0.01
+    heads = [f for f in suite.functions if f.name.endswith("_0")]
+    trimmed = [splits.same_side(f, feature_of(f, suite)) for f in heads]
+    assert all(len({f.module for f in group}) == 3 for group in trimmed if splits.of(group[0]) == "train")
+    whole = [group for group in trimmed if len(group) == 10]
+    assert {splits.of(group[0]) for group in whole} == {"train", "heldout"}, "features of both sides are left whole"
+    assert sum(len(group) for group in trimmed) > 0.8 * len(suite.functions)
+    by_side = {side: {f for g in trimmed for f in g if splits.of(g[0]) == side} for side in ("train", "heldout")}
+    assert not by_side["train"] & by_side["heldout"], "nothing that is asked for on one side is an answer on the other"
+
+
+def test_a_later_start_keeps_the_plan(tmp_path: Path) -> None:
+    suite, asked = feature_suite(), PackageTaskSettings(heldout_share=0.2, heldout_packages=())
+    first = kept_splits(tmp_path / "splits.json", asked, suite, "bytes")
+    flaky = replace(suite, functions=suite.functions[30:])  # some tests were unstable this time
+    again = kept_splits(tmp_path / "splits.json", asked, flaky, "bytes")
+    assert all(first.of(f) == again.of(f) for f in suite.functions)
+    (tmp_path / "splits.json").write_text("{")
+    assert kept_splits(tmp_path / "splits.json", asked, suite, "bytes") == first
+
+
+def test_deletions_of_one_file_leave_room_for_those_of_several() -> None:
+    kinds = ("mutate", "delete_function", "delete_methods", "delete_class", "delete_feature")
+    for share in (0.34, 0.5, 0.9):
+        asked = ALL.model_copy(update={"kinds": kinds, "per_function": 3, "multi_file_share": share})
+        deleted = [len(c.files) > 1 for c in candidates(asked, SUITE, WORKSPACE) if c.kind != "mutate"]
+        assert deleted and sum(deleted) / len(deleted) >= share
 
 
 def test_combinations_hold_every_part() -> None:

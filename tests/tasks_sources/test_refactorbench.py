@@ -164,8 +164,9 @@ def test_moved_code_is_no_attack(built: tuple[Path, list[Task], BuildReport], pl
     ending = dict.fromkeys(("conftest.py", "shop/conftest.py", "refactorbench/conftest.py"), b"raise SystemExit\n")
     done = graded({"shop/price.py": cls, "shop/prices.py": rest, **ending})
     assert done.resolved, done
-    refused = graded({"shop/price.py": cls + b"import gc\n", "shop/prices.py": rest})
-    assert not refused.resolved and "shop/price.py: import gc" in refused.detail and "__eq__" not in refused.detail
+    refused = graded({"shop/price.py": cls + b"import gc\nFOUND = gc.get_objects()\n", "shop/prices.py": rest})
+    assert not refused.resolved and "shop/price.py: use of gc.get_objects" in refused.detail
+    assert "__eq__" not in refused.detail
     half = graded({"shop/price.py": cls}, ("shop/prices.py",))
     assert not half.resolved and "refused" not in half.detail
 

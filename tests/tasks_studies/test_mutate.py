@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from woodshed.tasks.mutate import Mutation, apply_line, delete_body, function_spans, mutations, normalise, pick
-from woodshed.tasks.mutate.kinds import WEIGHTS
+from woodshed.tasks.mutate.kinds import WEIGHTS, changes
+from woodshed.tasks.mutate.splice import put
 from woodshed.tasks.studies import draw_functions
 
 SAMPLE = '''
@@ -169,3 +170,55 @@ def test_lines_of_study_functions() -> None:
         _check(function.source, found)
         assert all(normalise(m.source) == m.source for m in found)
         assert all(apply_line(m.source, m.line, m.before) == function.source for m in found)
+
+
+REAL = '''
+import re  # imported
+
+def f(items, limit, *, name='x', sep=", "):
+    """Doc."""
+    größe = {'a':1,  "b": 0x10}  # 'quoted' and "quoted"
+    if not (limit>3 and name  ==  'é' ) or len(items)<=2 :  # kept
+        return  [ 'é' + i for i in items if 'ü' in i or i!='']
+    total = (limit - 1)-2 * ( limit+1 )
+    text = re.sub(r'\\d+',   "n", name)
+    return max(
+        total * 2,  # first
+        größe['a'] if name not   in items else -1,
+    ), text.lstrip( 'x' )
+'''
+
+
+def test_real_code_differs_only_in_the_changed_tokens() -> None:
+    found = mutations(REAL, function="f", keep_format=True)
+    _check(REAL, found)
+    after = {m.after for m in found}
+    assert "    if not (limit>=3 and name  ==  'é' ) or len(items)<=2 :  # kept" in after
+    assert "    if not (limit>3 or name  ==  'é' ) or len(items)<=2 :  # kept" in after
+    assert "    if not (limit>3 and name  !=  'é' ) or len(items)<=2 :  # kept" in after
+    assert "        return  [ 'é' + i for i in items if 'ü' not in i or i!='']" in after
+    assert "        größe['a'] if name in   items else -1," not in after
+    assert "        größe['a'] if name in items else -1," in after
+    assert "        total * 3,  # first" in after and "        total + 2,  # first" in after
+    assert "    ), text.rstrip( 'x' )" in after
+    assert """    text = re.sub("n",   r'\\d+', name)""" in after
+    assert any(m.kind == "swap" and "total" in m.before for m in found)
+    quoted = [m for m in found if "'" in m.before]
+    assert quoted and all("'" in m.after for m in quoted)
+
+
+@settings(max_examples=50, deadline=None)
+@given(_EXPRESSIONS)
+def test_property_text_and_tree_are_mutated_alike(expression: str) -> None:
+    """Every spliced text parses to a tree that the changes of the tree give."""
+    source = f"def f(a, b):\n    c  =  'é', {expression}  # kept\n    return c\n"
+    tree = ast.parse(source)
+    wanted = set()
+    for change in changes(tree.body[0], tree):
+        parent, name, index = change.ancestors[-1]
+        put(parent, name, index, change.replacement)
+        wanted.add(ast.dump(tree))
+        put(parent, name, index, change.node)
+    found = mutations(source, function="f", keep_format=True)
+    assert {ast.dump(ast.parse(m.source)) for m in found} <= wanted
+    assert all("'é'" in m.source and "# kept" in m.source for m in found)

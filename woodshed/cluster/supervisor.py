@@ -5,6 +5,7 @@ Call everything from one long-lived thread (the kernel ties a child's parent-dea
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import os
 import signal
@@ -18,6 +19,16 @@ from pathlib import Path
 FATAL = "fatal: "
 """A program that ends on purpose starts a line with this and says why from there on."""
 
+_CODE_IS_WRONG = (AttributeError, ImportError, NameError, NotImplementedError, SyntaxError, TypeError)
+"""Exceptions that a second start cannot mend: it runs the same code."""
+_PASSES = (OSError, MemoryError, EOFError)
+"""Exceptions that a machine or a network may have caused, even if the same one comes again."""
+_PASSES_BY_NAME = ("httpx.", "httpcore.", "SandboxError", "EndpointLost", "GatewayError", "ChainError")
+"""The same for exceptions of other folders, as parts of their names."""
+_FRAMES = 6
+"""Lines of a traceback, above the error itself, that tell where a program failed."""
+
+_TRACEBACK = "Traceback (most recent call last)"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -28,7 +39,10 @@ class ProgramFailed(Exception):
 
 @dataclass
 class Program:
-    """``argv`` after the Python interpreter; ``log`` gets stdout and stderr; ``fatal`` exit codes are not retried."""
+    """``argv`` after the Python interpreter; ``log`` gets stdout and stderr; ``fatal`` exit codes are not retried.
+
+    ``failure`` is the error that its last run ended with, empty after a run that was killed or went on for a minute.
+    """
 
     name: str
     argv: Sequence[str]
@@ -41,6 +55,7 @@ class Program:
     started: float = 0.0
     log_start: int = 0
     done: bool = False
+    failure: str = ""
 
 
 class Supervisor:
@@ -72,7 +87,11 @@ class Supervisor:
         self.programs[program.name] = program
 
     def check(self) -> list[str]:
-        """Restart what died and name it. Raises ProgramFailed when a program keeps dying."""
+        """Restart what died and name it.
+
+        Raises ProgramFailed when a program keeps dying, and at once when it failed for a reason that another start
+        cannot mend: a mistake in code, or the error that the start before ended with.
+        """
         restarted = []
         for program in self.programs.values():
             assert program.process is not None
@@ -83,7 +102,11 @@ class Supervisor:
                 program.done = True
                 continue
             if time.monotonic() - program.started > 60:
-                program.restarts = 0
+                program.restarts, program.failure = 0, ""
+            before, program.failure = program.failure, _error(program) if code > 0 else ""
+            if code not in program.fatal and _is_deterministic(program.failure, before):
+                frames = last_words(program.log, program.log_start, frames=_FRAMES)
+                raise ProgramFailed(f"{program.name} fails in the same way at every start, so it ends here\n{frames}")
             if code in program.fatal or program.restarts >= program.max_restarts:
                 said = last_words(program.log, program.log_start)
                 deliberate = code in program.fatal and said
@@ -115,8 +138,28 @@ class Supervisor:
             self.programs.pop(program.name, None)
 
 
-def last_words(log: Path, start: int = 0, lines: int = 15) -> str:
-    """The end of what a program wrote from byte ``start`` on: why it gave up; of a traceback only the error itself."""
+def _error(program: Program) -> str:
+    """The error (type and message) of the traceback that a run ended with; empty where there is none."""
+    said = last_words(program.log, program.log_start, frames=1)
+    return last_words(program.log, program.log_start) if said.startswith(_TRACEBACK) else ""
+
+
+def _is_deterministic(error: str, before: str) -> bool:
+    """Whether a start after ``error`` would end the same way. ``before``: the error of the run before, if any."""
+    name = error.partition(":")[0].partition("\n")[0]
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, _CODE_IS_WRONG):
+        return True
+    if (isinstance(kind, type) and issubclass(kind, _PASSES)) or any(part in name for part in _PASSES_BY_NAME):
+        return False
+    return bool(error) and error == before
+
+
+def last_words(log: Path, start: int = 0, lines: int = 15, *, frames: int = 0) -> str:
+    """The end of what a program wrote from byte ``start`` on: why it gave up.
+
+    Of a traceback only the error itself, and the last ``frames`` lines above it.
+    """
     try:
         text = log.read_bytes()[start:].decode(errors="replace").splitlines()[-400:]
     except OSError:
@@ -124,11 +167,12 @@ def last_words(log: Path, start: int = 0, lines: int = 15) -> str:
     reasons = [n for n, line in enumerate(text) if line.startswith(FATAL)]
     if reasons:
         return "\n".join(text[reasons[-1] :])[len(FATAL) :]
-    headers = [n for n, line in enumerate(text) if line.startswith("Traceback (most recent call last)")]
+    headers = [n for n, line in enumerate(text) if line.startswith(_TRACEBACK)]
     if headers:
         after = text[headers[-1] + 1 :]
         error = next((n for n, line in enumerate(after) if line and not line[0].isspace()), 0)
-        return "\n".join(after[error : error + lines])
+        above = [_TRACEBACK, *after[max(0, error - frames) : error]] if frames else []
+        return "\n".join([*above, *after[error : error + lines]])
     return "\n".join(text[-lines:])
 
 

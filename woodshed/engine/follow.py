@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from woodshed.engine.errors import EngineError
 from woodshed.engine.local import LocalEngine
@@ -49,8 +50,14 @@ class ChainWatch:
         """To the newest version there is now."""
         try:
             await self._step()
-        except (EngineError, OSError, ValueError) as error:
-            log.error("weights: %s", error)
+        except Exception as error:  # whatever it is: serving goes on, and the next look may succeed
+            reason = f"{type(error).__name__}: {error}"
+            known = self.engine.weights_problem
+            if known is None or known["reason"] != reason:
+                log.error("weights: %s", reason, exc_info=not isinstance(error, (EngineError, OSError, ValueError)))
+            self.engine.weights_problem = {"reason": reason, "since": known["since"] if known else time.time()}
+        else:
+            self.engine.weights_problem = None
 
     async def _step(self) -> None:
         """To the newest version there is now. A step that has begun is finished, whoever is cancelled."""

@@ -81,6 +81,8 @@ class LocalEngine:
         if refused is not None:
             raise ValueError(f"engine.graphs is true, but {refused}")
         self._version = version
+        self.weights_problem: dict[str, str | float] | None = None
+        """Why newer weights cannot be followed, and since when; set by ``ChainWatch``."""
         self._random = random.Random(self.settings.seed)
         self._waiting = FairQueue()
         self._reset_cache()
@@ -180,6 +182,8 @@ class LocalEngine:
         uptime = now - self._started
         return {
             "version": self._version,
+            "weights_stale": int(self.weights_problem is not None),
+            "weights_problem": self.weights_problem,
             "kernels": self._computed_by,
             "running": len(self._scheduler.running),
             "waiting": len(self._inbox) + len(self._scheduler.waiting),

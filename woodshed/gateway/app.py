@@ -80,7 +80,9 @@ class Gateway:
         return JSONResponse({"events": len(trajectory.feedback)})
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": self.settings.model, "version": self.engine.version})
+        problem = self.engine.stats().get("weights_problem")
+        about = {"status": "stale", "weights": problem} if problem else {"status": "ok"}
+        return JSONResponse({**about, "model": self.settings.model, "version": self.engine.version})
 
     async def prometheus(self, request: Request) -> Response:
         opened = self.trajectories.by_id.values()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import httpx
 
+from woodshed.record.fault import Fault, FaultSource
 from woodshed.record.trajectory import Source
 
 from .segments_wire import Finished, decode
 from .terms import Terms
 
 
-class GatewayError(RuntimeError):
+class GatewayError(Fault, RuntimeError):
     """The gateway refused; ``status`` and ``code`` are those of its answer."""
+
+    source: ClassVar[FaultSource] = "endpoint"
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"gateway answered {status} {code}: {message}")

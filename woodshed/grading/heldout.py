@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend, Sandbox, SandboxError
+from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 
 from .pytest_alter import KINDS, SAME, THE_END, Kind, alter
@@ -261,7 +261,12 @@ async def _solution_values(
     async def lay(box: Sandbox) -> None:
         await box.put(solution)
 
-    return await _values(task, kinds, {}, lay, backend, layers, how) if solution else ({}, True)
+    if not solution:
+        return {}, True
+    try:
+        return await _values(task, kinds, {}, lay, backend, layers, how)
+    except BoxError as error:  # the submission has no part in this box
+        raise EndlessError(f"{task.path}: the solution's own run fails: {error}") from error
 
 
 async def _values(

@@ -21,6 +21,7 @@ from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import Sandbox
 
 from .pytest_screen import screen
+from .pytest_screen_box import screen_in_box
 from .results import TestRun, how_it_ended, read_run
 
 TESTS_PREFIX = "workspace/"
@@ -82,7 +83,7 @@ async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes]
     deleted. Every id of ``fail_to_pass`` and ``pass_to_pass`` must pass. A hang, crash or flood of the submission is
     a failed test; SandboxError is raised only where the sandbox itself fails.
     """
-    return await grade_by_tests(task, box, submission, screen, run_pytest_ids)
+    return await grade_by_tests(task, box, submission, screen, run_pytest_ids, screen_in_box)
 
 
 async def run_pytest_ids(task: Task, box: Sandbox, ids: Sequence[str]) -> TestRun:
@@ -98,6 +99,9 @@ RunIds = Callable[[Task, Sandbox, Sequence[str]], Awaitable[TestRun]]
 Screen = Callable[..., list[str]]
 """``screen(changed, *known)``: what in the changed files no honest change needs; see ``pytest_screen.py``."""
 
+ScreenInBox = Callable[..., Awaitable[list[str]]]
+"""``again(box, found, changed, *known)``: ``found``, where files that the host cannot parse are judged in the box."""
+
 
 async def grade_by_tests(
     task: Task,
@@ -105,8 +109,12 @@ async def grade_by_tests(
     submission: Mapping[str, bytes] | None,
     screen: Screen,
     run: RunIds,
+    again: ScreenInBox | None = None,
 ) -> Outcome:
-    """What graders that run tests have in common: refuse, lay the grader's own tests, ``run`` the required ids."""
+    """What graders that run tests have in common: refuse, lay the grader's own tests, ``run`` the required ids.
+
+    ``again`` judges in the box what only the interpreter there can read.
+    """
     start = perf_counter()
     info = task.info
     required = [*info.fail_to_pass, *info.pass_to_pass]
@@ -117,7 +125,11 @@ async def grade_by_tests(
     known = _start_files(task, submission)
     changed = changed_files(task, submission)
     moved = _moved(task, changed, known, submission) if task.withheld else {}
-    if found := screen(changed, known, task.solution_files(), moved):
+    versions = (known, task.solution_files(), moved)
+    found = screen(changed, *versions)
+    if found and again is not None:
+        found = await again(box, found, changed, *versions)
+    if found:
         detail = "the submission was refused: " + "; ".join(found[:5])
         return Outcome(False, dict.fromkeys(required, "failed"), perf_counter() - start, detail)
     await lay_tests(task, box, changed)

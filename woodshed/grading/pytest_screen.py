@@ -1,94 +1,266 @@
-"""Static screen of a submission for the ``pytest`` grader: what no honest change to library code needs.
+"""Static screen of a submission for the ``pytest`` grader: what reaches for the test run instead of fixing the code.
 
-Test and submission share a process there, so the submission could reach for the runner. The runner notices when the
-framework was changed; this screen refuses the means to do it unnoticed. It compares with the files the task started
-from and with the reference solution: a construct that either already uses in the same file is never held against a
-submission. It is a heuristic (a name can be built from pieces at run time), one layer of several.
+Tests and submission share a process there. The screen refuses plain forms of what no library code does, and judges by
+what names refer to: the insides of the test framework, signs that a test is running, objects that equal everything,
+expected values read from the caller's frame or found by a search of the memory. What code may do to a process
+(exit, exec, frames, signals, ctypes) is not held against it: the runner notices when that decides a result, and the
+held-out values do. A construct that the starting file or the reference solution has is never held against a submission.
+
+A heuristic, one layer of several. It refuses what cannot be read, too, and runs a second time in the box for what only
+the box's interpreter can read. Standard library only, therefore.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
+
+from .python_names import Names
+from .python_source import UnreadableError, declared_encoding, is_safe, parse
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_MODULES = _words(
-    "pytest _pytest pluggy unittest gc ctypes _ctypes atexit signal faulthandler site sitecustomize mmap _testcapi "
-    "_testinternalcapi tracemalloc subprocess multiprocessing socket pty resource dis marshal"
+_INSIDES = frozenset(["_pytest"])
+_PUBLIC = _words(
+    "pytest.main pytest.raises pytest.warns pytest.deprecated_call pytest.fixture pytest.mark pytest.param pytest.skip "
+    "pytest.importorskip pytest.fail pytest.xfail pytest.ExitCode pluggy.PluginManager pluggy.HookspecMarker "
+    "pluggy.HookimplMarker"
 )
-_ATTRIBUTES = _words(
-    "_getframe _current_frames currentframe getouterframes f_back f_locals f_globals f_builtins tb_frame tb_next "
-    "gi_frame cr_frame settrace setprofile meta_path path_hooks __subclasses__ __closure__ cell_contents __code__ "
-    "_exit _exithandlers abort fork execv execve dup2 stack"
-)
-_NAMES = _words("exec eval compile __import__ breakpoint exit quit SystemExit __builtins__")
-_METHODS = _words(
-    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __instancecheck__ __subclasscheck__ __getattribute__ __del__"
-)
-_STRINGS = ("PYTEST_", "/proc/", "_pytest", "conftest", "pytest_runtest")
+"""What code uses that has tests or plugins of its own to offer; none of it changes what a result is."""
+_REFUSED = _words("gc.get_objects unittest.mock.ANY mock.ANY builtins.woodshed_seen")
+_FRAMEWORKS = ("pytest", "_pytest", "pluggy", "unittest")
+_CALLER = _words("inspect.stack inspect.getouterframes sys._current_frames")
+_OWN_NAMES = frozenset(["self", "cls"])
+_SETTERS = frozenset(["builtins.setattr", "builtins.delattr"])
+_SIGN = re.compile(r"PYTEST_[A-Z_]+|woodshed_seen|/proc/self/mem")
+_COMPILED = (b"\x7fELF", b"MZ", b"\xfe\xed\xfa", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"PK\x03\x04")
+_NOT_PYTHON = (".so", ".pyd", ".dll", ".dylib")
 
 
 def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list[str]:
     """Constructs of the submitted Python files that none of the ``known`` versions of the same file uses.
 
-    Each entry reads ``path: construct``; empty for an unsuspicious submission. Files that do not parse are left to
-    the tests.
+    Each entry reads ``path: construct``; empty for an unsuspicious submission. Files that cannot be parsed are entries
+    too: ``elsewhere`` names those that another interpreter could read.
     """
     found: list[str] = []
+    own = frozenset(part.removesuffix(".py") for files in known for path in files for part in path.split("/"))
     for path, data in sorted(submission.items()):
-        if not path.endswith(".py"):
-            continue
-        suspicious = _constructs(data)
-        for version in known:
-            suspicious -= _constructs(version.get(path, b""))
+        before = [version[path] for version in known if path in version]
+        if path.endswith(".py"):
+            suspicious = _constructs(data, own)
+            for version in before:
+                suspicious -= _constructs(version, own, known=True)
+        else:
+            suspicious = _compiled(path, data)
         found += [f"{path}: {construct}" for construct in sorted(suspicious)]
     return found
 
 
-def _constructs(data: bytes) -> set[str]:
+def elsewhere(submission: Mapping[str, bytes]) -> list[str]:
+    """Python files that this interpreter cannot parse and another one might."""
+    return sorted(path for path, data in submission.items() if path.endswith(".py") and _is_for_another(data))
+
+
+def _is_for_another(data: bytes) -> bool:
     try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    return set(_suspicious(tree))
+        parse(data)
+    except UnreadableError as error:
+        return error.elsewhere and is_safe(declared_encoding(data))
+    return False
 
 
-def _suspicious(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if _framework(alias.name):
-                    yield f"import {alias.name}"
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            if _framework(node.module):
-                yield f"import {node.module}"
-            for alias in node.names:
-                if alias.name in _ATTRIBUTES or (node.module, alias.name) == ("sys", "modules"):
-                    yield f"from {node.module} import {alias.name}"
-        elif isinstance(node, ast.Attribute):
-            if node.attr in _ATTRIBUTES or (
-                node.attr in ("modules", "exit") and isinstance(node.value, ast.Name) and node.value.id == "sys"
-            ):
-                yield f".{node.attr}"
-        elif isinstance(node, ast.Name) and node.id in _NAMES:
-            yield node.id
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in _METHODS:
-            yield f"def {node.name}"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not _is_prose(node.value):
-            if any(s in node.value for s in _STRINGS):
-                yield f"string {next(s for s in _STRINGS if s in node.value)!r}"
-            elif node.value in _ATTRIBUTES or node.value in _METHODS:
-                yield f"string {node.value!r}"
+def _compiled(path: str, data: bytes) -> set[str]:
+    """A module that is no source is imported like one, and nobody can read it."""
+    is_code = path.endswith(_NOT_PYTHON) or data.startswith(_COMPILED)
+    return {"is compiled code or an archive, from which modules can be imported"} if is_code else set()
 
 
-def _framework(module: str) -> bool:
-    """Plugins of the test runner hold a reference to it: ``pytest_asyncio``, ``anyio.pytest_plugin``."""
-    return module.partition(".")[0] in _MODULES or any("pytest" in part for part in module.split("."))
+def _constructs(data: bytes, own: frozenset[str], known: bool = False) -> set[str]:
+    encoding = declared_encoding(data)
+    found = set() if is_safe(encoding) else {f"declares the encoding {encoding!r}; write it in UTF-8"}
+    try:
+        return found | set(_Suspicions(Names(parse(data)), own).found())
+    except UnreadableError as error:
+        return found if known or found else {str(error)}
 
 
-def _is_prose(text: str) -> bool:
-    return " " in text.strip() and "\n" in text  # a docstring may speak of anything
+class _Suspicions:
+    """``own``: names of the task's folders and modules, which may be called like a plugin."""
+
+    def __init__(self, names: Names, own: frozenset[str]) -> None:
+        self.names, self.own = names, own
+        self.prose = {
+            id(node.body[0].value) for node in names.nodes
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body and isinstance(node.body[0], ast.Expr)
+        }  # fmt: skip
+
+    def found(self) -> Iterator[str]:
+        for module in self.names.imports:
+            if self._is_plugin(module) or _is_inside(module) or module in _REFUSED:
+                yield f"import {module}"
+        for node in self.names.nodes:
+            yield from self._at(node)
+
+    def _at(self, node: ast.AST) -> Iterator[str]:
+        match node:
+            case ast.Attribute(ctx=ast.Load()) | ast.Call() | ast.Subscript(ctx=ast.Load()):
+                yield from self._reached(node)
+                yield from self._read_of_caller(node)
+            case ast.Name(ctx=ast.Load()):
+                yield from self._reached(node)
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                yield from self._changed(node.value, node.attr)
+            case ast.Constant(value=str() as text) if id(node) not in self.prose:
+                if match := _SIGN.fullmatch(text):
+                    yield f"string {match[0]!r}"
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[right]):
+                texts = [t for t in self.names.texts(left) if t in _FRAMEWORKS and t != "unittest"]
+                if texts and "sys.modules" in self.names.origins(right):
+                    yield f"asks whether {texts[0]} is loaded"
+                yield from self._asked_of_caller(self.names.texts(left), right)
+        yield from self._equal_to_all(node)
+
+    def _reached(self, node: ast.expr) -> Iterator[str]:
+        """What is refused, and the insides of frameworks."""
+        for origin in self.names.origins(node):
+            if origin in _REFUSED or (_is_inside(origin) and origin.partition(".")[0] not in self.own):
+                yield f"use of {origin}"
+        if isinstance(node, ast.Call) and _SETTERS.intersection(self.names.origins(node.func)) and len(node.args) > 1:
+            yield from self._changed(node.args[0], next(iter(self.names.texts(node.args[1])), "..."))
+
+    def _changed(self, owner: ast.expr, name: str) -> Iterator[str]:
+        for origin in self.names.origins(owner):
+            if origin.partition(".")[0] in _FRAMEWORKS and origin.partition(".")[0] not in self.own:
+                yield f"changes {origin}.{name}"
+
+    def _is_plugin(self, module: str) -> bool:
+        """Plugins of the test runner hold a reference to it: ``pytest_asyncio``, ``anyio.pytest_plugin``."""
+        root, *rest = module.split(".")
+        return root not in self.own and root != "pytest" and any("pytest" in part for part in (root, *rest))
+
+    def _read_of_caller(self, node: ast.expr) -> Iterator[str]:
+        """A variable of the caller by its name, or anything of the caller's frame by a name made at run time."""
+        match node:
+            case ast.Subscript(value=table, slice=key):
+                yield from self._asked_of_caller(self.names.texts(key), table)
+            case ast.Call(func=ast.Attribute(value=table, attr="get" | "pop" | "__getitem__"), args=[key, *_]):
+                yield from self._asked_of_caller(self.names.texts(key), table)
+            case ast.Call(func=function, args=[frame, name, *_]) if "builtins.getattr" in self.names.origins(function):
+                if not self.names.texts(name) and self._is_caller(frame):
+                    yield "reads the caller's frame by a name made at run time"
+
+    def _asked_of_caller(self, keys: list[str], table: ast.expr) -> Iterator[str]:
+        plain = [k for k in keys if k not in _OWN_NAMES and not k.startswith("__")]
+        if plain and any(self._is_locals(value) for value in self.names.values(table)):
+            yield f"reads {plain[0]!r} from the variables of the caller"
+
+    def _is_locals(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Attribute(value=frame, attr="f_locals"):
+                return self._is_caller(frame)
+            case ast.Call(func=function, args=[frame, name, *_]) if "builtins.getattr" in self.names.origins(function):
+                return "f_locals" in self.names.texts(name) and self._is_caller(frame)
+        return False
+
+    def _is_caller(self, node: ast.expr, left: int = 8) -> bool:
+        """Whether an expression is the frame of a caller."""
+        for value in self.names.values(node) if left else ():
+            match value:
+                case ast.Attribute(attr="f_back"):
+                    return True
+                case ast.Call(func=function, args=arguments):
+                    origins = self.names.origins(function)
+                    first = arguments[0] if arguments else None
+                    if "sys._getframe" in origins and first is not None:
+                        return not (isinstance(first, ast.Constant) and first.value == 0)
+                    if _CALLER.intersection(origins):
+                        return True
+                    if "builtins.getattr" in origins and len(arguments) > 1 and first is not None:
+                        return "f_back" in self.names.texts(arguments[1]) or self._is_caller(first, left - 1)
+                case ast.Attribute(value=inner) | ast.Subscript(value=inner):
+                    if self._is_caller(inner, left - 1):
+                        return True
+        return False
+
+    def _equal_to_all(self, node: ast.AST) -> Iterator[str]:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from self._agrees(name, node)
+            case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)], value=value):
+                yield from self._agrees(name, value)
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield from self._agrees(key.value, value)
+            case ast.Call(args=[_, ast.Constant(value=str() as name), value]):
+                yield from self._agrees(name, value)
+
+    def _agrees(self, name: str, value: ast.AST) -> Iterator[str]:
+        if name in _EQUALITY:
+            answer, made = _EQUALITY[name]
+            if _answers(value) == {answer}:
+                yield made
+
+
+_ALL = "an object that equals everything"
+_EVERY = "a class that everything belongs to"
+_EQUALITY = {
+    "__eq__": (True, _ALL), "__ne__": (False, _ALL),
+    "__instancecheck__": (True, _EVERY), "__subclasscheck__": (True, _EVERY),
+}  # fmt: skip
+"""Comparisons with the answer that they may not always give, and what they make if they do."""
+
+
+def _answers(node: ast.AST) -> set[object]:
+    """What a function returns: truth values, and the function itself in place of whatever else it returns."""
+    if isinstance(node, ast.Lambda):
+        return {_truth(node.body, node)}
+    if not isinstance(node, ast.FunctionDef):
+        return {node}
+    found: set[object] = {node} if _ends_open(node.body) else set()
+    pending: list[ast.AST] = [*node.body]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, ast.Return):
+            found.add(_truth(one.value, node))
+        if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            pending += ast.iter_child_nodes(one)
+    return found
+
+
+def _ends_open(body: list[ast.stmt]) -> bool:
+    """Whether a function with this body may come to its end without a ``return``, and so say None."""
+    while body:
+        match body[-1]:
+            case ast.Return() | ast.Raise():
+                return False
+            case ast.If(test=ast.Constant(value=value), body=body) if value:
+                pass
+            case ast.With(body=body) | ast.Try(body=body):
+                pass
+            case _:
+                return True
+    return True
+
+
+def _truth(value: ast.expr | None, otherwise: object) -> object:
+    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not):
+        inner = _truth(value.operand, otherwise)
+        return (not inner) if isinstance(inner, bool) else otherwise
+    return bool(value.value) if isinstance(value, ast.Constant) and value.value is not ... else otherwise
+
+
+def _is_inside(origin: str) -> bool:
+    """Whether a dotted name lies in the test framework and is none of its public functions."""
+    root, _, rest = origin.partition(".")
+    if root in _INSIDES:
+        return True
+    if root not in ("pytest", "pluggy") or not rest:
+        return False
+    return f"{root}.{rest.partition('.')[0]}" not in _PUBLIC

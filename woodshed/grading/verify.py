@@ -10,7 +10,7 @@ from time import perf_counter
 from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend, Sandbox
+from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 
 from .cases import grade_cases
@@ -59,8 +59,10 @@ async def submission_from(box: Sandbox, task: Task, settings: GradingSettings = 
     """
     try:
         files = await box.get(task.info.submission)
-    except OSError:
+    except BoxError:
         files = {}
+    except OSError as error:
+        raise SandboxError(f"this machine cannot take a submission: {error}") from error
     return collected(task, files, settings)
 
 
@@ -91,11 +93,13 @@ async def grade(
     box = await backend.create(box_spec(task, layers))
     try:
         outcome = await _graded(task, box, Submission(crossed, gone), backend, layers, settings)
-    except (OSError, ValueError) as error:
+    except (BoxError, ValueError) as error:
         # What a box answers that is full, has ended, or holds something in the way of the grader's files.
         log.warning("%s: a submission does not fit", task.name, exc_info=True)
         required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
         return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {error}")
+    except OSError as error:  # no box said that
+        raise SandboxError(f"this machine cannot grade: {error}") from error
     finally:
         await box.close()
     outcome.seconds = perf_counter() - start

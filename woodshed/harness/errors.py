@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from woodshed.record.fault import Fault, FaultSource
+
 FORMAT_ERRORS = frozenset({"no_call", "cut_off", "malformed_call", "unknown_tool", "invalid_arguments"})
 """The policy broke the format of calls: counted as invalid calls, and as a bad turn if nothing else was in it."""
 
@@ -27,8 +31,10 @@ class ToolError(Exception):
         self.detail = detail
 
 
-class EndpointError(Exception):
+class EndpointError(Fault):
     """The chat endpoint did not give a reply."""
+
+    source: ClassVar[FaultSource] = "endpoint"
 
 
 class EndpointLost(EndpointError):

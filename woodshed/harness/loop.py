@@ -2,16 +2,18 @@
 
 The same loop serves training, evaluation and a person's terminal. What holds always: every call gets exactly one
 result; nothing that the policy or its code does is an exception here; only EndpointLost and SandboxError get out.
+A box that ends itself ends the episode: ``timeout`` where it is silent, else ``limit``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 from functools import lru_cache
 
 from woodshed.record.trajectory import ExitStatus, ToolEvent
-from woodshed.sandbox.protocol import Sandbox
+from woodshed.sandbox.protocol import BoxGone, Sandbox
 
 from .budget import Budget
 from .calls import Runner, calls_of
@@ -47,6 +49,8 @@ async def run_episode(
         status, reason = await agent.run()
     except ContextFull as error:
         status, reason = "limit", f"context full: {error}"
+    except BoxGone as error:
+        status, reason = "timeout" if error.errno == errno.ETIMEDOUT else "limit", f"the box is gone: {error.strerror}"
     await agent.notify(Moment("end", agent.effort.turns, status=status))
     messages = [*agent.past, *agent.messages]
     return Episode(status, messages, agent.events, agent.effort, agent.summaries, reason)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from woodshed.sandbox.protocol import SandboxError
+from woodshed.sandbox.protocol import BoxError, BoxGone, SandboxError
 
 from .clip import clean
 from .errors import ToolError, error_text
@@ -84,17 +84,19 @@ class ToolRegistry:
             raise ToolError("invalid_arguments", f"{where}: {first['msg']}" if where else first["msg"]) from None
 
     async def run(self, tool: Tool, args: Arguments, session: Session) -> ToolResult:
-        """Run one call. Whatever the policy or its code does is a result; only SandboxError gets out."""
+        """Run one call. Whatever the policy or its code does is a result; only SandboxError and BoxGone get out."""
         try:
             result = await tool.run(args, session)
         except ToolError as error:
             return self.error(error)
-        except SandboxError:
+        except (SandboxError, BoxGone):
             raise
-        except OSError as error:
+        except BoxError as error:
             kind = next((kind for cause, kind in OS_ERRORS if isinstance(error, cause)), "io_error")
             path = str(getattr(args, "path", ""))
             return self.error(ToolError(kind, path if kind != "io_error" else f"{error.strerror}: {path}"))
+        except OSError as error:  # no box said that
+            raise SandboxError(f"this machine cannot run {tool.name}: {error}") from error
         except Exception:
             log.exception("tool %s failed on %r", tool.name, args)
             return self.error(ToolError("internal_error", f"{tool.name} failed; try another way"))

@@ -49,9 +49,7 @@ def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str],
     if recipe_path.is_dir():
         out, recipe_path = recipe_path, recipe_path / "recipe.toml"
         if not recipe_path.exists():
-            raise RunError(
-                f"{out} is not a run directory (it has no recipe.toml); give a recipe, such as recipes/*.toml"
-            )
+            raise RunError(f"{out} is not a run directory (it has no recipe.toml); give a recipe, such as laptop")
     try:
         recipe = load_recipe(recipe_path, overrides)
     except RecipeError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from woodshed.policy.state import hf_state, load_hf_state
 from woodshed.policy.tokenizer import Tokenizer, TokenizerError
 
 __all__ = ["Policy", "hf_state", "load_hf_state", "load_policy", "save_policy"]
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -71,8 +74,12 @@ def load_policy(
         raw = _read_json(directory / "config.json")
         stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
         dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES.get(stored, torch.float32)
+    state = _read_weights(directory)
+    if config.tie_embeddings and _own_head(state):
+        log.warning("%s: tie_word_embeddings is true, but lm_head.weight differs; loaded untied", directory)
+        config = replace(config, tie_embeddings=False)
     decoder = Decoder(config, seed=None, device=device, dtype=dtype)
-    load_hf_state(decoder, _read_weights(directory), name=str(directory))
+    load_hf_state(decoder, state, name=str(directory))
     mtp = load_mtp(directory, config, device, dtype)
     return Policy(decoder, tokenizer, chat, config, version, mtp)
 
@@ -194,6 +201,12 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
         except safetensors.SafetensorError as error:
             raise ConfigError(f"{file}: not a complete safetensors file ({error})") from None
     return state
+
+
+def _own_head(state: Mapping[str, Tensor]) -> bool:
+    """Whether the head differs from the embedding; transformers does not tie them then, whatever the config says."""
+    head, embed = state.get("lm_head.weight"), state.get("model.embed_tokens.weight")
+    return head is not None and embed is not None and not torch.equal(head, embed)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -25,8 +25,9 @@ def hf_state(decoder: Decoder) -> dict[str, Tensor]:
 def load_hf_state(decoder: Decoder, state: Mapping[str, Tensor], *, name: str = "state") -> None:
     """Copy ``state`` into the decoder's own tensors, converting dtype and device.
 
-    Names and shapes must match exactly (``lm_head.weight`` of a tied model and rotary buffers are ignored). Everything
-    is checked before the first tensor is written, so a bad state leaves the decoder as it was. Raises ConfigError.
+    Names and shapes must match exactly (rotary buffers are ignored, and so is ``lm_head.weight`` of a tied model where
+    it equals the embedding). Everything is checked before the first tensor is written, so a bad state leaves the
+    decoder as it was. Raises ConfigError.
     """
     views = hf_state(decoder)
     ignored = {"lm_head.weight"} if decoder.head is None else set()
@@ -38,6 +39,9 @@ def load_hf_state(decoder: Decoder, state: Mapping[str, Tensor], *, name: str = 
     for key, view in views.items():
         if state[key].shape != view.shape:
             raise ConfigError(f"{name}: {key} has shape {list(state[key].shape)}, expected {list(view.shape)}")
+    head = state.get("lm_head.weight")
+    if decoder.head is None and head is not None and not torch.equal(head, state["model.embed_tokens.weight"]):
+        raise ConfigError(f"{name}: lm_head.weight differs from the embedding, but tie_word_embeddings is true")
     for key, view in views.items():
         view.copy_(state[key])
 

@@ -14,17 +14,38 @@ from pydantic import BaseModel, ValidationError
 from ..record.toml import to_toml
 from .recipe import Recipe
 
+BUILTIN = Path(__file__).parent.parent / "recipes"
+"""The recipes that come with the package; each is known by its name."""
+
 
 class RecipeError(Exception):
     """The recipe cannot be used; the message says where and what to do."""
 
 
+def builtin_names() -> list[str]:
+    return sorted(path.stem for path in BUILTIN.glob("*.toml"))
+
+
+def find_recipe(given: Path) -> Path:
+    """The file that ``given`` means: a path, or the name of a built-in recipe. Raises RecipeError."""
+    if given.exists() or given.suffix or len(given.parts) != 1:
+        return given
+    if given.name in builtin_names():
+        return BUILTIN / f"{given.name}.toml"
+    near = difflib.get_close_matches(given.name, builtin_names(), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise RecipeError(
+        f"{given}: no such file, and no built-in recipe; {hint}built in are {', '.join(builtin_names())}; "
+        "a recipe of your own is given by its path"
+    )
+
+
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read ``path``, apply ``overrides`` (``rl.group_size=16``), validate everything.
+    """Read a file or the built-in recipe of that name, apply ``overrides`` (``rl.group_size=16``), validate everything.
 
     Raises RecipeError before anything starts.
     """
-    path = Path(path)
+    path = find_recipe(Path(path))
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -110,6 +131,6 @@ def _parse_override(override: str) -> tuple[tuple[str, ...], Any]:
 
 
 def _similar_file(path: Path) -> str:
-    folder = path.parent if path.parent.is_dir() else Path("recipes")
+    folder = path.parent if path.parent.is_dir() else BUILTIN
     names = [str(p) for p in sorted(folder.glob("*.toml"))]
     return f"; there are: {', '.join(names)}" if names else ""

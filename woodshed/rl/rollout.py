@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ..gateway.client import GatewayAdmin, GatewayError
+from ..gateway.client import GatewayAdmin
 from ..gateway.segments_wire import Finished
 from ..grading.monitors import Episode, watch
 from ..grading.monitors.judge import Judge
@@ -25,12 +26,15 @@ from ..harness.loop import run_episode
 from ..harness.program import PORT, Ended, run_program
 from ..harness.registry import harness_hash
 from ..harness.settings import HarnessSettings, RetrySettings
+from ..record.fault import Fault
 from ..record.task import Task
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
-from ..sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox, SandboxError
+from ..sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
 from ..sandbox.taskbox import agent_box_spec
 from .observed import at_limit, observe, terms_of
+
+log = logging.getLogger(__name__)
 
 RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
 
@@ -94,7 +98,8 @@ async def rollout(
     """Run, grade and describe one episode. Never raises for what the policy does.
 
     Only failures of the sandbox or the endpoint are tried again, and after ``arena.attempts`` tries become the status
-    ``infra_error``: nothing inside a box can raise SandboxError or EndpointLost. A server that is being restarted costs
+    ``infra_error``: nothing inside a box can raise SandboxError or EndpointLost, and what a box did to itself
+    (BoxGone) ends its episode and is graded. An OSError that no box gave is this machine's. A restarted server costs
     one try, however long that takes (up to ``arena.patience`` seconds). Raises ProgramFailed where the recipe's program
     does not work at all.
     """
@@ -102,10 +107,11 @@ async def rollout(
     for attempt in range(1, arena.attempts + 1):
         try:
             trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
-        except (SandboxError, EndpointLost, GatewayError, ProgramFailed, httpx.HTTPError) as failure:
+        except (Fault, ProgramFailed, httpx.HTTPError, OSError, KeyError) as failure:
             if isinstance(failure, ProgramFailed) and attempt == arena.attempts:
                 raise
             error = f"{type(failure).__name__}: {failure}"
+            log.warning("%s: attempt %d of %d: %s", id, attempt, arena.attempts, error)
             await asyncio.sleep(0.2 * 2**attempt)  # whatever died is being started again
             await arena.admin.wait_until_up(arena.patience)
             continue

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from . import boxfiles, cgroups, frames
+from . import boxfiles, cgroups, frames, kernel
 from .jobs import Job
 from .processes import go_on, kill, kill_all, kill_everything, memory, processes, stop
 
@@ -22,14 +22,13 @@ _MAX_REPLY = 128 << 20
 
 
 class Agent:
-    """``control``, ``seal``, ``upper``: descriptors of the host's socket, of the zygote's, of the writable mount.
+    """``control``, ``upper``: descriptors of the host's socket and of the writable mount.
 
     ``events``: of the file that counts what the kernel killed because the box's control group was full.
     """
 
-    def __init__(self, control: int, seal: int, upper: int, spec: dict[str, Any], events: int | None) -> None:
+    def __init__(self, control: int, upper: int, spec: dict[str, Any], events: int | None) -> None:
         self._control = socket.socket(fileno=control)
-        self._seal = socket.socket(fileno=seal)
         self._upper = upper
         self._events = events
         self._spec = spec
@@ -42,6 +41,7 @@ class Agent:
         self._checked = 0.0
         self._paused: float | None = None  # since when
         self._stopped: set[int] = set()  # before that already
+        self._open = False  # to the zygote, while the box has no other process
 
     def serve(self) -> None:
         """Answer until the host closes the socket."""
@@ -70,6 +70,9 @@ class Agent:
 
     def _handle(self, request: dict[str, Any], body: bytes) -> None:
         number = request.get("id", 0)
+        if self._open:
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+            self._open = False
         try:
             if request["op"] in ("exec", "python"):
                 self._start(request, body)
@@ -102,7 +105,7 @@ class Agent:
             table, data = frames.pack_files(found)
             return {"files": table}, data
         elif operation == "seal":
-            return self._seal_upper(request["token"]), b""
+            return self._seal_upper(), b""
         elif operation == "cancel":
             for job in self._jobs.values():
                 if job.id == request["target"]:
@@ -248,11 +251,15 @@ class Agent:
             job.started += away
         self._thaw()
 
-    def _seal_upper(self, token: str) -> dict[str, Any]:
-        """Stop all processes and hand the writable filesystem to the zygote."""
+    def _seal_upper(self) -> dict[str, Any]:
+        """Stop all processes and let the zygote take the writable filesystem.
+
+        Where an ordinary user has the boxes, the kernel lets it look into this process only while that is dumpable.
+        """
         self._stop_everything()
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        self._open = True
         usage = os.fstatvfs(self._upper)
-        socket.send_fds(self._seal, [token.encode()], [self._upper])
         return {"bytes": (usage.f_blocks - usage.f_bfree) * usage.f_frsize}
 
     def _stop_everything(self) -> None:

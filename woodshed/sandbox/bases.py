@@ -71,7 +71,7 @@ class Bases:
         try:
             yield await asyncio.shield(base.making)
             self.used += 1
-        except SandboxError:
+        except Exception:
             if self._bases.get(key) is base:
                 del self._bases[key]
             raise

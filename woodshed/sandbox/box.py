@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from .channel import Channel
+from .faults import answered
 from .frames import FrameError, pack_files, unpack_files
-from .protocol import BoxSpec, ExecResult, Paused, SandboxError
+from .protocol import BoxError, BoxGone, BoxSpec, ExecResult, Paused, SandboxError
 
 _PATIENCE = 120.0
+_TO_END = 60.0
 
 
 OUT_OF_MEMORY = {"out of memory": "the box took more memory than it may and was ended"}
@@ -79,7 +81,7 @@ class ChannelBox(ABC):
         try:
             return [(str(name), str(kind), int(size)) for name, kind, size in reply["entries"]]
         except (KeyError, TypeError, ValueError):
-            raise SandboxError(f"{self.id}: malformed listing") from None
+            raise answered(errno.EPROTO, f"{self.id}: malformed listing") from None
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         table, body = pack_files(list(files.items()))
@@ -91,7 +93,7 @@ class ChannelBox(ABC):
         try:
             return dict(unpack_files(reply.get("files"), body))
         except FrameError as error:
-            raise SandboxError(f"{self.id}: {error}") from None
+            raise answered(errno.EPROTO, f"{self.id}: {error}") from None
 
     async def usage(self) -> dict[str, int]:
         """``processes``, ``memory`` and ``disk`` (bytes) of the box now."""
@@ -169,7 +171,9 @@ class ChannelBox(ABC):
     async def _run(self, request: dict[str, Any], body: bytes, timeout: float) -> ExecResult:
         try:
             reply, data = await self._ask(request, body, timeout + _PATIENCE)
-        except OSError as error:
+        except BoxError as error:
+            if isinstance(error, BoxGone) and error.errno != errno.ENOMEM:
+                raise
             # What the box could not start: full of its own processes, or a command that no kernel takes.
             full = error.errno == errno.ENOMEM
             return ExecResult(126, stderr=f"cannot start: {error.strerror}\n".encode(), out_of_memory=full)
@@ -180,7 +184,7 @@ class ChannelBox(ABC):
                 bool(reply["out_of_memory"]), float(reply["seconds"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
-            raise SandboxError(f"{self.id}: malformed result") from None
+            raise answered(errno.EPROTO, f"{self.id}: malformed result") from None
         self._counts["execs"] += 1
         self._counts["seconds"] += result.seconds
         return result
@@ -195,8 +199,8 @@ class ChannelBox(ABC):
         try:
             return await self.channel.request(header, body, patience=patience)
         except FrameError as error:
-            raise OSError(errno.EFBIG, str(error)) from None
-        except SandboxError as error:
+            raise answered(errno.EFBIG, str(error)) from None
+        except BoxGone as error:
             raise await self._ended(error) from None
 
     @asynccontextmanager
@@ -204,19 +208,35 @@ class ChannelBox(ABC):
         """For what is asked of the backend: raises what ``_ended`` says where the box is what failed."""
         try:
             yield
-        except SandboxError as error:
-            if self._end or self._is_gone():
+        except (SandboxError, BoxGone) as error:
+            if isinstance(error, BoxGone) or self._end or self._is_gone():
                 raise await self._ended(error) from None
             raise  # no room for a snapshot, say: the box goes on
 
-    async def _ended(self, error: SandboxError) -> Exception:
-        """What to raise for a request that failed: a box that brought itself to an end is no failure of the sandbox."""
-        if not self._closed and not self._end:
-            self._end = await self._end_of()
+    async def _ended(self, error: SandboxError | BoxGone) -> Exception:
+        """What to raise for a request that failed, by what this machine knows of the box.
+
+        A box that is gone or silent has brought that about itself, unless its helper process is gone too, or it was
+        closed from here.
+        """
+        if self._closed:
+            return SandboxError(f"{self.id} is closed")
+        if not self._end:
+            try:
+                async with asyncio.timeout(_TO_END):
+                    self._end = await self._end_of()
+            except TimeoutError:
+                return SandboxError(f"{self.id}: its helper process did not end it within {_TO_END:.0f} s")
         for end, what in self.ends.items():
             if self._end.startswith(end):
-                return OSError(errno.ENOMEM, what)
-        return error
+                return BoxGone(errno.ENOMEM, what)
+        if self._helper_is_gone():
+            return SandboxError(f"{self.id}: its helper process is gone, and the box with it")
+        return error if isinstance(error, BoxGone) else BoxGone(errno.EPIPE, str(error))
+
+    def _helper_is_gone(self) -> bool:
+        """Whether the process of this machine that owns the box has ended; asked when the box has."""
+        return False
 
     @abstractmethod
     def _is_gone(self) -> bool:

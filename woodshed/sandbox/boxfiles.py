@@ -11,11 +11,17 @@ import errno
 import os
 import re
 import stat
+import time
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from . import kernel
 
 _AT_FDCWD = -100
+_BENEATH = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
+_MAX_ENTRIES = 200_000
+_MAX_SECONDS = 10.0
+_MAX_PATH = 1024
 
 
 def read(path: str, max_bytes: int) -> bytes:
@@ -45,24 +51,47 @@ def write(path: str, data: bytes) -> None:
 
 
 def delete(path: str) -> None:
-    """Remove a file, a link or a whole folder."""
+    """Remove a file, a link or a whole folder. Raises EFBIG for a tree that takes too long; what is left stays."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         _remove_tree(path)
     else:
         os.unlink(path)
 
 
+class _Work:
+    """What walking a tree may cost: entries, and seconds of this process's own processor time, which do not depend on
+    how busy the machine is. ``entry`` and ``clock`` raise EFBIG beyond."""
+
+    def __init__(self) -> None:
+        self._entries = 0
+        self._until = time.process_time() + _MAX_SECONDS
+
+    def entry(self) -> None:
+        self._entries += 1
+        if self._entries > _MAX_ENTRIES:
+            raise OSError(errno.EFBIG, f"the tree has over {_MAX_ENTRIES} entries")
+        if self._entries % 64 == 0:
+            self.clock()
+
+    def clock(self) -> None:
+        if time.process_time() > self._until:
+            raise OSError(errno.EFBIG, f"the tree takes over {_MAX_SECONDS:g} s of processor time")
+
+
 def listing(path: str, recursive: bool, limit: int) -> list[tuple[str, str, int]]:
-    """(relative path, kind, size) of the first ``limit`` entries met, sorted; links are named, not followed."""
+    """(relative path, kind, size) of the first ``limit`` entries met, sorted; links are named, not followed.
+
+    Raises EFBIG for a tree that takes too long to read."""
     found: list[tuple[str, str, int]] = []
     pending = [""]
+    work = _Work()
     while pending and len(found) < limit:
         folder = pending.pop()
         try:
             with os.scandir(os.path.join(path, folder)) as entries:
-                rows = sorted(entries, key=lambda e: e.name)
-        except OSError:
-            if not folder:
+                rows = sorted(_counted(entries, work), key=lambda e: e.name)
+        except OSError as error:
+            if not folder or error.errno == errno.EFBIG:
                 raise
             continue
         for entry in rows:
@@ -78,44 +107,61 @@ def listing(path: str, recursive: bool, limit: int) -> list[tuple[str, str, int]
     return sorted(found)
 
 
+def _counted(entries: Iterable[os.DirEntry[str]], work: _Work) -> Iterator[os.DirEntry[str]]:
+    for entry in entries:
+        work.entry()
+        yield entry
+
+
 def collect(root: str, patterns: list[str], max_bytes: int) -> list[tuple[str, bytes]]:
-    """Regular files below ``root`` that match a glob, no link followed anywhere. Raises EFBIG over ``max_bytes``."""
+    """Regular files below ``root`` that match a glob, no link followed anywhere.
+
+    Raises EFBIG over ``max_bytes``, and for a tree that takes too long to read. Paths of over 1,024 bytes are left out:
+    no submission takes them, and the kernel walks a path again for every entry.
+    """
     match = re.compile("|".join(_translate(p) for p in patterns)).fullmatch
     deep = any("**" in p for p in patterns)
     depth = max((p.count("/") for p in patterns), default=0)
     out: list[tuple[str, bytes]] = []
     budget = max_bytes
+    work = _Work()
     base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         pending = [""]
         while pending:
             folder = pending.pop()
             try:
-                with os.scandir(os.path.join(root, folder)) as entries:
-                    rows = list(entries)
+                fd = kernel.openat2(
+                    base, folder.rstrip("/") or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK, 0, _BENEATH
+                )
             except OSError:
                 if not folder:
                     raise
                 continue
-            for entry in rows:
-                name = folder + entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    if deep or name.count("/") < depth:
-                        pending.append(name + "/")
-                elif entry.is_file(follow_symlinks=False) and match(name):
-                    data = _collect_one(base, name, budget)
-                    if data is not None:
-                        budget -= len(data)
-                        out.append((name, data))
+            try:
+                with os.scandir(fd) as entries:
+                    for entry in _counted(entries, work):
+                        name = folder + entry.name
+                        if len(os.fsencode(name)) > _MAX_PATH:
+                            continue
+                        if entry.is_dir(follow_symlinks=False):
+                            if deep or name.count("/") < depth:
+                                pending.append(name + "/")
+                        elif entry.is_file(follow_symlinks=False) and match(name):
+                            data = _collect_one(base, name, budget)
+                            if data is not None:
+                                budget -= len(data)
+                                out.append((name, data))
+            finally:
+                os.close(fd)
     finally:
         os.close(base)
     return sorted(out)
 
 
 def _collect_one(base: int, name: str, budget: int) -> bytes | None:
-    resolve = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
     try:
-        fd = kernel.openat2(base, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, 0, resolve)
+        fd = kernel.openat2(base, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, 0, _BENEATH)
     except OSError:
         return None  # unreadable, or replaced since it was listed
     try:
@@ -159,14 +205,18 @@ def _read_all(fd: int, limit: int) -> bytes:
 
 
 def _remove_tree(path: str) -> None:
-    with os.scandir(path) as entries:
-        rows = list(entries)
-    for entry in rows:
-        if entry.is_dir(follow_symlinks=False):
-            _remove_tree(entry.path)
-        else:
-            os.unlink(entry.path)
-    os.rmdir(path)
+    work = _Work()
+    folders = [path]  # every parent before its children
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in _counted(entries, work):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    os.unlink(entry.path)
+    for folder in reversed(folders):
+        work.clock()
+        os.rmdir(folder)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

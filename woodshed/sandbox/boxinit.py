@@ -21,7 +21,7 @@ from .cgroups import Joining
 from .frames import encode
 from .template import HOME, SYSTEM_PATH, UID, search_path
 
-CONTROL, SEAL, UPPER, OFFER, EVENTS = 3, 4, 5, 6, 7
+CONTROL, UPPER, OFFER, EVENTS = 3, 4, 5, 6
 NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
@@ -32,7 +32,8 @@ _SHM = 64 << 20
 _INODES = 1 << 14
 """Of a writable file system at least; beyond, one for every 4 KiB. Each is about 1 KiB of the kernel's memory."""
 _DESCRIPTORS = 1024
-"""Of one process: what waits in its sockets and pipes is the kernel's memory too."""
+"""Of one process: what waits in its sockets and pipes is the kernel's memory too. At most half of what the zygote and
+the owner may have, or a box could keep them from sending any (see ``zygote.main``)."""
 _TERMINALS = 64
 _FILTERS = {
     network: seccomp.box_filter(kernel.MACHINE, network=network) if kernel.MACHINE in ("x86_64", "aarch64") else b""
@@ -41,7 +42,7 @@ _FILTERS = {
 
 
 def run(
-    spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, offering: int, seal: int,
+    spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, offering: int,
     group: Joining | None,
 ) -> None:  # fmt: skip
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
@@ -54,13 +55,13 @@ def run(
             os.write(fd, b"0")
         if group is not None:  # the name of its group is nothing to the box
             kernel.unshare(kernel.CLONE_NEWCGROUP)
-        _keep({CONTROL: control, SEAL: seal, OFFER: offering, **({EVENTS: group.events} if group is not None else {})})
+        _keep({CONTROL: control, OFFER: offering, **({EVENTS: group.events} if group is not None else {})})
         boxnet.offer(spec["listen"], OFFER)
         _become_user(outer)
         _mounts(spec, binds)
         _limits(spec)
         _confine(spec)
-        agent = Agent(CONTROL, SEAL, UPPER, spec, EVENTS if group is not None else None)
+        agent = Agent(CONTROL, UPPER, spec, EVENTS if group is not None else None)
     except BaseException as error:
         detail = str(error) or type(error).__name__
         _report("setup", detail)
@@ -151,7 +152,7 @@ def _limits(spec: dict[str, Any]) -> None:
         file.write("0")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = _DESCRIPTORS if files == resource.RLIM_INFINITY else min(_DESCRIPTORS, files)
+    files = _DESCRIPTORS if files == resource.RLIM_INFINITY else min(_DESCRIPTORS, files // 2)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if spec["file_size"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["file_size"],) * 2)

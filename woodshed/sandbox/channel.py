@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import math
 import os
@@ -11,8 +12,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from .faults import answered
 from .frames import Decoder, FrameError, encode
-from .protocol import SandboxError
+from .protocol import BoxGone, SandboxError
 
 if TYPE_CHECKING:
     from .gvisor.connections import Connections
@@ -32,7 +34,8 @@ class Channel(asyncio.Protocol):
         self._numbers = itertools.count(secrets.randbelow(1 << 48) << 4)
         self._transport: asyncio.WriteTransport | None = None
         self._reading: asyncio.ReadTransport | None = None
-        self._failure: SandboxError | None = None
+        self._failure: SandboxError | BoxGone | None = None
+        self._answered = False
         self._held: list[bytes] | None = None
         self.connections: Connections | None = None
         self.paused = False
@@ -82,19 +85,24 @@ class Channel(asyncio.Protocol):
                     self.connections.take(header, body)
                     continue
                 if "error" in header:
-                    self._fail(SandboxError(f"sandbox {header['error']}: {str(header.get('message'))[:2000]}"))
+                    self._fail(self._reported(f"{header['error']}: {str(header.get('message'))[:2000]}"))
                     return
+                self._answered = True
                 future = self._waiting.pop(number, None) if isinstance(number, int) else None
                 if future is not None and not future.done():
                     future.set_result((header, body))
         except FrameError as error:
-            self._fail(SandboxError(f"sandbox: its first process sent a bad frame: {error}"))
+            self._fail(BoxGone(errno.EPROTO, f"the first process of the box sent a bad frame: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._fail(SandboxError("sandbox: the connection to its first process ended"))
+        self._fail(BoxGone(errno.EPIPE, "the first process of the box ended"))
+
+    def _reported(self, text: str) -> SandboxError | BoxGone:
+        """Before its first answer nothing untrusted has run in a box."""
+        return BoxGone(errno.EPIPE, f"the box ended: {text}") if self._answered else SandboxError(f"sandbox {text}")
 
     async def request(self, header: dict[str, Any], body: bytes = b"", *, patience: float = 120.0) -> Reply:
-        """One round trip. Raises the OSError that the box reports, SandboxError where the box itself failed.
+        """One round trip. Raises the BoxError that the box reports, BoxGone where it ended or is silent.
 
         ``patience``: seconds until a box that does not answer counts as broken.
         """
@@ -118,7 +126,7 @@ class Channel(asyncio.Protocol):
         if isinstance(code, int):
             path = reply.get("path")
             message = str(reply.get("message") or os.strerror(code))[:2000]
-            raise OSError(code, message, path) if isinstance(path, str) else OSError(code, message)
+            raise answered(code, message, path if isinstance(path, str) else None)
         return reply, data
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
@@ -158,9 +166,9 @@ class Channel(asyncio.Protocol):
         if self.paused or loop.time() - self._resumed < patience:  # its time begins again when the box goes on
             self._expiry[number] = loop.call_later(patience, self._expire, number, patience)
         else:
-            self._fail(SandboxError(f"sandbox: no answer from its first process within {patience:.0f} s"))
+            self._fail(BoxGone(errno.ETIMEDOUT, f"no answer from the first process of the box within {patience:.0f} s"))
 
-    def _fail(self, error: SandboxError) -> None:
+    def _fail(self, error: SandboxError | BoxGone) -> None:
         if self._failure is None:
             self._failure = error
         waiting, self._waiting = self._waiting, {}

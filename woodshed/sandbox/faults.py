@@ -1,24 +1,36 @@
-"""What this machine lacks is no answer of a box."""
+"""Errors by source: what a box answers, and what this machine lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .protocol import SandboxError
+from .protocol import BoxError, SandboxError
 
 B = TypeVar("B")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def answered(code: int, message: str, path: str | None = None) -> BoxError:
+    """The error that a box reports; also a FileNotFoundError, PermissionError and so on, as its errno says."""
+    kind = _kind(code)
+    return kind(code, message) if path is None else kind(code, message, path)
+
+
+@cache
+def _kind(code: int) -> type[BoxError]:
+    base = type(OSError(code, ""))
+    return BoxError if base is OSError else type(f"Box{base.__name__}", (BoxError, base), {})
+
+
 def of_the_machine(
     make: Callable[Concatenate[B, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[B, P], Coroutine[Any, Any, T]]:
-    """``make``, a method of a backend that makes boxes, with SandboxError for an OSError: no descriptor, no room.
+    """Convert OSErrors of ``make``, a method that makes boxes, into SandboxError.
 
-    An OSError of a box that runs is the box's own, and a submission may cause it; here nothing of one runs yet.
+    Nothing untrusted runs in a box that is being made, so its errors are this machine's too.
     """
 
     @wraps(make)

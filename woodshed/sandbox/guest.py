@@ -99,7 +99,7 @@ class Guest(Agent):
         if self._spec.get("hosts_kernel"):
             super()._keep_stopped(now)
 
-    def _seal_upper(self, token: str) -> dict[str, Any]:
+    def _seal_upper(self) -> dict[str, Any]:
         raise ValueError("this box is snapshot from outside")
 
     def _stats(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import os
 import resource
 import shutil
 import signal
+import sys
+import termios
 import time
 from typing import Any, NoReturn
 
@@ -54,8 +56,12 @@ class Job:
         self.out, self.err = self.streams.values()
 
     def drain(self, fd: int, *, everything: bool = False) -> bool:
-        """Read what a stream holds; False at its end. One piece per call unless ``everything``."""
+        """Read what a stream holds; False at its end. One piece per call unless ``everything``.
+
+        Everything is what is there now: a process that was left behind may write faster than this reads.
+        """
         buffer = self.streams[fd]
+        left = _held(fd) if everything else None
         while True:
             try:
                 data = os.read(fd, 1 << 16)
@@ -71,7 +77,9 @@ class Job:
                 if self._discarded > _FLOOD:
                     self.kill()
                     return False
-            if not everything:
+            if left is not None:
+                left -= len(data)
+            if left is None or left <= 0:
                 return True
 
     def woken(self) -> None:
@@ -101,6 +109,11 @@ class Job:
             "seconds": round(time.monotonic() - self.started, 6),
         }  # fmt: skip
         return header, bytes(self.out + self.err)
+
+
+def _held(fd: int) -> int:
+    """Bytes that wait in a pipe."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 _wakers: dict[int, int] = {}
@@ -174,8 +187,10 @@ def _feed(pipe: int, data: bytes) -> NoReturn:
 def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
     """Start a program; its pid. The kernel's exec takes the capability away, close-on-exec every other descriptor.
 
-    Spawning shares PID 1's memory until the exec: no page of it is copied. Raises OSError. A box that is kept in by
-    Landlock alone (``domain``) forks instead, for a step that spawning does not know.
+    Spawning shares PID 1's memory until the exec: no page of it is copied, but PID 1 waits for that exec, and a process
+    of the box could stop the child before it for ever. So PID 1 spawns only where the box has no other process, and
+    forks else. A box that is kept in by Landlock alone (``domain``) always forks, for a step that spawning does not
+    know. Raises OSError.
     """
     environment = spec["environment"]
     if request["env"]:
@@ -184,7 +199,7 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
     os.environ["PATH"] = environment.get("PATH", "/usr/bin:/bin")  # where the search looks
     os.chdir(request["cwd"])
     try:
-        if "domain" in spec:
+        if "domain" in spec or not _alone():
             return _forked(argv, environment, spec, stdin, out, err)
         return os.posix_spawnp(
             argv[0], argv, environment, setsid=True, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
@@ -192,6 +207,15 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
         )  # fmt: skip
     finally:
         os.chdir("/")
+
+
+def _alone() -> bool:
+    """Whether the box has no process but its first: orphans are children of that."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
 
 
 def _forked(argv: list[str], environment: dict[str, str], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:

@@ -42,6 +42,9 @@ class KeptBox(ChannelBox):
     def _is_gone(self) -> bool:
         return self._backend.is_gone(self)
 
+    def _helper_is_gone(self) -> bool:
+        return not self._backend.has(self)
+
     async def _end_of(self) -> str:
         return await self._backend.end_of(self)
 
@@ -102,6 +105,10 @@ class KeptBackend(Generic[B]):
         if box in self._boxes:
             self._boxes.discard(box)
             await self._spawner.kill(box.number)
+
+    def has(self, box: B) -> bool:
+        """Whether the process that owns the box still lives."""
+        return box in self._boxes
 
     def is_gone(self, box: B) -> bool:
         return self._spawner.is_gone(box.number)

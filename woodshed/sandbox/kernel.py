@@ -21,7 +21,7 @@ _SYSCALLS = {
     "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277},
 }
 # The same number on every architecture since Linux 5.0.
-OPEN_TREE, MOVE_MOUNT, CLOSE_RANGE, OPENAT2 = 428, 429, 436, 437
+OPEN_TREE, MOVE_MOUNT, CLOSE_RANGE, OPENAT2, PIDFD_GETFD = 428, 429, 436, 437, 438
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -96,6 +96,15 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, dat
         os.fsencode(data) if data is not None else None,
     )  # fmt: skip
     _check(result, f"mount {kind or 'bind'} {source} on {target}")
+
+
+def take_descriptor(pid: int, number: int) -> int:
+    """A copy of the descriptor ``number`` of another process, over whose user namespace we have CAP_SYS_PTRACE."""
+    process = os.pidfd_open(pid)
+    try:
+        return _call("pidfd_getfd", PIDFD_GETFD, ctypes.c_int(process), ctypes.c_int(number), ctypes.c_uint(0))
+    finally:
+        os.close(process)
 
 
 def umount(target: str) -> None:

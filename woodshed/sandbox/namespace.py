@@ -103,9 +103,9 @@ class NamespaceBackend:
         """Make a snapshot of a box; called through ``box.snapshot``."""
         if len(box.chain) >= MAX_CHAIN:
             raise Unsupported(f"{box.id}: {MAX_CHAIN} snapshots lie on top of each other; start from a fresh box")
-        name, token = f"s{next(self._names)}", secrets.token_hex(16)
-        reply, _ = await box.running.channel.request({"op": "seal", "token": token})
-        await self._spawner.ask("adopt", name=name, token=token)
+        name = f"s{next(self._names)}"
+        reply, _ = await box.running.channel.request({"op": "seal"})
+        await self._spawner.ask("adopt", name=name, box=box.running.number)
         chain = (name, *box.chain)
         parent = box.chain[0] if box.chain else None
         self._references.update(chain)  # the snapshot's references
@@ -130,6 +130,10 @@ class NamespaceBackend:
             await self._spawner.kill(box.running.number)
             self._spawner.reason(box.running.number)  # nobody will ask
             await self._release(box.chain)
+
+    def has(self, box: NamespaceBox) -> bool:
+        """Whether the process that owns the box still lives."""
+        return box in self._boxes
 
     def is_gone(self, box: NamespaceBox) -> bool:
         return self._spawner.is_gone(box.running.number)

@@ -65,6 +65,9 @@ class NamespaceBox(ChannelBox):
     def _is_gone(self) -> bool:
         return self._backend.is_gone(self)
 
+    def _helper_is_gone(self) -> bool:
+        return not self._backend.has(self)
+
     async def _end_of(self) -> str:
         return await self._backend.end_of(self)
 

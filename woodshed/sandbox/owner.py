@@ -39,19 +39,17 @@ class Owner:
         handle: Callable[[dict[str, Any], list[int]], None],
         ended: Callable[[int, int], None],
         *,
-        also: tuple[int, Callable[[], None]] | None = None,
         between: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Until the owner goes away: ``handle(message, descriptors)``, ``ended(pid, wait status)`` of a child.
 
-        ``also``: a descriptor to watch and what to do when it can be read. ``between`` runs before every wait and
-        says how many milliseconds that may last.
+        ``between`` runs before every wait and says how many milliseconds that may last.
         """
         wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
         poll = select.poll()
-        for fd in (self._host.fileno(), wake_in, *(also[:1] if also else ())):
+        for fd in (self._host.fileno(), wake_in):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(between())}
@@ -59,8 +57,6 @@ class Owner:
                 os.read(wake_in, 4096)
                 for pid, status in _ended():
                     ended(pid, status)
-            if also and also[0] in ready:
-                also[1]()
             if self._host.fileno() in ready:
                 message, fds, _, _ = socket.recv_fds(self._host, 1 << 20, 4)
                 if not message:

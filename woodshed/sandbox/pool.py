@@ -11,6 +11,7 @@ from typing import Any
 
 from .admission import Admission
 from .bases import Bases
+from .faults import of_the_machine
 from .pressure import Bounds, Load
 from .protocol import Backend, BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 from .together import all_or_none
@@ -86,6 +87,7 @@ class Pool:
         except SandboxError:  # the base went with its helper process; whatever else is wrong shows again
             return await self.backend.create(spec)
 
+    @of_the_machine
     async def _seal(self, spec: BoxSpec) -> Snapshot:
         box = await self.backend.create(spec)
         try:

@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
+
+from woodshed.record.fault import Fault, FaultSource
 
 
-class SandboxError(Exception):
-    """The sandbox itself failed (an infrastructure error). Nothing that runs inside a box can provoke it."""
+class SandboxError(Fault):
+    """This machine or its sandbox failed (an infrastructure error). Nothing that runs inside a box can provoke it."""
+
+    source: ClassVar[FaultSource] = "host"
+
+
+class BoxError(Fault, OSError):
+    """A box refuses or fails at what was asked of it, with an errno; ``faults.answered`` makes them.
+
+    An OSError that is no BoxError is this machine's own.
+    """
+
+    source: ClassVar[FaultSource] = "box"
+
+
+class BoxGone(BoxError):
+    """A box ended itself or does not answer. ETIMEDOUT where it was silent."""
 
 
 class Paused(SandboxError):

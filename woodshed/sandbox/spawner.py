@@ -8,12 +8,13 @@ import errno
 import itertools
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class Spawner:
         try:
             await self._send({"op": "create", "box": number, **message}, descriptors)
         except BaseException:
-            del self._gone[number]
+            self._gone.pop(number, None)  # a helper process that vanished took all of them
             raise
         return number
 
@@ -196,7 +197,8 @@ class Spawner:
             if self._socket is None:
                 raise SandboxError("the sandbox backend is closed")
             try:
-                socket.send_fds(self._socket, [data], list(fds))
+                with _raised_limit() if fds else contextlib.nullcontext():
+                    socket.send_fds(self._socket, [data], list(fds))
                 return
             except BlockingIOError:
                 await asyncio.sleep(0.001)  # the zygote has a queue of requests before it
@@ -246,6 +248,17 @@ class Spawner:
                 reply.set_result({"error": "the helper process is gone"})
         self._gone.clear()
         self._replies.clear()
+
+
+@contextlib.contextmanager
+def _raised_limit() -> Iterator[None]:
+    """Descriptors may wait in sockets of this user up to the hard limit; boxes can reach half of it at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _spawn(interpreter: str, program: str, stdin: socket.socket) -> subprocess.Popen[bytes]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import select
+import resource
 import signal
 import socket
 import sys
@@ -26,15 +26,13 @@ from .template import BOX_UID
 
 
 class Zygote:
-    """State: the boxes alive, the folders that layers come from, the sealed snapshots."""
+    """State: the boxes alive, and the folders that layers come from."""
 
     def __init__(self, owner: Owner, root: str, *, cgroups: bool) -> None:
         self._owner, self._root = owner, root
         self._names: dict[int, int] = {}  # pid -> box
         self._pids: dict[int, int] = {}  # box -> pid
         self._stores: dict[str, str] = {}
-        self._sealed: dict[str, int] = {}  # snapshot offered by a box -> its mount
-        self._seal_in, self._seal_out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.privileged = os.geteuid() == 0
         self._enter()
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
@@ -74,7 +72,7 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer the host until it goes away."""
-        self._owner.serve(self._handle, self._ended, also=(self._seal_in.fileno(), self._collect_seals))
+        self._owner.serve(self._handle, self._ended)
 
     def close(self) -> None:
         """Kill every box and wait for it, so that nothing outlives the zygote."""
@@ -122,7 +120,7 @@ class Zygote:
             self._owner.send({"gone": spec["box"], "error": str(error)})
             return
         if pid == 0:
-            boxinit.run(spec, self._binds, self._outer, control, offering, self._seal_out.fileno(), group)
+            boxinit.run(spec, self._binds, self._outer, control, offering, group)
         _close(group)
         self._names[pid], self._pids[spec["box"]] = spec["box"], pid
 
@@ -182,20 +180,24 @@ class Zygote:
         return relative
 
     def _adopt(self, message: dict[str, Any]) -> None:
-        self._collect_seals()
-        fd = self._sealed.pop(message["token"], None)
-        if fd is None:
-            raise OSError(2, "the box handed over no filesystem")
+        """Take the writable filesystem of a box out of its first process, which has stopped all others.
+
+        Nothing is sent: what waits in sockets counts against the host user, and other boxes could use that up.
+        """
+        pid = self._pids.get(message["box"])
+        if pid is None:
+            raise OSError(3, "the box has ended")
         place = f"snaps/{message['name']}"
         self._raise()
         try:
-            if kernel.filesystem(fd) != kernel.TMPFS_MAGIC:
-                raise OSError(22, "the box handed over something that is no tmpfs")
-            os.mkdir(place)
-            kernel.move_mount(fd, place)
-            kernel.seal_mount(place, recursive=True, nodev=True)
+            fd = kernel.take_descriptor(pid, boxinit.UPPER)
+            try:
+                os.mkdir(place)
+                kernel.move_mount(fd, place)
+                kernel.seal_mount(place, recursive=True, nodev=True)
+            finally:
+                os.close(fd)
         finally:
-            os.close(fd)
             self._lower()
 
     def _release(self, message: dict[str, Any]) -> None:
@@ -206,14 +208,6 @@ class Zygote:
             os.rmdir(place)
         finally:
             self._lower()
-
-    def _collect_seals(self) -> None:
-        while select.select([self._seal_in], [], [], 0)[0]:
-            token, fds, _, _ = socket.recv_fds(self._seal_in, 256, 4)
-            for fd in fds[1:]:
-                os.close(fd)
-            if fds:
-                self._sealed[token.decode("ascii", "replace")] = fds[0]
 
     def _ended(self, pid: int, status: int) -> None:
         box = self._names.pop(pid, None)
@@ -259,6 +253,10 @@ def main(host: socket.socket) -> None:
     import gc
 
     owner = Owner(host)
+    # The kernel refuses to send descriptors once more of them wait, in sockets of any process of this user, than the
+    # sender may have open. Boxes may have fewer open than this process, so they cannot bring that about for it.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         zygote = Zygote(owner, owner.configuration["root"], cgroups=owner.configuration["cgroups"])
     except OSError as error:

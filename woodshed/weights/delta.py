@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import zstandard
@@ -22,6 +22,7 @@ from .errors import TornVersion, WrongBase
 from .image import Image, Piece, dtype_of
 from .shards import Box
 
+T = TypeVar("T")
 Wanted = Callable[[str, Box], bool]
 """Whether a piece (tensor name, box) is of interest to this reader."""
 
@@ -70,12 +71,18 @@ def decode_part(data: bytes, base: Image | None, *, where: str, wanted: Wanted |
     image: Image = {}
     for entry in entries:
         try:
-            name, dtype, whole = entry["name"], entry["dtype"], tuple(entry["shape"])
-            box = Box(whole, tuple(entry["start"]), tuple(entry["size"])) if "start" in entry else Box.all_of(whole)
+            name, dtype, expected = (_typed(entry, field, str) for field in ("name", "dtype", "checksum"))
+            whole, xor = _sizes(entry, "shape"), _typed(entry, "xor", bool)
+            cut = "start" in entry
+            box = Box(whole, _sizes(entry, "start"), _sizes(entry, "size")) if cut else Box.all_of(whole)
             itemsize = dtype_of(dtype).itemsize
-            xor, expected, offset, size = entry["xor"], entry["checksum"], entry["offset"], entry["bytes"]
+            offset, size = _typed(entry, "offset", int), _typed(entry, "bytes", int)
+            if not (offset >= 0 and 0 <= size <= len(body) - offset):
+                raise ValueError(f"bytes {offset} to {offset + size} of {len(body)}")
         except (KeyError, TypeError, ValueError) as error:
             raise TornVersion(f"{where}: not an index entry ({error!r})") from None
+        if name + box.suffix in image:
+            raise TornVersion(f"{where}: {name + box.suffix} is there twice")
         if wanted is not None and not wanted(name, box):
             continue
         key = name + box.suffix
@@ -87,13 +94,27 @@ def decode_part(data: bytes, base: Image | None, *, where: str, wanted: Wanted |
             continue
         try:
             payload = decode(body[offset : offset + size], itemsize * box.numel, itemsize)
-        except CodecError as error:
+        except (CodecError, ValueError, OverflowError, MemoryError) as error:
             raise TornVersion(f"{where}: {key}: {error}") from None
         piece = Piece(name, dtype, box, np.bitwise_xor(payload, old.data) if old is not None else np.array(payload))
         if piece.checksum != expected:
             raise TornVersion(f"{where}: {key} does not match its checksum after decoding")
         image[key] = piece
     return image
+
+
+def _typed(entry: Any, field: str, kind: type[T]) -> T:
+    value = entry[field]
+    if type(value) is not kind:
+        raise TypeError(f"{field} is {value!r}")
+    return value
+
+
+def _sizes(entry: Any, field: str) -> tuple[int, ...]:
+    values = _typed(entry, field, list)
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in values):
+        raise TypeError(f"{field} is {values!r}")
+    return tuple(values)
 
 
 def _pack(entries: list[dict[str, Any]], blobs: list[bytes]) -> bytes:
@@ -110,5 +131,5 @@ def _unpack(data: bytes, where: str) -> tuple[list[dict[str, Any]], memoryview]:
         if not isinstance(entries, list):
             raise ValueError("not a list")
         return entries, view[length:]
-    except (struct.error, zstandard.ZstdError, ValueError) as error:
+    except (struct.error, zstandard.ZstdError, ValueError, RecursionError) as error:
         raise TornVersion(f"{where}: its index cannot be read ({error})") from None

@@ -155,7 +155,7 @@ class Follower:
     def _manifest(self, version: int) -> Manifest | None:
         try:
             return self._manifests.get(version) or read_manifest(self.store, version)
-        except (FileNotFoundError, TornVersion) as error:
+        except (FileNotFoundError, ChainError) as error:
             log.warning("weights: version %d is not readable: %s", version, error)
             return None
 

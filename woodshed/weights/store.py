@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -47,7 +48,7 @@ class FolderStore:
 
     def get(self, key: str) -> bytes:
         try:
-            return (self.folder / key).read_bytes()
+            return _read_regular(self.folder, key)
         except NotADirectoryError:
             raise FileNotFoundError(f"{self.folder / key} is not there") from None
 
@@ -88,6 +89,21 @@ def _names(folder: Path) -> list[str]:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _read_regular(folder: Path, key: str) -> bytes:
+    """Read a regular file below ``folder``. Raises ChainError for a FIFO, a device or a link: they may block the reader
+    or lead out of the chain."""
+    path = folder / key
+    if path.parent != folder and path.parent.is_symlink():
+        raise ChainError(f"{path.parent}: a link; the folders of a chain must be folders")
+    if path.is_symlink():
+        raise ChainError(f"{path}: a link; the files of a chain must be regular files")
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ChainError(f"{path}: not a regular file")
+        return file.read()
 
 
 def _sync(folder: Path) -> None:

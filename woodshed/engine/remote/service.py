@@ -107,7 +107,9 @@ class _Service:
 
     async def health(self, request: Request) -> Response:
         self._check_open()
-        return JSONResponse({"status": "ok", "version": self.engine.version})
+        problem = self.engine.weights_problem
+        about = {"status": "stale", "weights": problem} if problem else {"status": "ok"}
+        return JSONResponse({**about, "version": self.engine.version})
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse("\n".join(engine_lines(self.engine.stats())) + "\n", media_type=CONTENT_TYPE)

@@ -20,7 +20,6 @@ from pathlib import Path
 from time import perf_counter
 
 from woodshed.grading.pytest_grader import import_path, run_pytest, test_timeout
-from woodshed.grading.pytest_screen import screen
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome
@@ -32,6 +31,7 @@ from .box import SETUP, SETUP_SECONDS, TARGET_SECONDS, WORKDIR, installed_in, sh
 from .changes import changes, python_refusal
 from .goal import Goal, goal_of
 from .match import Reached, reached
+from .mocks import needless
 
 SPEC = "install.json"
 DEPOT = "/opt/depot"
@@ -162,7 +162,7 @@ async def _left(task: Task, spec: InstallSpec, box: Sandbox) -> tuple[list[str],
     strange = [n for n in names if n not in spec.wheels and _canonical(n.rpartition("-")[0]) not in own]
     added, problems = changes(task.workspace_files(), left, python_refusal(spec.roots, spec.taken))
     problems += [f"{name} is installed and is no wheel of the index" for name in strange[:3]]
-    problems += [f"it adds {found}, which no mock needs" for found in screen(added)[:3]]  # they run beside the tests
+    problems += [f"it adds {found}, which no mock needs" for found in needless(added)[:3]]  # they run beside the tests
     return sorted(n for n in names if n in spec.wheels), added, "; ".join(problems)
 
 

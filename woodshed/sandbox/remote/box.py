@@ -7,7 +7,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ..frames import FrameError, pack_files, unpack_files
-from ..protocol import ExecResult, SandboxError, Snapshot, Unsupported
+from ..protocol import BoxError, BoxGone, ExecResult, SandboxError, Snapshot, Unsupported
 from . import wire
 from .host import Host
 
@@ -119,7 +119,9 @@ class RemoteBox:
     async def _run(self, name: str, given: dict[str, Any], body: bytes) -> ExecResult:
         try:
             reply, data = await self._ask(name, given, body)
-        except OSError as error:  # more input than the host takes: as a command that cannot be started
+        except BoxGone:
+            raise
+        except BoxError as error:  # more input than the host takes: as a command that cannot be started
             return ExecResult(126, stderr=f"cannot start: {error.strerror}\n".encode())
         try:
             return wire.decode_result(reply, data)

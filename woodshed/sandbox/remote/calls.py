@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from woodshed.engine.access import AdminKey, bearer
 
+from ..faults import answered
 from ..frames import FrameError, encode
 from ..protocol import SandboxError
 from . import wire
@@ -80,7 +81,7 @@ class Call:
             head, body = work.result()
             data = encode({**head, "living": self._leases.living()}, body)
         except FrameError as error:
-            await refuse(send, 409, OSError(errno.EFBIG, str(error)))
+            await refuse(send, 409, answered(errno.EFBIG, str(error)))
         except ValueError as error:
             await refuse(send, 400, ValueError(str(error)))
         except (OSError, SandboxError) as error:

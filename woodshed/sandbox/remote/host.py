@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
+from ..faults import answered
 from ..frames import FrameError, encode
 from ..protocol import SandboxError, Unsupported
 from . import wire
@@ -82,9 +83,9 @@ class Host:
         try:
             data = encode(head, body)
         except FrameError as error:
-            raise OSError(errno.EFBIG, str(error)) from None
+            raise answered(errno.EFBIG, str(error)) from None
         if len(data) > self.max_body:
-            raise OSError(
+            raise answered(
                 errno.EFBIG, f"{len(data)} bytes at once are more than {self.url} takes (max_body, {self.max_body})"
             )
         answer = await self._request("POST", path, data)

@@ -14,8 +14,21 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from ..faults import answered
 from ..frames import Decoder, FrameError, pack_files, unpack_files
-from ..protocol import BoxSpec, Egress, ExecResult, Limits, Paused, Probe, SandboxError, Snapshot, Unsupported
+from ..protocol import (
+    BoxError,
+    BoxGone,
+    BoxSpec,
+    Egress,
+    ExecResult,
+    Limits,
+    Paused,
+    Probe,
+    SandboxError,
+    Snapshot,
+    Unsupported,
+)
 
 KIND = "application/octet-stream"
 CLIENT = "x-woodshed-client"
@@ -123,12 +136,13 @@ def decode_probe(head: Any) -> Probe:
 
 
 def encode_error(error: BaseException) -> dict[str, Any]:
-    """For ``failure``. An OSError without a number is none that a box gave."""
-    if isinstance(error, OSError) and error.errno is not None:
+    """For ``failure``. An OSError that no box gave is one of this host."""
+    if isinstance(error, BoxError) and error.errno is not None:
         name = error.filename if isinstance(error.filename, str) else None
-        return {"kind": "os", "errno": error.errno, "message": error.strerror or os.strerror(error.errno), "path": name}
-    kind = "lost" if isinstance(error, HostLost) else next((k for k, e in _ERRORS if isinstance(error, e)), None)
-    return {"kind": kind or "sandbox", "message": str(error) if kind else f"{type(error).__name__}: {error}"}
+        kind = "gone" if isinstance(error, BoxGone) else "os"
+        return {"kind": kind, "errno": error.errno, "message": error.strerror or os.strerror(error.errno), "path": name}
+    known = "lost" if isinstance(error, HostLost) else next((k for k, e in _ERRORS if isinstance(error, e)), None)
+    return {"kind": known or "sandbox", "message": str(error) if known else f"{type(error).__name__}: {error}"}
 
 
 def failure(head: Any) -> Exception:
@@ -137,7 +151,9 @@ def failure(head: Any) -> Exception:
         return SandboxError(f"the host answered {head!r:.200}")
     kind, message, path = head.get("kind"), str(head.get("message")), head.get("path")
     if kind == "os" and type(head.get("errno")) is int:
-        return OSError(head["errno"], message, path) if isinstance(path, str) else OSError(head["errno"], message)
+        return answered(head["errno"], message, path if isinstance(path, str) else None)
+    if kind == "gone" and type(head.get("errno")) is int:
+        return BoxGone(head["errno"], message)
     return HostLost(message) if kind == "lost" else dict(_ERRORS).get(str(kind), SandboxError)(message)
 
 

@@ -36,9 +36,10 @@ HARNESS = HarnessSettings(
 _PROMPT = """\
 Remove one feature from this package, so that somebody else can be asked to write it again.
 
-Choose one function or method that the tests in {tests} exercise and that is worth writing: more than two or three
-lines. Delete its body and leave `raise NotImplementedError` in its place; its signature and docstring may stay. Private
-helpers that only it uses may go too. Change one module and nothing else: no tests, no other files, no code of your own.
+Choose something that the tests in {tests} exercise and that is worth writing: a function, the methods of a class, or
+better a feature that spans several functions in several modules. Delete the bodies and leave
+`raise NotImplementedError` in their places; signatures and docstrings may stay. Private helpers that only the feature
+uses may go entirely. Change nothing else: no tests, no other files, no code of your own.
 Afterwards the package must still import, some of the tests must fail because of it, and the others must still pass:
 run them with `python3 -m pytest -q`. Then call finish.
 """

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from woodshed.tasks.mutate import function_spans
-from woodshed.tasks.packages.candidates import Candidate, split_of
+from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import CoveredFunction
 from woodshed.tasks.packages.rejected import Rejected
 from woodshed.tasks.packages.trial import Trial
 from woodshed.tasks.packages.workspace import is_source, is_test
 
-KIND, DETAIL = "delete_function", "agentic_delete"
+KIND, FEATURE, DETAIL = "delete_function", "delete_feature", "agentic_delete"
 
 _PLACEHOLDERS = {"raise NotImplementedError", "raise NotImplementedError()", "pass", "..."}
 _CACHES = {"__pycache__", ".pytest_cache", ".hypothesis"}
@@ -29,17 +29,25 @@ def removal_of(trial: Trial, left: Mapping[str, bytes]) -> Candidate:
         raise Rejected("the tests were changed")
     if any(name not in before or name not in after for name in changed):
         raise Rejected("files were added or deleted")
-    if len(changed) > 1 or not is_source(trial.package, changed[0]):
-        raise Rejected("more than one module was changed" if len(changed) > 1 else "what was changed is no code")
-    module = changed[0]
-    old, new = _text(before[module]), _text(after[module])
-    _only_less(old, new)
-    function, *also = _feature(trial, module, old, new)
-    split = split_of(trial.settings, trial.package.name, function)
-    if any(split_of(trial.settings, trial.package.name, f) != split for f in also if f.statements >= 2):
+    if not all(is_source(trial.package, name) for name in changed):
+        raise Rejected("what was changed is no code")
+    public: list[CoveredFunction] = []
+    private: list[CoveredFunction] = []
+    for module in changed:
+        old, new = _text(before[module]), _text(after[module])
+        _only_less(old, new)
+        asked, helpers = _feature(trial, module, old, new)
+        public += asked
+        private += helpers
+    if not public and not private:
+        raise Rejected("no test runs what was removed")
+    function, *also = [*sorted(public, key=lambda f: -len(f.tests)), *private]
+    split = trial.splits.of(function)
+    if any(trial.splits.of(f) != split for f in also if f.statements >= 2):
         raise Rejected("it changes functions of both splits")
-    files = {module: after[module]}
-    return Candidate(trial.package.name, function, KIND, DETAIL, files, 0, split, tuple(also))
+    files = {module: after[module] for module in changed}
+    kind = KIND if len(public) <= 1 and len(changed) == 1 else FEATURE
+    return Candidate(trial.package.name, function, kind, DETAIL, files, 0, split, tuple(also))
 
 
 def without_caches(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -68,18 +76,13 @@ def _only_less(old: str, new: str) -> None:
             raise Rejected("code was added")
 
 
-def _feature(trial: Trial, module: str, old: str, new: str) -> list[CoveredFunction]:
-    """The one public function that changed and that tests run, then the private ones that have gone with it."""
+def _feature(trial: Trial, module: str, old: str, new: str) -> tuple[list[CoveredFunction], list[CoveredFunction]]:
+    """(public functions of the module that changed and that tests run, private ones)."""
     before, after = _functions(old), _functions(new)
-    changed = [name for name, text in before.items() if after.get(name) != text]
-    public = [name for name in changed if not name.rpartition(".")[2].startswith("_")] or changed
-    covered = [f for f in trial.suite.functions if f.module == module and f.name in public]
-    if not covered:
-        raise Rejected("no test runs what was removed")
-    if len(public) > 1:
-        raise Rejected("more than one public function was changed")
-    rest = [f for f in trial.suite.functions if f.module == module and f.name in changed and f not in covered]
-    return [covered[0], *rest]
+    changed = {name for name, text in before.items() if after.get(name) != text}
+    covered = [f for f in trial.suite.functions if f.module == module and f.name in changed]
+    public = [f for f in covered if not f.name.rpartition(".")[2].startswith("_")]
+    return public, [f for f in covered if f not in public]
 
 
 def _functions(source: str) -> dict[str, str]:

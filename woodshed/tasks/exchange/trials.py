@@ -17,6 +17,7 @@ from woodshed.tasks.node.project import is_node_project
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.partition import unplanned
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.packages.rejected import Rejected
 from woodshed.tasks.packages.replay import split_of_change
@@ -75,7 +76,9 @@ class InstanceTrials:
         changed = _changed(state)
         split = HELDOUT
         if instance.format == "swesmith":
-            split = split_of_change(self.like.settings, state.package.name, changed, state.before, state.after)
+            split = split_of_change(
+                unplanned(self.like.settings, state.package.name), changed, state.before, state.after
+            )
         tests = check_ids(instance, frozenset(n for n in state.after if is_test(state.package, n)))
         async with self._opened(state, tests) as trial:
             graded = {n: d for n, d in state.before.items() if not is_test(trial.package, n)}

@@ -13,10 +13,11 @@ from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.packages.build import Progress
-from woodshed.tasks.packages.candidates import Candidate, split_of
+from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.catalogue import Catalogue, Package
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.ledger import Ledger
+from woodshed.tasks.packages.partition import unplanned
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.packages.proof import GATES
 from woodshed.tasks.packages.rejected import Rejected
@@ -82,7 +83,7 @@ async def _run(trial: Trial, exercise: Exercise, out: Path) -> Task:
             raise Rejected("no test of the example solution passes twice")
         function = CoveredFunction(package.sources[0], exercise.name, 1, 1, 0, tuple(trial.suite.tests))
         whole = package.origin.partition(":")[0] in trial.settings.heldout_packages
-        split = HELDOUT if whole else split_of(trial.settings, package.name, function)
+        split = HELDOUT if whole else unplanned(trial.settings, package.name).of(function)
         return await trial.run(
             Candidate(
                 package.name, function, "exercise", "exercise", exercise.start, 0, split, text=exercise.instruction

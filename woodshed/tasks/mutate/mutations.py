@@ -1,8 +1,7 @@
 """Every one-line mutation of a source, and how one is drawn.
 
-A mutation replaces the text of one expression (or augmented assignment) by the rendering of its changed tree. The
-rest of the line keeps its formatting, so real code stays as its authors wrote it; on normalised source (the output of
-``ast.unparse``) the result is normalised again.
+Of real code only the tokens that differ are exchanged (``splice.py``), so that it stays as its authors wrote it. On
+normalised source (the output of ``ast.unparse``) an expression is rendered anew, and the result is normalised again.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 from .delete import find_function
 from .kinds import WEIGHTS, Change, changes
+from .splice import Text, put, splice
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ def mutations(source: str, *, function: str | None = None, keep_format: bool = F
     seen: set[tuple[int, str]] = set()
     found: list[Mutation] = []
     for root in roots:
-        for kind, number, after, in_parentheses in _edits(root, tree, lines):
+        edits = _spliced(root, tree, text) if keep_format else _edits(root, tree, lines)
+        for kind, number, after, in_parentheses in edits:
             before = lines[number - 1]
-            if in_parentheses and not keep_format:  # which the new expression may do without
+            if in_parentheses:  # which the new expression may do without
                 after = normalise(apply_line(text, number, after)).split("\n")[number - 1]
             if after == before or (number, after) in seen:
                 continue
@@ -81,6 +82,14 @@ def pick(rng: random.Random, options: Sequence[Mutation]) -> Mutation:
     return rng.choice([m for m in options if m.kind == kind])
 
 
+def _spliced(root: ast.AST, module: ast.Module, text: str) -> Iterator[tuple[str, int, str, bool]]:
+    """As ``_edits``, of source that keeps its format."""
+    whole = Text.of(text)
+    for change in changes(root, module):
+        if (found := splice(whole, change)) is not None:
+            yield change.kind, *found, False
+
+
 def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tuple[str, int, str, bool]]:
     """Kind, line number, new line, and whether the new text stands between the parentheses of what it replaces."""
     for change in changes(root, module):
@@ -108,20 +117,13 @@ def _render(change: Change) -> tuple[ast.expr | ast.stmt, str]:
         if not isinstance(ancestor, _OPERATORS):
             break
         top = ancestor
-    _put(parent, name, index, change.replacement)
+    put(parent, name, index, change.replacement)
     try:
         rendered = ast.unparse(top)
     finally:
-        _put(parent, name, index, change.node)
+        put(parent, name, index, change.node)
     assert isinstance(top, ast.expr)
     return top, rendered
 
 
 _OPERATORS = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare)
-
-
-def _put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
-    if index is None:
-        setattr(parent, name, node)
-    else:
-        getattr(parent, name)[index] = node

@@ -22,6 +22,7 @@ from .catalogue import Catalogue, Package, load_catalogue
 from .index import PackageError
 from .kept import fetch_package
 from .ledger import Ledger
+from .partition import kept_splits
 from .proof import GATES
 from .report import BuildReport, PackageYield
 from .settings import PackageTaskSettings
@@ -120,7 +121,10 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
     shared.ledgers[package.name] = ledger
     workspace = tools.workspace(package, files)
     furnished = shared.catalogue.furnished(package)
-    trial = tools.trial(settings, furnished, suite, workspace, shared.backend, shared.layers, names, shared.writer)
+    splits = kept_splits(shared.out / f".{package.name}-splits.json", settings, suite, package.sha256)
+    trial = tools.trial(
+        settings, furnished, suite, workspace, shared.backend, shared.layers, names, shared.writer, splits
+    )
     try:
         work = PackageWork(shared, trial, tools, ledger, line)
         await work.kinds()

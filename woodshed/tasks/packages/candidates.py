@@ -12,10 +12,16 @@ from woodshed.tasks.mutate import delete_body, merge, mutations, pick
 from .deletion import delete_group
 from .groups import GROUPS
 from .history import Commit
+from .partition import Splits, function_key, plan_splits
 from .prepare import CoveredFunction, Suite
 from .settings import PackageTaskSettings
 
 _SKIPPED = frozenset(["__repr__", "__str__", "__del__", "__init_subclass__", "__getattr__", "__setattr__"])
+_FEATURE = "delete_feature"
+_FEATURE_WEIGHT = 3
+"""Features offered for one candidate of each other kind, as long as there are any."""
+_ALIKE = 0.6
+"""Jaccard index of the functions of two features up to which they are two tasks."""
 _PARTS = 3
 """Changes in one ``combine`` task, at most; at least two."""
 
@@ -82,50 +88,76 @@ class Candidate:
         return f"{self.package}-{name}-{kind.removeprefix('delete_')}-{digest}{level}"
 
 
-def function_key(package: str, function: CoveredFunction) -> str:
-    """The unit that splits keep apart."""
-    return f"{package}:{function.module}:{function.name}"
-
-
-def split_of(settings: PackageTaskSettings, package: str, function: CoveredFunction) -> str:
-    """``heldout`` for the functions of a held-out package and for a hashed share of all others, else ``train``."""
-    if package in settings.heldout_packages:
-        return "heldout"
-    digest = hashlib.sha256(function_key(package, function).encode()).digest()
-    return "heldout" if int.from_bytes(digest[:8], "big") < settings.heldout_share * 2.0**64 else "train"
-
-
 Change = Callable[[str, CoveredFunction, str, random.Random], tuple[str, str, int] | None]
 """(kind, function, source, generator) -> (detail, changed source, line or 0), None where the kind does not apply."""
 
 
 def candidates(
     settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes], change: Change | None = None,
-    groups: Collection[str] = tuple(GROUPS),
+    groups: Collection[str] = tuple(GROUPS), splits: Splits | None = None,
 ) -> Iterator[Candidate]:  # fmt: skip
     """Candidates in the order in which they are tried, the same for the same seed; ``per_function`` rounds with one
     for each function.
 
-    The kind offered least so far is tried first; a function to which it does not apply is offered the others. No
+    The kind offered least so far (for its weight) is tried first; a function to which it does not apply is offered the
+    others. Features over several files are few and worth most, so they are found first and spread over the others. No
     change is offered twice, and none touches functions of both splits. ``change`` makes single changes, those of
     Python where None; ``groups``: which kinds of groups can be deleted.
     """
     rng = random.Random(f"{settings.seed}:{suite.package}")
+    splits = splits or plan_splits(settings, suite)
     functions = [f for f in suite.functions if f.name.rpartition(".")[2] not in _SKIPPED and f.statements >= 2]
     rng.shuffle(functions)
-    offered = {kind: 0 for kind in settings.kinds if kind in ("mutate", "delete_function", *groups)}
+    offered: dict[str, int] = {kind: 0 for kind in settings.kinds if kind in ("mutate", "delete_function", *groups)}
     made: set[frozenset[tuple[str, bytes]]] = set()
+    features = _features(suite, workspace, splits, functions) if offered.pop(_FEATURE, None) is not None else []
+    features, room = _with_room(features, settings.multi_file_share)
+    features.reverse()
+    spread = 0
     for _ in range(settings.per_function):
         for function in functions:
+            while features and spread <= _FEATURE_WEIGHT * min(offered.values(), default=spread):
+                feature = features.pop()
+                spread += 1
+                if (files := frozenset(feature.files.items())) not in made:
+                    made.add(files)
+                    yield feature
             if b"\r" in workspace[function.module]:
                 continue  # line-wise edits would mix line ends
+            if room < 1:  # kinds that are not offered any more hold nothing back
+                offered = {kind: count for kind, count in offered.items() if kind == "mutate"}
             for kind in sorted(offered, key=lambda k: offered[k]):
-                candidate = _candidate(settings, suite, workspace, kind, function, rng, change or change_python)
+                candidate = _candidate(suite, workspace, kind, function, rng, change or change_python, splits)
                 if candidate is not None and (files := frozenset(candidate.files.items())) not in made:
+                    room -= kind != "mutate"
                     made.add(files)
                     yield candidate
                     offered[kind] += 1
                     break
+    yield from (feature for feature in reversed(features) if frozenset(feature.files.items()) not in made)
+
+
+def _with_room(features: Sequence[Candidate], share: float) -> tuple[list[Candidate], float]:
+    """The ``features`` that may be tried, and how many other deletions of one file beside them."""
+    if not share:
+        return list(features), float("inf")
+    several = [c for c in features if len(c.files) > 1]
+    room = int(len(several) * (1 - share) / share)
+    alone = [c for c in features if len(c.files) < 2][: room // 2]
+    return [*several, *alone], room - len(alone)
+
+
+def _features(
+    suite: Suite, workspace: Mapping[str, bytes], splits: Splits, functions: Sequence[CoveredFunction]
+) -> list[Candidate]:
+    """Deletions of features, those over several files first, none of which is mostly another one."""
+    found = [c for f in functions if (c := group_candidate(suite, workspace, _FEATURE, f, splits)) is not None]
+    chosen: list[tuple[Candidate, set[CoveredFunction]]] = []
+    for candidate in sorted(found, key=lambda c: len(c.files) < 2):
+        own = set(candidate.functions)
+        if all(len(own & other) <= _ALIKE * len(own | other) for _, other in chosen):
+            chosen.append((candidate, own))
+    return [candidate for candidate, _ in chosen]
 
 
 def combinations(
@@ -151,16 +183,16 @@ def combinations(
 
 
 def _candidate(
-    settings: PackageTaskSettings,
     suite: Suite,
     workspace: Mapping[str, bytes],
     kind: str,
     function: CoveredFunction,
     rng: random.Random,
     change: Change,
+    splits: Splits,
 ) -> Candidate | None:
     if kind in GROUPS:
-        return group_candidate(settings, suite, workspace, kind, function)
+        return group_candidate(suite, workspace, kind, function, splits)
     # Elsewhere a test that expects any error passes without the function.
     if kind == "delete_function" and change is change_python and _needed_by_all([function], suite):
         return None
@@ -169,20 +201,16 @@ def _candidate(
         return None
     detail, changed, line = one
     files = {function.module: changed.encode()}
-    split = split_of(settings, suite.package, function)
-    return Candidate(suite.package, function, kind, detail, files, line, split)
+    return Candidate(suite.package, function, kind, detail, files, line, splits.of(function))
 
 
 def group_candidate(
-    settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes], kind: str, function: CoveredFunction
+    suite: Suite, workspace: Mapping[str, bytes], kind: str, function: CoveredFunction, splits: Splits
 ) -> Candidate | None:
-    """The deletion of a group of ``kind`` that ``function`` leads to; None where it leads to none of one split."""
-    split = split_of(settings, suite.package, function)
-    group = GROUPS[kind](function, suite)
-    substantial = [f for f in group if f.statements >= 2]
-    if not group or any(split_of(settings, suite.package, f) != split for f in substantial):
-        return None
-    if _needed_by_all(group, suite):
+    """The deletion of a group of ``kind`` that ``function`` leads to, as far as it is on the function's side of the
+    split; None where it leads to none, or too little is left."""
+    group = splits.same_side(function, GROUPS[kind](function, suite))
+    if len(group) < (3 if kind == _FEATURE else 2) or _needed_by_all(group, suite):
         return None
     if any(b"\r" in workspace[f.module] for f in group):
         return None
@@ -191,7 +219,7 @@ def group_candidate(
     first = min(chosen, key=lambda f: f.line) if kind == "delete_class" else function
     files = delete_group(chosen, workspace)
     also = tuple(f for f in chosen if f != first)
-    return Candidate(suite.package, first, kind, kind, files, 0, split, also)
+    return Candidate(suite.package, first, kind, kind, files, 0, splits.of(function), also)
 
 
 def _needed_by_all(functions: Sequence[CoveredFunction], suite: Suite) -> bool:

@@ -14,9 +14,11 @@ Group = tuple[CoveredFunction, ...]
 """The function that the group was found from stands first."""
 
 MOST_METHODS = 4
-MOST_STATEMENTS = 400
+MOST_STATEMENTS = 600
 _ALIKE = 0.3
 """Jaccard index of the sets of tests from which on two methods serve the same purpose."""
+_MOSTLY = 0.5
+"""Share of a function's tests from which on it is part of the feature that these tests are about."""
 
 
 def class_of(function: CoveredFunction, suite: Suite) -> Group:
@@ -41,16 +43,28 @@ def methods_with(function: CoveredFunction, suite: Suite) -> Group:
 
 
 def feature_of(function: CoveredFunction, suite: Suite) -> Group:
-    """The dependency cone of a public function: everything that only tests which reach it reach.
+    """What a public function needs and hardly anything else does, over files.
 
-    At least three functions, in at least two files or two classes; at most half of the suite may be about it.
+    First its dependency cone: everything that only tests which reach it reach. Where that lies in one file, what is
+    reached mostly by these tests belongs to it too. At least three functions, in at least two files or two classes; at
+    most half of the suite may be about it. What runs at import, and so in every test, is nobody's feature.
     """
     tests = set(function.tests)
-    if function.name.rpartition(".")[2].startswith("_") or 2 * len(tests) > len(suite.tests):
+    if function.name.rpartition(".")[2].startswith("_") or function.at_import or 2 * len(tests) > len(suite.tests):
         return ()
-    cone = (function, *(f for f in suite.functions if f != function and set(f.tests) <= tests))
-    places = {(f.module, _owner(f)) for f in cone}
-    return _large_enough(cone, least=3) if len(places) > 1 else ()
+    for share in (1.0, _MOSTLY):
+        cone = (function, *(f for f in suite.functions if f != function and _belongs(f, tests, share)))
+        broken = {test for f in cone for test in f.tests}
+        if len({f.module for f in cone}) > 1 and 2 * len(broken) <= len(suite.tests):
+            return _large_enough(cone, least=3)
+    cone = (function, *(f for f in suite.functions if f != function and _belongs(f, tests, 1.0)))
+    return _large_enough(cone, least=3) if len({_owner(f) for f in cone}) > 1 else ()
+
+
+def _belongs(function: CoveredFunction, tests: set[str], share: float) -> bool:
+    """Whether at least ``share`` of the tests that run the function are among ``tests``."""
+    own = len(tests.intersection(function.tests))
+    return not function.at_import and own > 0 and own >= share * len(function.tests)
 
 
 GROUPS: dict[str, Callable[[CoveredFunction, Suite], Group]] = {

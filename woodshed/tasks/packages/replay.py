@@ -17,13 +17,13 @@ from pathlib import Path, PurePosixPath
 from woodshed.record.task import Task
 from woodshed.tasks.sources.repository import Objects
 
-from .candidates import Candidate, split_of
+from .candidates import Candidate
 from .history import Commit, replayable
 from .index import PackageError
+from .partition import Splits
 from .prepare import CoveredFunction, Suite, suite_files
 from .proof import changed_functions
 from .rejected import Rejected
-from .settings import PackageTaskSettings
 from .stream import Attempt
 from .trial import Trial
 from .workspace import is_source, is_test, workspace_of
@@ -82,7 +82,7 @@ class Replay:
             raise Rejected("the commit changes no code")
         if any(name not in child for name in changed):
             raise Rejected("the commit removes files")
-        split = split_of_change(self.like.settings, package.name, changed, parent, child)
+        split = split_of_change(self.like.splits, changed, parent, child)
         touched = {n for n in child if n.endswith(".py") and is_test(package, n) and parent.get(n) != child[n]}
         trial.suite = await self._suite(trial, changed, touched)
         about = tuple(t for t in trial.suite.tests if t.partition("::")[0] in touched)
@@ -100,20 +100,17 @@ class Replay:
         return await trial.stable_suite(files)
 
 
-def split_of_change(
-    settings: PackageTaskSettings, package: str, changed: list[str], before: Mapping[str, bytes],
-    after: Mapping[str, bytes],
-) -> str:  # fmt: skip
+def split_of_change(of: Splits, changed: list[str], before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
     """The split of all functions in which the ``changed`` files differ. Raises Rejected where they are of both."""
     splits = set()
     for name in changed:
         old, new = (files.get(name, b"").decode("utf-8", "replace") for files in (before, after))
         for function in {*changed_functions(old, new), *changed_functions(new, old)}:
-            splits.add(split_of(settings, package, CoveredFunction(name, function, 1, 1, 1, ())))
+            splits.add(of.of(CoveredFunction(name, function, 1, 1, 1, ())))
     if len(splits) > 1:
         raise Rejected("it changes functions of both splits")
     if not splits:  # a constant, say
-        return split_of(settings, package, CoveredFunction(changed[0], "", 1, 1, 1, ()))
+        return of.of(CoveredFunction(changed[0], "", 1, 1, 1, ()))
     return splits.pop()
 
 

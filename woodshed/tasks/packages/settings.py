@@ -34,6 +34,10 @@ class PackageTaskSettings(Settings):
     class, of a few methods that belong together, of everything that a feature alone needs; combine such changes;
     go back to the parent of a commit (of git repositories)."""
 
+    multi_file_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the deletions tried on a package that must touch two files or more: no more deletions of one file are
+    tried than that leaves room for. 0 tries all."""
+
     prompt: Prompt = "terse"
     """What the instruction of a ``mutate`` task tells: the failing test and what it observed; ``located``: also the
     function, its file and where it begins; ``pointed``: also the line that is wrong. A small policy cannot afford to

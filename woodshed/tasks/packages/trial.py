@@ -28,6 +28,7 @@ from woodshed.tasks.root_leaks import scan_root
 from .candidates import Candidate
 from .catalogue import Package
 from .dependencies import python_path
+from .partition import Splits, unplanned
 from .prepare import WORKDIR, Suite, coarse, package_spec, suite_files
 from .proof import difference, prove, python_variants
 from .rejected import Rejected
@@ -58,10 +59,15 @@ class Trial:
     layers: LayerStore
     layer_names: tuple[str, ...]
     writer: Writer
+    planned: Splits | None = None
     kept: dict[str, Task] = field(default_factory=dict)
     _base: Snapshot | None = field(default=None, init=False)
     _uncollected: frozenset[str] = field(default=frozenset(), init=False)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    @property
+    def splits(self) -> Splits:
+        return self.planned or unplanned(self.settings, self.package.name)
 
     async def close(self) -> None:
         if self._base is not None:

@@ -111,7 +111,7 @@ def larger(trial: Trial, base: Candidate) -> Iterator[Candidate]:
     """Deletions of more than ``base`` changes, smallest first, by each group that its function leads to."""
     found: dict[str, Candidate] = {}
     for kind in _CONES if not trial.package.language else ():
-        harder = group_candidate(trial.settings, trial.suite, trial.workspace, kind, base.function)
+        harder = group_candidate(trial.suite, trial.workspace, kind, base.function, trial.splits)
         if harder is not None and harder.split == base.split and set(harder.functions) > set(base.functions):
             found.setdefault(harder.slug, harder)
     yield from sorted(found.values(), key=lambda c: (sum(f.statements for f in c.functions), c.slug))

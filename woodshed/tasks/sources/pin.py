@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ..install.use import installed_package, only_modules, only_wheels
 from .layout import find_layout
 from .obtain import described, obtain, project_names
 from .project import UNKNOWN, Project
-from .requirements import canonical, distribution_of, missing_modules, needed, optional, wished
+from .requirements import Requirement, canonical, distribution_of, missing_modules, needed, optional, wished
 from .resolve import check_import_names, resolve
 from .spec import SourceSpec
 
@@ -101,12 +101,14 @@ class Pinner:
             requirements += more
         notes += [f"{wanted} was left out: {why}" for wanted, why in resolved.left_out.items()]
         if failure is not None:
-            advice = f"; the tests import {', '.join(missing)}: name the packages with --needs" if missing else ""
-            raise PackageError(f"{failure}{advice}")
+            if not missing:
+                raise failure
+            advice = _advice(missing, possible, resolved.left_out)
+            raise PackageError(f"{failure}; the tests import {', '.join(missing)}: {advice}")
         if missing:
             notes.append(
-                f"some tests import {', '.join(missing)} and were not used; name the packages with --needs, and use "
-                "another --out"
+                f"some tests import {', '.join(missing)} and were not used; "
+                f"{_advice(missing, possible, resolved.left_out)}; use another --out"
             )
         _of_use(name, suite)
         return Pinned(made, groups, tuple(notes))
@@ -171,6 +173,22 @@ def _of_use(name: str, suite: Suite | None) -> None:
     assert suite is not None
     if not suite.functions:
         raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
+
+
+def _advice(missing: Sequence[str], possible: dict[str, Requirement], left_out: Mapping[str, str]) -> str:
+    """What to do about modules that tests miss: --needs helps only where nobody states what brings them."""
+    refused = {r.name for r in wished(list(left_out))}
+    stated = [m for m in missing if canonical(m) in refused or distribution_of(m, possible) is not None]
+    unknown = [m for m in missing if m not in stated]
+    parts = []
+    if stated:
+        parts.append(
+            f"{', '.join(stated)} is stated by the project but is no pure-Python wheel: run `woodshed tasks install` "
+            "first, then build with --install"
+        )
+    if unknown:
+        parts.append("name the packages with --needs" + (f" ({', '.join(unknown)})" if stated else ""))
+    return "; ".join(parts)
 
 
 def is_own_module(module: str, package: Package) -> bool:

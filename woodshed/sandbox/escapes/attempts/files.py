@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Callable
 
 from .base import Facts, attempt, found, syscall
 
@@ -45,6 +46,26 @@ def hard_link(facts: Facts) -> object:
         return found(_read(facts["path"] + ".again"), facts)
     finally:
         os.unlink(facts["path"] + ".again")
+
+
+@attempt("change the times, owner or mode of devices and programs that are the host's own")
+def times_of_devices(facts: Facts) -> object:
+    places = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")]
+    changes: list[tuple[str, Callable[[str], None]]] = [
+        ("times", lambda path: os.utime(path, (1, 1))),
+        ("times", lambda path: os.utime(path)),
+        ("mode", lambda path: os.chmod(path, 0o600)),
+        ("owner", lambda path: os.chown(path, os.getuid(), os.getgid())),
+        ("attributes", lambda path: os.setxattr(path, "user.mark", b"x")),
+    ]
+    for path in (*places, "/usr/bin/env", "/bin/sh"):
+        for what, change in changes:
+            try:
+                change(path)
+                return f"{what} of {path}"
+            except OSError:
+                continue
+    return None
 
 
 @attempt("reach it through the roots and working folders of other processes")

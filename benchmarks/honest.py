@@ -1,0 +1,116 @@
+"""Honest submissions that the graders' screens refuse; writes benchmarks/results/honest.json.
+
+    python benchmarks/honest.py [--packages attrs==25.3.0 ...] [--out benchmarks/results/honest.json]
+
+Every function of 20 popular packages (pip downloads their wheels) in turn is what a task lacks: the given file has no
+body there, the submission is the package's own file, and there is no solution that would excuse what it uses. The
+styles of tests/tasks_packages/test_screen.py are graded as well, each beside the fix of the toy repository, in boxes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+from result import write_result
+
+from woodshed.grading.pytest_screen import screen
+from woodshed.grading.verify import grade
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.layers import LayerStore
+from woodshed.tasks.mutate import delete_body, function_spans
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.grading import toy  # noqa: E402  (the toy repository lives in the tests)
+from tests.tasks_packages.test_screen import STYLES  # noqa: E402
+
+PACKAGES = """
+arrow attrs click docutils jinja2 marshmallow more-itertools networkx packaging parso pygments pyparsing python-dateutil
+requests rich sortedcontainers tabulate toolz tqdm werkzeug
+"""
+
+
+def files_of(wheel: Path) -> Iterator[tuple[str, str]]:
+    """(path, text) of the modules in a wheel; its tests are not what a policy writes."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in sorted(archive.namelist()):
+            parts = Path(name).parts
+            if name.endswith(".py") and not {"tests", "test"}.intersection(parts):
+                yield name, archive.read(name).decode("utf-8")
+
+
+def judged(name: str, text: str) -> tuple[int, list[str]]:
+    """(functions tried, entries of the screen) of one file."""
+    try:
+        spans = [span for span in function_spans(text)]
+    except SyntaxError:  # a template, or of another Python
+        return 0, []
+    if not screen({name: text.encode()}, {name: b""}):
+        return len(spans), []  # then no part of it is suspicious
+    found = []
+    for span in spans:
+        start = delete_body(text, span.name)
+        found += [f"{span.name}: {entry}" for entry in screen({name: text.encode()}, {name: start.encode()})]
+    return len(spans), found
+
+
+async def graded(root: Path) -> dict[str, str]:
+    """Style -> why it is not rewarded, for those that are not."""
+    layers, backend = LayerStore(root / "layers"), open_backend()
+    task = toy.toy_task(root / "toy", toy.pytest_layer(layers))
+    fixed = toy.SHAPES.replace("width + height", "width * height")
+    refused = {}
+    try:
+        for name, code in STYLES.items():
+            text = f"{fixed}\n\ndef _style():\n" + "".join(f"    {line}\n" for line in code.splitlines())
+            outcome = await grade(task, {"shapes/measure.py": text.encode()}, backend, layers)
+            if not outcome.resolved:
+                refused[name] = outcome.detail
+    finally:
+        await backend.close()
+    return refused
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", nargs="*", default=PACKAGES.split())
+    parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/honest.json")
+    options = parser.parse_args()
+    start = perf_counter()
+    tried: dict[str, int] = {}
+    refused: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="honest-") as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*command, "-d", folder, *options.packages], check=True)
+        for wheel in sorted(root.glob("*.whl")):
+            name = "-".join(wheel.name.split("-")[:2])
+            tried[name] = 0
+            for path, text in files_of(wheel):
+                count, found = judged(path, text)
+                tried[name] += count
+                refused |= {f"{path}: {entry}": "screen" for entry in found}
+            print(f"{name}: {tried[name]} functions", flush=True)
+        refused |= asyncio.run(graded(root))
+    figures = {
+        "honest_tried": sum(tried.values()) + len(STYLES),
+        "honest_refused": len(refused),
+        "packages": len(tried),
+        "styles_graded": len(STYLES),
+        "seconds": round(perf_counter() - start, 1),
+    }
+    write_result("honest", dict(figures), {"functions": tried, "refused": refused}, options.out)
+
+
+if __name__ == "__main__":
+    main()

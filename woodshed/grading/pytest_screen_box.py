@@ -1,0 +1,63 @@
+"""The static screen inside the box, for files that the box's interpreter can parse and the host's cannot.
+
+The program that runs there is that of the host (``pytest_screen.py``), in an isolated interpreter, before any code of
+the submission ran.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from woodshed.sandbox.protocol import Sandbox
+
+from .pytest_screen import elsewhere
+
+_MODULES = ("python_source", "python_names", "pytest_screen")
+_SECONDS = 60.0
+_PROGRAM = """
+import base64, json, sys, types
+request = json.load(sys.stdin)
+package = types.ModuleType("woodshed_screen")
+package.__path__ = []
+sys.modules["woodshed_screen"] = package
+for name, source in request["modules"]:
+    module = types.ModuleType("woodshed_screen." + name)
+    module.__package__ = "woodshed_screen"
+    sys.modules[module.__name__] = module
+    exec(compile(source, name, "exec"), module.__dict__)
+changed, *known = [{n: base64.b64decode(d) for n, d in files.items()} for files in request["files"]]
+lost = set(module.elsewhere(changed))
+found = module.screen({n: d for n, d in changed.items() if n not in lost}, *known)
+print(json.dumps(found))
+"""
+
+
+async def screen_in_box(
+    box: Sandbox, found: Sequence[str], changed: Mapping[str, bytes], *known: Mapping[str, bytes]
+) -> list[str]:
+    """``found`` on the host, with the box's own judgement of files that the host cannot parse.
+
+    Files that the box cannot parse either are no entry: nothing can import them. Where the box does not answer, what
+    was found stays. SandboxError where the sandbox fails.
+    """
+    names = elsewhere(changed)
+    if not names:
+        return list(found)
+    files = [{n: base64.b64encode(d).decode() for n, d in part.items() if n in names} for part in (changed, *known)]
+    request = json.dumps({"modules": _sources(), "files": files})
+    done = await box.exec(["python3", "-I", "-B", "-c", _PROGRAM], stdin=request.encode(), timeout=_SECONDS)
+    try:
+        judged = json.loads(done.stdout)
+    except ValueError:
+        return list(found)
+    unread = tuple(f"{name}: cannot be parsed by " for name in names)
+    return sorted({*(entry for entry in found if not entry.startswith(unread)), *map(str, judged)})
+
+
+@cache
+def _sources() -> list[tuple[str, str]]:
+    return [(name, Path(__file__).with_name(f"{name}.py").read_text("utf-8")) for name in _MODULES]
