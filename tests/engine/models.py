@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -48,12 +48,12 @@ def decoder(config: DecoderConfig = DENSE, seed: int = 0, sharpness: float = 25.
     return made
 
 
-def slow(policy: Decoder) -> Decoder:
-    """The same, whose steps take so long that something can be done between two of them."""
-    forward = policy.forward
+def slow(policy: Decoder, seconds: float = 0.004, until: threading.Event | None = None) -> Decoder:
+    """The same, whose steps take so long that something can be done between two of them; ``until``: then no more."""
+    forward, over = policy.forward, until or threading.Event()
 
     def slowly(*args: Any, **kwargs: Any) -> torch.Tensor:
-        time.sleep(0.004)
+        over.wait(seconds)
         return forward(*args, **kwargs)
 
     policy.forward = slowly  # type: ignore[method-assign]

@@ -1,6 +1,7 @@
 """The client of vLLM against a server that stands in for it: what goes over the wire, and what becomes of it."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -67,7 +68,9 @@ def test_routes_are_those_of_the_tokens_that_were_fed():
 
 def test_weights_change_under_a_running_request(tmp_path):
     async def main():
-        async with standing_in(decoder(DENSE)) as standin, client(standin, chain=str(tmp_path)) as engine:
+        changed = threading.Event()
+        policy = slow(decoder(DENSE), seconds=0.1, until=changed)
+        async with standing_in(policy) as standin, client(standin, chain=str(tmp_path)) as engine:
             Publisher(tmp_path).publish(3, hf_state(decoder(DENSE, seed=5)))
             await engine.generate(prompt(5), Sampling(max_tokens=2))
             assert engine.version == 3, "it catches up before anything is sampled"
@@ -80,6 +83,7 @@ def test_weights_change_under_a_running_request(tmp_path):
                 await asyncio.sleep(0.001)
             Publisher(tmp_path).publish(4, hf_state(decoder(DENSE, seed=6)))
             assert await engine.follow(4, timeout=20) == 4
+            changed.set()
             done = await task
             assert seen == list(zip(done.tokens, done.logprobs, done.versions)) and len(seen) == 240
             assert done.versions == sorted(done.versions) and set(done.versions) == {3, 4}
