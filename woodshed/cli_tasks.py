@@ -328,6 +328,7 @@ def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, pla
     from .harness.errors import EndpointLost
     from .learn.failures import disk_problem
     from .record.cache import cache_directory
+    from .record.fault import HostFault
     from .record.task import TaskError
     from .sandbox.backends import open_backend
     from .sandbox.layers import LayerStore
@@ -346,7 +347,7 @@ def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, pla
 
     try:
         return asyncio.run(main())
-    except (PackageError, TaskError, SandboxError, EndpointLost) as error:
+    except (PackageError, TaskError, HostFault, EndpointLost) as error:
         raise _fail(error) from None
     except OSError as error:
         raise _fail(Exception(disk_problem(place.absolute(), str(error)) or str(error))) from None

@@ -15,6 +15,7 @@ from limits import soft_limit
 from woodshed.grading.crossing import Submission, collected, crossed_digest, crossing, matches_any
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
+from woodshed.record.fault import HostFault
 from woodshed.record.task import Task, TaskError, TaskInfo
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
@@ -165,7 +166,7 @@ def test_a_machine_without_descriptors_is_no_fault_of_a_submission(
             await grade(task, task.solution_files(), backend, layers)
         with (
             soft_limit(resource.RLIMIT_NOFILE, 3),
-            pytest.raises(TaskError, match=r"tests: cannot be read: .*Too many"),
+            pytest.raises(HostFault, match=r"tests: cannot be read now: .*Too many"),
         ):
             task.test_files()
         backend.create = create

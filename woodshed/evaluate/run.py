@@ -9,10 +9,8 @@ from itertools import count
 
 from ..record.store import TrajectoryStore
 from ..record.task import Task
+from ..rl.failures import INFRA, FailureWatch
 from ..rl.rollout import Arena, rollout
-
-INFRA = "infra_error"
-"""Status of a trajectory that something else than the policy ended."""
 
 
 def group_name(evaluation: str, task: str) -> str:
@@ -32,7 +30,8 @@ async def evaluate(
     label: Callable[[Task], str] = lambda task: task.name,
     retried: bool = False,
 ) -> dict[str, list[bool]]:
-    """Resolved or not, per task name and sample. Infrastructure errors count as not resolved and keep their status.
+    """Resolved or not, per task name and sample. What infrastructure errors ended says nothing and is left out; raises
+    RunFailing where ``arena.max_failures`` episodes in a row end so.
 
     Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label ``evaluation=NAME``. ``label`` stands
     for the task in the group: what is stored under another one is not taken for its samples. ``retried``: samples that
@@ -40,11 +39,11 @@ async def evaluate(
     """
     group_of = {task.name: group_name(name, label(task)) for task in tasks}
     rows = {row["id"]: row for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")}
-    stored = {id: bool(row["resolved"]) for id, row in rows.items()}
+    stored = {id: None if row["status"] == INFRA else bool(row["resolved"]) for id, row in rows.items()}
     lost = {id for id, row in rows.items() if retried and row["status"] == INFRA}
     wanted = [(task, _sample(f"{group_of[task.name]}:{k:02d}", lost)) for task in tasks for k in range(samples)]
-    results = {id: stored[id] for _, id in wanted if id in stored}
-    slots = asyncio.Semaphore(concurrency)
+    results = {id: stored[id] for _, id in wanted if id in stored}  # None: nothing is known
+    slots, failures = asyncio.Semaphore(concurrency), FailureWatch(arena.max_failures)
 
     async def one(task: Task, id: str) -> None:
         async with slots:
@@ -52,15 +51,26 @@ async def evaluate(
                 arena, task, id=id, group=group_of[task.name], source="eval", labels={"evaluation": name}
             )
         store.add(trajectory)
-        results[id] = bool(trajectory.outcome and trajectory.outcome.resolved)
+        failed = trajectory.status == INFRA
+        results[id] = None if failed else bool(trajectory.outcome and trajectory.outcome.resolved)
+        failures.update(trajectory)
+        known = [resolved for resolved in results.values() if resolved is not None]
         if progress:
-            progress(len(results), len(wanted), sum(results.values()) / len(results))
+            progress(len(results), len(wanted), sum(known) / max(1, len(known)))
 
-    await asyncio.gather(*(one(task, id) for task, id in wanted if id not in stored))
+    episodes = [asyncio.create_task(one(task, id)) for task, id in wanted if id not in stored]
+    try:
+        await asyncio.gather(*episodes)
+    finally:
+        for episode in episodes:
+            episode.cancel()
+        await asyncio.gather(*episodes, return_exceptions=True)
     store.compact(1)
     by_task: dict[str, list[bool]] = defaultdict(list)
     for task, id in wanted:
-        by_task[task.name].append(results[id])
+        resolved = results[id]
+        if resolved is not None:
+            by_task[task.name].append(resolved)
     return dict(by_task)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -15,6 +15,8 @@ from woodshed.record.trajectory import Source
 
 from .segments_wire import Finished, decode
 from .terms import Terms
+
+T = TypeVar("T")
 
 
 class GatewayError(Fault, RuntimeError):
@@ -28,8 +30,25 @@ class GatewayError(Fault, RuntimeError):
         self.code = code
 
 
+_GARBAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+def _read(answer: httpx.Response, what: Callable[[Any], T]) -> T:
+    """``what`` of an answer's JSON. Raises GatewayError where the answer makes no sense."""
+    try:
+        return what(answer.json())
+    except _GARBAGE as error:
+        raise _nonsense(answer, error) from error
+
+
+def _nonsense(answer: httpx.Response, error: Exception) -> GatewayError:
+    detail = f"{type(error).__name__}: {error}: {answer.content[:200]!r}"
+    return GatewayError(answer.status_code, "unreadable", f"its answer makes no sense: {detail}")
+
+
 class GatewayAdmin:
-    """Calls of the admin routes. Raises GatewayError for a refusal, httpx.HTTPError where no answer comes.
+    """Calls of the admin routes. Raises GatewayError for a refusal and for an answer that makes no sense,
+    httpx.HTTPError where none comes.
 
     Use as an async context manager, or call ``close``; a ``client`` that is passed in stays open.
     """
@@ -54,10 +73,10 @@ class GatewayAdmin:
         about: dict[str, Any] = {"id": id, "task": task, "group": group, "source": source, "labels": dict(labels or {})}
         if terms is not None:
             about["terms"] = terms.model_dump()
-        return str((await self._call("POST", "/admin/trajectories", about)).json()["key"])
+        return _read(await self._call("POST", "/admin/trajectories", about), lambda found: str(found["key"]))
 
     async def finish(self, id: str, *, messages: bool = False) -> Finished:
-        """Close it and get what was recorded, with the conversations if asked for. ValueError if it is damaged.
+        """Close it and get what was recorded, with the conversations if asked for.
 
         A server that is killed meanwhile is asked again when it is back (up to a minute): it gives the same answer.
         """
@@ -67,7 +86,10 @@ class GatewayAdmin:
         except httpx.TransportError:
             await self.wait_until_up(60.0)
             answer = await self._call("POST", path)
-        return decode(answer.content)
+        try:
+            return decode(answer.content)
+        except _GARBAGE as error:
+            raise _nonsense(answer, error) from error
 
     async def delete(self, id: str) -> None:
         """Close it and forget what was recorded."""
@@ -76,10 +98,10 @@ class GatewayAdmin:
     async def follow(self, version: int, *, timeout: float = 300.0) -> int:
         """Have the engine follow the weight chain to at least ``version``; the version that it then serves."""
         answer = await self._call("POST", "/admin/weights", {"version": version}, timeout=timeout)
-        return int(answer.json()["version"])
+        return _read(answer, lambda found: int(found["version"]))
 
     async def health(self) -> dict[str, Any]:
-        return dict((await self._call("GET", "/health")).json())
+        return _read(await self._call("GET", "/health"), dict)
 
     async def wait_until_up(self, seconds: float) -> bool:
         """Wait for a server that is being restarted; False if it does not answer within ``seconds``."""
@@ -95,11 +117,11 @@ class GatewayAdmin:
 
     async def engine(self) -> dict[str, Any]:
         """The engine's counters since it started, ``busy_seconds`` and ``uptime_seconds`` among them."""
-        return dict((await self._call("GET", "/admin/engine")).json())
+        return _read(await self._call("GET", "/admin/engine"), dict)
 
     async def list(self) -> list[dict[str, Any]]:
         """The open trajectories."""
-        return list((await self._call("GET", "/admin/trajectories")).json()["trajectories"])
+        return _read(await self._call("GET", "/admin/trajectories"), lambda found: list(found["trajectories"]))
 
     async def close(self) -> None:
         if self._owned:

@@ -14,9 +14,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from woodshed.record.fault import is_shortage
 from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome
-from woodshed.sandbox.protocol import Sandbox
+from woodshed.sandbox.protocol import Sandbox, SandboxError
 
 from .cases_runner import encode
 from .settings import GradingSettings
@@ -75,6 +76,8 @@ def _load(path: str, digest: str) -> tuple[dict[str, Any], dict[str, list[str]]]
         }
         return modules, {m: [encode(want) for _, want in entry["cases"]] for m, entry in data.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, OSError) and is_shortage(error):
+            raise SandboxError(f"{path}: this machine cannot read it now: {error}") from error
         raise TaskError(f"{path}: not a table of cases ({type(error).__name__}: {error})") from None
 
 

@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from woodshed.record.task import Task
+from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
@@ -175,7 +176,7 @@ async def reference(task: Task, backend: Backend, layers: LayerStore, how: Alter
         return known
     solution = partial(_solution_values, task, backend=backend, layers=layers, how=how)
     first, second, visible = [await _whole(partial(solution, kinds), task) for kinds in (KINDS, KINDS, (SAME,))]
-    given, _ = await _twice(partial(_values, task, KINDS, {}, _nothing, backend, layers, how))
+    given, _ = await _twice(partial(_trusted_values, task, KINDS, _nothing, backend, layers, how))
     found = reference_of(first, second, given, visible)
     _keep(task, found)
     return found
@@ -263,10 +264,20 @@ async def _solution_values(
 
     if not solution:
         return {}, True
+    return await _trusted_values(task, kinds, lay, backend, layers, how)
+
+
+async def _trusted_values(
+    task: Task, kinds: Sequence[Kind], lay: Lay, backend: Backend, layers: LayerStore, how: Altering
+) -> tuple[Values, bool]:
+    """``_values`` of the task's own files: a submission has no part in this box, whatever becomes of it."""
     try:
         return await _values(task, kinds, {}, lay, backend, layers, how)
-    except BoxError as error:  # the submission has no part in this box
-        raise EndlessError(f"{task.path}: the solution's own run fails: {error}") from error
+    except BoxError as error:
+        failure = in_trusted_box(error)
+        if failure is not error:
+            raise failure from error
+        raise EndlessError(f"{task.path}: a run of its own files ends its box: {error}") from error
 
 
 async def _values(

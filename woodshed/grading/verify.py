@@ -61,9 +61,10 @@ async def submission_from(box: Sandbox, task: Task, settings: GradingSettings = 
         files = await box.get(task.info.submission)
     except BoxError:
         files = {}
+    try:
+        return collected(task, files, settings)
     except OSError as error:
-        raise SandboxError(f"this machine cannot take a submission: {error}") from error
-    return collected(task, files, settings)
+        raise SandboxError(f"this machine cannot read what the agent started from: {error}") from error
 
 
 async def grade(
@@ -93,7 +94,7 @@ async def grade(
     box = await backend.create(box_spec(task, layers))
     try:
         outcome = await _graded(task, box, Submission(crossed, gone), backend, layers, settings)
-    except (BoxError, ValueError) as error:
+    except (BoxError, ValueError, RecursionError) as error:
         # What a box answers that is full, has ended, or holds something in the way of the grader's files.
         log.warning("%s: a submission does not fit", task.name, exc_info=True)
         required = (*task.info.fail_to_pass, *task.info.pass_to_pass)

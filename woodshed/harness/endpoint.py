@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from .wire import WireTransport
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 KEPT = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "thinking")
+GARBAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading an answer raises that is no chat completion."""
 OVERFLOW = ("context_length_exceeded", "maximum context length")
 
 
@@ -41,6 +44,12 @@ class Reply:
 
 
 class ChatEndpoint(Protocol):
+    """``lost_seconds``: spent on tries that failed, since the beginning. ``failing``: why the last try failed; '' where
+    it did not, or is still under way as the first."""
+
+    lost_seconds: float
+    failing: str
+
     async def complete(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
     ) -> Reply:
@@ -83,6 +92,7 @@ class HttpEndpoint:
         self.url = httpx.URL(f"{root}/v1/chat/completions")
         self.retry = retry or RetrySettings()
         self.on_text = on_text
+        self.lost_seconds, self.failing = 0.0, ""
         self._owned = client is None
         self.client = client or pooled_client(self.retry.request_timeout, streaming=on_text is not None)
         self._headers = [
@@ -102,22 +112,27 @@ class HttpEndpoint:
     ) -> Reply:
         body = self._body(messages, tools, max_tokens)
         delay = self.retry.first_delay
-        problem = ""
+        self.failing = problem = ""
+        started = time.monotonic()
         for attempt in range(self.retry.attempts):
             if attempt:
+                self.failing = problem
                 await asyncio.sleep(delay)
                 delay *= 2
+            lost = time.monotonic() - started
             try:
                 status, answer = await self._post(body)
-            except (httpx.TransportError, httpx.InvalidURL) as error:
+            except (httpx.RequestError, httpx.InvalidURL, httpx.StreamError, *GARBAGE) as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
             if status == 200:
                 try:
-                    return parse_reply(answer)
-                except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                    reply = parse_reply(answer)
+                except GARBAGE as error:
                     problem = f"not a chat completion ({type(error).__name__}: {error}): {answer[:200]!r}"
                     continue
+                self.lost_seconds, self.failing = self.lost_seconds + lost, ""
+                return reply
             text = answer.decode("utf-8", "replace")
             if status in (400, 413) and any(word in text for word in OVERFLOW):
                 raise ContextFull(text[:300])
@@ -156,12 +171,17 @@ class HttpEndpoint:
 
 
 def parse_reply(answer: bytes) -> Reply:
-    """A chat completion as a Reply. Raises ValueError, KeyError, TypeError, IndexError, AttributeError otherwise."""
+    """A chat completion as a Reply. Raises one of GARBAGE otherwise."""
     data = json.loads(answer)
     choice = data["choices"][0]
     received = choice["message"]
     message = {key: received[key] for key in KEPT if received.get(key) is not None or key in ("role", "content")}
     message["role"] = "assistant"
+    calls, content = message.get("tool_calls"), message.get("content")
+    if not (calls is None or (isinstance(calls, list) and all(isinstance(call, dict) for call in calls))):
+        raise ValueError("tool_calls is no list of objects")
+    if not (content is None or isinstance(content, (str, list))):
+        raise ValueError("content is no text")
     usage = data.get("usage") or {}
     details = usage.get("completion_tokens_details") or {}
     return Reply(

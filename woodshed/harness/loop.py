@@ -8,19 +8,19 @@ A box that ends itself ends the episode: ``timeout`` where it is silent, else ``
 from __future__ import annotations
 
 import asyncio
-import errno
 import inspect
 from functools import lru_cache
 
 from woodshed.record.trajectory import ExitStatus, ToolEvent
-from woodshed.sandbox.protocol import BoxGone, Sandbox
+from woodshed.sandbox.faults import is_silent
+from woodshed.sandbox.protocol import BoxError, Sandbox
 
 from .budget import Budget
 from .calls import Runner, calls_of
 from .clip import clean
 from .endpoint import ChatEndpoint, Reply
 from .episode import Episode, Message, Moment, Observer, Reaction
-from .errors import FORMAT_ERRORS, ContextFull, ToolError
+from .errors import FORMAT_ERRORS, ContextFull, EndpointLost, ToolError
 from .prompt import opening
 from .registry import ToolRegistry
 from .session import Session
@@ -49,8 +49,8 @@ async def run_episode(
         status, reason = await agent.run()
     except ContextFull as error:
         status, reason = "limit", f"context full: {error}"
-    except BoxGone as error:
-        status, reason = "timeout" if error.errno == errno.ETIMEDOUT else "limit", f"the box is gone: {error.strerror}"
+    except BoxError as error:
+        status, reason = "timeout" if is_silent(error) else "limit", f"the box is gone: {error.strerror}"
     await agent.notify(Moment("end", agent.effort.turns, status=status))
     messages = [*agent.past, *agent.messages]
     return Episode(status, messages, agent.events, agent.effort, agent.summaries, reason)
@@ -105,15 +105,24 @@ class _Agent:
                 return "repeated_format_error", f"{bad_turns} turns in a row without a well-formed call"
 
     async def _ask(self, wanted: int, *, summary: bool = False) -> Reply | None:
-        """The policy's next message, appended and counted; None where the wall limit came first."""
+        """The policy's next message, appended and counted; None where the wall limit came first.
+
+        What the endpoint lost by failing is not the policy's time. Raises EndpointLost where it was failing when the
+        time was up.
+        """
+        lost = self.endpoint.lost_seconds
         try:
             async with asyncio.timeout(max(0.0, self.budget.time_left())) as timer:
                 max_tokens = self.budget.reply_tokens(wanted)
                 reply = await self.endpoint.complete(self.messages, self.registry.schemas(), max_tokens=max_tokens)
         except TimeoutError:
-            if timer.expired():
-                return None
-            raise
+            if not timer.expired():
+                raise
+            if self.endpoint.failing:
+                raise EndpointLost(f"it failed until the time was up: {self.endpoint.failing}") from None
+            return None
+        self.budget.deadline += self.endpoint.lost_seconds - lost
+        self.session.deadline = self.budget.deadline
         self.messages.append(reply.message)
         has_calls = bool(reply.message.get("tool_calls"))
         self.budget.count(reply, has_calls=has_calls, final=not has_calls and not summary)

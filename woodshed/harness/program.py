@@ -6,12 +6,12 @@ asks and is answered is recorded there, token by token; its end and its exit cod
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from woodshed.sandbox.protocol import BoxGone, Sandbox
+from woodshed.sandbox.faults import is_silent
+from woodshed.sandbox.protocol import BoxError, Sandbox, SandboxError
 
 from .settings import HarnessSettings, ProgramSettings
 
@@ -52,7 +52,10 @@ async def run_program(
     """Run it to its end, or to ``limits.wall_seconds``. Raises SandboxError only."""
     started = time.monotonic()
     instruction = instruction.replace("\0", "").encode("utf-8", "replace").decode()
-    await box.put({_TASK: instruction.encode()})
+    try:
+        await box.put({_TASK: instruction.encode()})
+    except BoxError as error:  # nothing of the policy's has run in it
+        raise SandboxError(f"the task cannot be put into its box: {error}") from error
     environment = {**surroundings(key, model, instruction), **program.env}
     # To a file: an agent that prints without end meets the limit of file sizes, not a full pipe.
     command = f'export PATH="{PLACE}/bin:$PATH"\n{{ {program.command}\n}} > {_LOG} 2>&1 < /dev/null'
@@ -61,8 +64,8 @@ async def run_program(
             command, cwd=settings.workdir, env=environment, timeout=settings.limits.wall_seconds, max_output=4096
         )
         said = await box.exec(["/usr/bin/tail", "-c", str(_TAIL), _LOG], timeout=10.0, max_output=2 * _TAIL)
-    except BoxGone as error:  # the program did that to its box
-        silent = error.errno == errno.ETIMEDOUT
+    except BoxError as error:  # the program did that to its box
+        silent = is_silent(error)
         return Ended(-9, silent, not silent, time.monotonic() - started, f"the box is gone: {error.strerror}")
     output = (said.stdout or done.stderr).decode("utf-8", "replace").strip()
     return Ended(done.returncode, done.timed_out, done.out_of_memory, done.seconds, output)

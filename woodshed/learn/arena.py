@@ -67,6 +67,7 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
             policy=recipe.name,
             temperature=1.0 if training else recipe.evaluate.temperature,
             attempts=recipe.rl.attempts,
+            max_failures=recipe.rl.max_failures,
             limits=recipe.sandbox.limits(),
             egress=recipe.sandbox.egress(),
             monitors=recipe.rl.monitors,

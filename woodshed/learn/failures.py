@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..recipe.load import RecipeError
 from ..record.task import TaskError
+from ..rl.failures import RunFailing
 from ..rl.ledger import OutOfTasks
 from ..rl.rollout import ProgramFailed
 from ..tasks.packages.index import PackageError
@@ -23,6 +24,7 @@ class StageFailed(Exception):
 
 HOPELESS = (
     StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
+    RunFailing,
 )  # fmt: skip
 """Errors of a stage whose message is all there is to say."""
 

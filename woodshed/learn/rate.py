@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster.supervisor import ProgramFailed, Supervisor
-from ..evaluate.run import INFRA, evaluate, group_name
+from ..evaluate.run import evaluate, group_name
 from ..recipe.load import RecipeError, load_recipe
 from ..recipe.recipe import Recipe
 from ..record.history import Rating, at, note_rating, read_history
 from ..record.store import TrajectoryStore
 from ..record.task import Task, TaskError
+from ..rl.failures import INFRA, RunFailing
 from ..rl.rollout import Arena
 from ..sandbox.settings import RAY
 from ..sandbox.taskbox import box_spec
@@ -107,7 +108,7 @@ def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
     try:
         with served(plan.recipe, plan.folder) as (folder, supervisor):
             return asyncio.run(_rate(plan, tasks, checkpoint, folder, supervisor, progress))
-    except ProgramFailed as error:
+    except (ProgramFailed, RunFailing) as error:
         raise RatingError(str(error)) from None
 
 

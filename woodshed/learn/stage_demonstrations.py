@@ -37,6 +37,7 @@ class ScriptedEndpoint:
         self._turn = 0
         self.weights: list[float] = []
         """Loss weight of each reply."""
+        self.lost_seconds, self.failing = 0.0, ""
 
     async def complete(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int

@@ -19,6 +19,7 @@ from ..record.trajectory import Trajectory
 from ..rl.batching import build_batch
 from ..rl.controller import Controller
 from ..rl.credit import get_credit
+from ..rl.failures import INFRA, RunFailing
 from ..rl.ledger import Ledger
 from ..sandbox.pool import Pool
 from ..train.batch import TrainBatch
@@ -63,14 +64,23 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
         run.write_progress(name, 0, 0, "fetching what harness.program needs")
     async with open_arena(recipe, run, training=False) as arena:
         results = await evaluate(
-            arena, main, store, name=name, samples=settings.samples, concurrency=settings.concurrency, progress=report
-        )
+            arena, main, store, name=name, samples=settings.samples, concurrency=settings.concurrency, progress=report,
+            retried=True,
+        )  # fmt: skip
         transferred = await evaluate(
             arena, transfer, store, name=f"{name}-packages", samples=settings.package_samples,
-            concurrency=settings.concurrency, progress=report,
+            concurrency=settings.concurrency, progress=report, retried=True,
         )  # fmt: skip
+    if missing := len(main) - len(results):
+        raise RunFailing(
+            f"{missing} of {len(main)} held-out tasks have no sample that the policy ended itself, so nothing can be "
+            "compared; the log says what failed, and the same command tries them again"
+        )
+    lost = len(main) * settings.samples - sum(map(len, results.values()))
     rate = _mean(results)
     note = f"pass@1 {rate:.3f} on {len(main)} tasks"
+    if lost:
+        note += f" ({lost} samples lost to infrastructure errors)"
     if transferred:
         note += f", real packages {_mean(transferred):.3f} on {len(transferred)}"
     run.write_result_of(name, {"pass1": rate, "note": note})
@@ -131,8 +141,10 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
     """What the rollouts of a batch did: pass rate, best of group, mean effort, statuses."""
     everyone = [t for group in groups for t in group]
-    solved = [[bool(t.outcome and t.outcome.resolved) for t in group] for group in groups]
-    effort = {k: float(np.mean([getattr(t.effort, k) for t in everyone])) for k in vars(everyone[0].effort)}
+    ended = [t for t in everyone if t.status != INFRA]
+    graded = [[t for t in group if t.status != INFRA] for group in groups]
+    solved = [[bool(t.outcome and t.outcome.resolved) for t in group] for group in graded if group]
+    effort = {k: float(np.mean([getattr(t.effort, k) for t in ended])) for k in vars(everyone[0].effort)}
     statuses: dict[str, int] = {}
     for trajectory in everyone:
         statuses[trajectory.status] = statuses.get(trajectory.status, 0) + 1

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from ..gateway.client import GatewayError
 from ..record.history import read_history
 from ..record.store import TrajectoryStore
 from ..record.task import Task
@@ -23,6 +24,7 @@ from ..record.trajectory import Trajectory
 from ..train.batch import TrainBatch
 from ..train.metrics_log import MetricsLog
 from .curriculum import Curriculum, replay
+from .failures import INFRA, FailureWatch, RunFailing
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .rollout import Arena, rollout
 from .settings import RLSettings
@@ -72,6 +74,7 @@ class Controller:
                 self.curriculum.rated(task, max(ratings, key=lambda rating: rating.date))
         self.version = 0
         self.engine: dict[str, Any] = {}
+        self.failures = FailureWatch(settings.max_failures)
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -143,7 +146,7 @@ class Controller:
     async def _run_group(self, row: GroupRow, missing: list[str]) -> None:
         await asyncio.gather(*(self._run_member(row, member) for member in missing))
         group = self.store.group(row.id)
-        graded = [t for t in group if t.status != "infra_error"]
+        graded = [t for t in group if t.status != INFRA]
         self.ledger.finish(row.id, "ready" if len(graded) > 1 else "failed")
         if self.curriculum is not None:
             self.curriculum.saw(self.tasks[row.task], graded, row.version)
@@ -157,6 +160,7 @@ class Controller:
                 task = self.tasks[row.task]
                 trajectory = await rollout(self.arena, task, id=member, group=row.id, source="train")
             self.store.add(trajectory)
+            self.failures.update(trajectory)
         finally:
             self._open_members -= 1
             self._changed.set()
@@ -191,22 +195,34 @@ class Controller:
             "staleness": max(token_age(g, step - 1) for g in groups),
             "groups": self.ledger.counts(),
             "engine": self.engine,
+            "failures": dict(self.failures.counts),
             **statistics,
         }
         self.metrics.append(line)  # before the file: a batch whose file is there is not written again
         batch.save(self._batch_path(step))
 
     async def _watch_versions(self) -> None:
+        """Raises RunFailing where the server cannot be brought to a version for too long."""
+        failing: float | None = None  # since when
         while True:
             head = await asyncio.to_thread(self._look)
             if head > self.version:
                 try:
                     version = await self.arena.admin.follow(head)
                     self.engine = await self.arena.admin.engine()
-                except httpx.HTTPError:  # the server died; asked again, and rollouts wait for it meanwhile
+                except (httpx.HTTPError, GatewayError) as error:  # asked again, and rollouts wait for it meanwhile
+                    now = time.monotonic()
+                    failing = now if failing is None else failing
+                    if now - failing > 2 * self.arena.patience:
+                        raise RunFailing(
+                            f"the policy server has not taken version {head} for {now - failing:.0f} s: "
+                            f"{type(error).__name__}: {error}"
+                        ) from error
+                    log.warning("version %d: %s", head, error)
+                    await asyncio.sleep(0.5)
                     await self.arena.admin.wait_until_up(self.arena.patience)
                     continue
-                self.version = version
+                self.version, failing = version, None
                 self._changed.set()
             await asyncio.sleep(0.05)
 

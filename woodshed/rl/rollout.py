@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ..gateway.client import GatewayAdmin
+from ..gateway.client import GatewayAdmin, GatewayError
 from ..gateway.segments_wire import Finished
 from ..grading.monitors import Episode, watch
 from ..grading.monitors.judge import Judge
@@ -27,11 +28,12 @@ from ..harness.program import PORT, Ended, run_program
 from ..harness.registry import harness_hash
 from ..harness.settings import HarnessSettings, RetrySettings
 from ..record.fault import Fault
-from ..record.task import Task
+from ..record.task import Task, TaskError
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
 from ..sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
 from ..sandbox.taskbox import agent_box_spec
+from .failures import FAULT, INFRA, RETRIED, source_of
 from .observed import at_limit, observe, terms_of
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class Arena:
     policy: str
     temperature: float = 1.0
     attempts: int = 3
+    max_failures: int = 16
+    """Episodes in a row that failures of the host or the endpoint may end, before a run says so and ends."""
     retry: RetrySettings = field(default_factory=lambda: RetrySettings(attempts=9))
     """For 50 seconds: a server that was killed comes back, and goes on with its trajectories."""
     patience: float = 180.0
@@ -97,30 +101,37 @@ async def rollout(
 ) -> Trajectory:
     """Run, grade and describe one episode. Never raises for what the policy does.
 
-    Only failures of the sandbox or the endpoint are tried again, and after ``arena.attempts`` tries become the status
-    ``infra_error``: nothing inside a box can raise SandboxError or EndpointLost, and what a box did to itself
-    (BoxGone) ends its episode and is graded. An OSError that no box gave is this machine's. A restarted server costs
-    one try, however long that takes (up to ``arena.patience`` seconds). Raises ProgramFailed where the recipe's program
-    does not work at all.
+    Failures of the host or the endpoint are tried again, and after ``arena.attempts`` tries become the status
+    ``infra_error``, with the source as label ``fault``: nothing inside a box can raise SandboxError or EndpointLost,
+    and what a box did to itself (BoxError) ends its episode and is graded. An error that no box and no endpoint gave
+    is this machine's. A restarted server costs one try, however long that takes (up to ``arena.patience`` seconds).
+    Raises ProgramFailed where the recipe's program does not work at all, and TaskError.
     """
-    started, error = time.time(), ""
+    started, error, origin = time.time(), "", "host"
     for attempt in range(1, arena.attempts + 1):
         try:
             trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
-        except (Fault, ProgramFailed, httpx.HTTPError, OSError, KeyError) as failure:
+        except TaskError:
+            raise
+        except Exception as failure:
             if isinstance(failure, ProgramFailed) and attempt == arena.attempts:
                 raise
-            error = f"{type(failure).__name__}: {failure}"
-            log.warning("%s: attempt %d of %d: %s", id, attempt, arena.attempts, error)
+            error, origin = f"{type(failure).__name__}: {failure}", source_of(failure)
+            known = isinstance(failure, (Fault, ProgramFailed, httpx.HTTPError, OSError))
+            log.warning("%s: attempt %d of %d: %s", id, attempt, arena.attempts, error, exc_info=not known)
             await asyncio.sleep(0.2 * 2**attempt)  # whatever died is being started again
             await arena.admin.wait_until_up(arena.patience)
             continue
         trajectory.attempts, trajectory.started = attempt, started
+        if attempt > 1:
+            trajectory.labels[RETRIED] = origin
         return trajectory
+    with contextlib.suppress(GatewayError, httpx.HTTPError):
+        await arena.admin.delete(id)
     return Trajectory(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
-        status="infra_error", labels=dict(labels or {}), attempts=arena.attempts, started=started, ended=time.time(),
-        error=error,
+        status=INFRA, labels={**(labels or {}), FAULT: origin}, attempts=arena.attempts, started=started,
+        ended=time.time(), error=error,
     )  # fmt: skip
 
 

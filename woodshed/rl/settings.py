@@ -59,6 +59,8 @@ class RLSettings(Settings):
     """Rollouts in flight."""
     attempts: int = Field(default=3, ge=1)
     """Tries per rollout before an infrastructure error is recorded as its outcome."""
+    max_failures: int = Field(default=16, ge=1)
+    """Rollouts in a row that end so before the run stops and says what fails."""
     credit: Literal["mean_baseline", "leave_one_out", "grpo"] = "mean_baseline"
     """Advantage within a group; the default subtracts the mean and never divides by the deviation."""
     generation_budget: int = Field(default=40, ge=1)

@@ -14,11 +14,13 @@ import time
 from typing import Any
 
 from . import boxfiles, cgroups, frames, kernel
-from .jobs import Job
+from .jobs import Job, alone
 from .processes import go_on, kill, kill_all, kill_everything, memory, processes, stop
 
 _TICK = 0.25
 _MAX_REPLY = 128 << 20
+_FULL = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Why no command can be started in a box that is full of its own processes."""
 
 
 class Agent:
@@ -82,9 +84,20 @@ class Agent:
         except OSError as error:
             message = error.strerror or str(error)
             path = error.filename if isinstance(error.filename, str) else None
-            self._reply({"id": number, "errno": error.errno or errno.EIO, "message": message, "path": path})
+            reply = {"id": number, "errno": error.errno or errno.EIO, "message": message, "path": path}
+            self._reply({**reply, "host": True} if self._is_of_the_machine(request["op"], error) else reply)
         except (MemoryError, RecursionError, frames.FrameError, ValueError) as error:
             self._reply({"id": number, "errno": errno.EINVAL, "message": str(error) or type(error).__name__})
+
+    def _is_of_the_machine(self, operation: str, error: OSError) -> bool:
+        """Whether the machine lacks what was asked for: no process of the box is there that could hold it.
+
+        Files that ``get`` collects are regular ones of this box or of a layer: the disk of a layer can fail.
+        """
+        if operation == "get" and error.errno == errno.EIO:
+            return True
+        full = (errno.EAGAIN, errno.ENFILE) if operation in ("exec", "python") else (errno.ENFILE,)
+        return error.errno in full and alone()
 
     def _operate(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         operation = request["op"]
@@ -133,7 +146,7 @@ class Agent:
         try:
             job = Job(request, body, self._spec)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
+            if error.errno not in _FULL:
                 self._refuse(request, error)
                 return
             self._stop_everything()  # the box is full of its own processes: they go, the request gets its chance

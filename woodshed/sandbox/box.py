@@ -12,6 +12,7 @@ from typing import Any
 from .channel import Channel
 from .faults import answered
 from .frames import FrameError, pack_files, unpack_files
+from .owner import KILLED
 from .protocol import BoxError, BoxGone, BoxSpec, ExecResult, Paused, SandboxError
 
 _PATIENCE = 120.0
@@ -80,7 +81,7 @@ class ChannelBox(ABC):
         reply, _ = await self._ask({"op": "list", "path": path, "recursive": recursive, "limit": limit})
         try:
             return [(str(name), str(kind), int(size)) for name, kind, size in reply["entries"]]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise answered(errno.EPROTO, f"{self.id}: malformed listing") from None
 
     async def put(self, files: Mapping[str, bytes]) -> None:
@@ -98,7 +99,10 @@ class ChannelBox(ABC):
     async def usage(self) -> dict[str, int]:
         """``processes``, ``memory`` and ``disk`` (bytes) of the box now."""
         reply, _ = await self._ask({"op": "stats"})
-        return {name: int(reply.get(name, 0)) for name in ("processes", "memory", "disk")}
+        try:
+            return {name: int(reply.get(name, 0)) for name in ("processes", "memory", "disk")}
+        except (TypeError, ValueError, OverflowError):
+            raise answered(errno.EPROTO, f"{self.id}: malformed usage") from None
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """See ``protocol.Sandbox``."""
@@ -183,7 +187,7 @@ class ChannelBox(ABC):
                 int(reply["returncode"]), data[:size], data[size:], bool(reply["timed_out"]), bool(reply["truncated"]),
                 bool(reply["out_of_memory"]), float(reply["seconds"]),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise answered(errno.EPROTO, f"{self.id}: malformed result") from None
         self._counts["execs"] += 1
         self._counts["seconds"] += result.seconds
@@ -230,6 +234,8 @@ class ChannelBox(ABC):
         for end, what in self.ends.items():
             if self._end.startswith(end):
                 return BoxGone(errno.ENOMEM, what)
+        if self._end.startswith(KILLED):
+            return SandboxError(f"{self.id}: this machine ended the box, most likely for want of memory of its own")
         if self._helper_is_gone():
             return SandboxError(f"{self.id}: its helper process is gone, and the box with it")
         return error if isinstance(error, BoxGone) else BoxGone(errno.EPIPE, str(error))

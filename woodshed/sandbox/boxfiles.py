@@ -22,6 +22,12 @@ _BENEATH = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_
 _MAX_ENTRIES = 200_000
 _MAX_SECONDS = 10.0
 _MAX_PATH = 1024
+_LEFT_OUT = frozenset({
+    errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENODEV,
+    errno.ENAMETOOLONG, errno.EAGAIN, errno.ESTALE,
+})  # fmt: skip
+"""Of an entry that is unreadable, or was replaced since it was listed. Any other error ends the collecting: a file that
+is missing for want of a descriptor is none that was not handed in."""
 
 
 def read(path: str, max_bytes: int) -> bytes:
@@ -134,8 +140,8 @@ def collect(root: str, patterns: list[str], max_bytes: int) -> list[tuple[str, b
                 fd = kernel.openat2(
                     base, folder.rstrip("/") or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK, 0, _BENEATH
                 )
-            except OSError:
-                if not folder:
+            except OSError as error:
+                if not folder or error.errno not in _LEFT_OUT:
                     raise
                 continue
             try:
@@ -162,8 +168,10 @@ def collect(root: str, patterns: list[str], max_bytes: int) -> list[tuple[str, b
 def _collect_one(base: int, name: str, budget: int) -> bytes | None:
     try:
         fd = kernel.openat2(base, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, 0, _BENEATH)
-    except OSError:
-        return None  # unreadable, or replaced since it was listed
+    except OSError as error:
+        if error.errno not in _LEFT_OUT:
+            raise
+        return None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode) or kernel.filesystem(fd) == kernel.PROC_MAGIC:
             return None

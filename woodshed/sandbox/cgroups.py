@@ -117,13 +117,18 @@ class Groups:
         return Joining(tuple(opened), events)
 
     def remove(self, box: int) -> bool:
-        """Take the group of a box that has ended; whether the kernel killed for memory in it."""
-        name = "memory.oom_control" if self.version == "v1" else "memory.events"
+        """Take the group of a box that has ended; whether the kernel killed in it because the group was full.
+
+        A machine without memory kills in groups too, in those that have not reached their limit.
+        """
+        v1, folder = self.version == "v1", f"{self._folders[0]}/{box}"
         killed = False
         with contextlib.suppress(OSError):
-            fd = os.open(f"{self._folders[0]}/{box}/{name}", os.O_RDONLY)
+            fd = os.open(f"{folder}/{'memory.oom_control' if v1 else 'memory.events'}", os.O_RDONLY)
             killed = kills(fd) > 0
             os.close(fd)
+            if killed:
+                killed = _reached_limit(folder, v1=v1)
         for folder in self._folders:
             _remove(f"{folder}/{box}")
         return killed
@@ -140,6 +145,23 @@ def kills(events: int) -> int:
         if name == b"oom_kill":
             return int(count)
     return 0
+
+
+def _reached_limit(folder: str, *, v1: bool) -> bool:
+    """Whether a group was ever as full as it may be; always where it may be as full as the machine. Only where it was
+    clearly not has the kernel killed for want of memory that others had taken."""
+    if v1:  # there kernels of late count no failures
+        most, limit = (int(_read(f"{folder}/memory.{n}_in_bytes")) for n in ("max_usage", "limit"))
+        return most >= limit - (limit >> 4) or limit >= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if _read(f"{folder}/memory.max").strip() == "max":
+        return True
+    lines = _read(f"{folder}/memory.events").splitlines()
+    return any(line.startswith("max ") and line != "max 0" for line in lines)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def sweep(prefix: str, dead: Callable[[str], bool]) -> None:

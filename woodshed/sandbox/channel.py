@@ -102,7 +102,8 @@ class Channel(asyncio.Protocol):
         return BoxGone(errno.EPIPE, f"the box ended: {text}") if self._answered else SandboxError(f"sandbox {text}")
 
     async def request(self, header: dict[str, Any], body: bytes = b"", *, patience: float = 120.0) -> Reply:
-        """One round trip. Raises the BoxError that the box reports, BoxGone where it ended or is silent.
+        """One round trip. Raises the BoxError that the box reports, BoxGone where it ended or is silent, SandboxError
+        where its first process found that the machine lacks something.
 
         ``patience``: seconds until a box that does not answer counts as broken.
         """
@@ -126,6 +127,8 @@ class Channel(asyncio.Protocol):
         if isinstance(code, int):
             path = reply.get("path")
             message = str(reply.get("message") or os.strerror(code))[:2000]
+            if reply.get("host") is True:
+                raise SandboxError(f"this machine lacks what a box needs: {message}")
             raise answered(code, message, path if isinstance(path, str) else None)
         return reply, data
 

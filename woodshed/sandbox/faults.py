@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Coroutine
 from functools import cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .protocol import BoxError, SandboxError
+from .protocol import BoxError, BoxGone, SandboxError
 
 B = TypeVar("B")
 P = ParamSpec("P")
@@ -23,6 +24,16 @@ def answered(code: int, message: str, path: str | None = None) -> BoxError:
 def _kind(code: int) -> type[BoxError]:
     base = type(OSError(code, ""))
     return BoxError if base is OSError else type(f"Box{base.__name__}", (BoxError, base), {})
+
+
+def is_silent(error: BoxError) -> bool:
+    """Whether a box was ended because it did not answer."""
+    return isinstance(error, BoxGone) and error.errno == errno.ETIMEDOUT
+
+
+def in_trusted_box(error: BoxError) -> BoxError | SandboxError:
+    """``error``, of a box in which no policy's code ran: silence is this machine's there, which is too busy."""
+    return SandboxError(f"a box of trusted code does not answer: {error}") if is_silent(error) else error
 
 
 def of_the_machine(

@@ -199,7 +199,7 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
     os.environ["PATH"] = environment.get("PATH", "/usr/bin:/bin")  # where the search looks
     os.chdir(request["cwd"])
     try:
-        if "domain" in spec or not _alone():
+        if "domain" in spec or not alone():
             return _forked(argv, environment, spec, stdin, out, err)
         return os.posix_spawnp(
             argv[0], argv, environment, setsid=True, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
@@ -209,8 +209,8 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
         os.chdir("/")
 
 
-def _alone() -> bool:
-    """Whether the box has no process but its first: orphans are children of that."""
+def alone() -> bool:
+    """Whether the box has no process but its first, not even one that has ended: orphans are children of that."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

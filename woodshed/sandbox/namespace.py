@@ -176,7 +176,8 @@ class NamespaceBackend:
                     number = await self._spawner.create(message, theirs.fileno(), offering.fileno())
                 channel = await Channel.open(ours)
                 try:
-                    await channel.request({"op": "put", "files": table, "workdir": True}, body)
+                    # What an earlier box left in place of its workdir is its own affair.
+                    await channel.request({"op": "put", "files": table, "workdir": not chain}, body)
                     gate = Gate(spec.egress, record) if spec.egress is not None else None
                     if gate is not None:
                         await gate.listen(taking)

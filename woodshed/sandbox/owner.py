@@ -11,6 +11,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+KILLED = "killed from outside"
+"""Reported of a box whose first process the machine ended, for want of memory of its own or by an operator."""
+
 
 class Owner:
     """Messages are JSON objects, one to a packet; the first two are the import path and the configuration."""

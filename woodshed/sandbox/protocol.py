@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from woodshed.record.fault import Fault, FaultSource
+from woodshed.record.fault import Fault, FaultSource, HostFault
 
 
-class SandboxError(Fault):
+class SandboxError(HostFault):
     """This machine or its sandbox failed (an infrastructure error). Nothing that runs inside a box can provoke it."""
-
-    source: ClassVar[FaultSource] = "host"
 
 
 class BoxError(Fault, OSError):

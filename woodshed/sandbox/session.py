@@ -10,7 +10,7 @@ import secrets
 import shlex
 from dataclasses import replace
 
-from .protocol import ExecResult, Sandbox
+from .protocol import BoxError, ExecResult, Sandbox
 
 # The shell itself sources every command, so that what it sets stays (``command``: a syntax error does not end the
 # shell). The status is there once it is whole.
@@ -89,5 +89,5 @@ class ShellSession:
     async def _said(self, stream: str, max_output: int) -> bytes:
         try:
             return await self.box.read(f"{self.place}/{self._number}.{stream}", max_bytes=max_output)
-        except OSError:
+        except BoxError:
             return b""

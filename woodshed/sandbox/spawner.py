@@ -73,7 +73,7 @@ class Spawner:
         starting = self._starting
         try:
             await asyncio.shield(starting)
-        except SandboxError:
+        except Exception:  # of a machine without descriptors or room, too
             if self._starting is starting:
                 self._starting = None  # the next call tries again
             raise

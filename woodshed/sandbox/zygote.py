@@ -21,7 +21,7 @@ from typing import Any
 
 from . import boxinit, kernel, pyrun, template
 from .cgroups import Groups, Joining, find_place
-from .owner import Owner
+from .owner import KILLED, Owner
 from .template import BOX_UID
 
 
@@ -32,6 +32,7 @@ class Zygote:
         self._owner, self._root = owner, root
         self._names: dict[int, int] = {}  # pid -> box
         self._pids: dict[int, int] = {}  # box -> pid
+        self._asked: set[int] = set()  # pids that are ended on request
         self._stores: dict[str, str] = {}
         self.privileged = os.geteuid() == 0
         self._enter()
@@ -98,6 +99,8 @@ class Zygote:
             if pid is None:
                 self._owner.send({"gone": message["box"]})
             else:
+                if not _is_ending(pid):  # its owner may hear that a box is going before this process does
+                    self._asked.add(pid)
                 os.kill(pid, signal.SIGKILL)
         elif operation == "adopt":
             self._answer(message, self._adopt)
@@ -214,7 +217,13 @@ class Zygote:
         if box is not None:
             del self._pids[box]
             full = self._leave(box) and os.WIFSIGNALED(status)
-            self._owner.send({"gone": box, **({"error": "out of memory"} if full else {})})
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and pid not in self._asked
+            self._asked.discard(pid)
+            # Nothing in a box can kill its first process. Without a group of its own its memory may have been why the
+            # machine did.
+            outside = killed and not full and self._groups is not None
+            error = "out of memory" if full else KILLED if outside else ""
+            self._owner.send({"gone": box, **({"error": error} if error else {})})
 
     def _answer(self, message: dict[str, Any], action: Any) -> None:
         try:
@@ -233,6 +242,12 @@ class Zygote:
         if self.privileged:
             os.setegid(BOX_UID)
             os.seteuid(BOX_UID)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process has begun to exit (PF_EXITING of its flags, see proc(5))."""
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return bool(int(file.read(4096).rpartition(b")")[2].split()[6]) & 4)
 
 
 def _close(group: Joining | None) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from woodshed.record.fault import is_shortage
 from woodshed.record.task import Task, TaskError
+from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend
+from woodshed.sandbox.protocol import Backend, BoxError, SandboxError
 
 from .find import task_folders
 from .gates import check_task, left_open
@@ -146,7 +148,16 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: i
             verdict.failures, verdict.unchecked = report.failures, report.unchecked
             if exploits and report.passed:
                 await _attack(task, exploits, backend, layers, verdict)
-    except (TaskError, OSError) as error:
+    except TaskError as error:
+        verdict.failures["task"] = str(error)
+    except BoxError as error:  # its own code ended its box
+        failure = in_trusted_box(error)
+        if failure is not error:
+            raise failure from error
+        verdict.failures["task"] = str(error)
+    except OSError as error:
+        if is_shortage(error):
+            raise SandboxError(f"{folder}: this machine cannot check it: {error}") from error
         verdict.failures["task"] = str(error)
     verdict.seconds = perf_counter() - start
     return verdict

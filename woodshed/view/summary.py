@@ -12,6 +12,7 @@ import numpy as np
 from ..evaluate.run import group_name
 from ..evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
 from ..record.store import TrajectoryStore
+from ..rl.failures import INFRA
 
 EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
 
@@ -46,7 +47,10 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
         return None
     by_task: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        by_task.setdefault(row["task"], []).append(row)
+        if row["status"] != INFRA:  # it says nothing of the policy
+            by_task.setdefault(row["task"], []).append(row)
+    if not by_task:
+        return None
     tasks = sorted(by_task)
     samples = min(len(by_task[t]) for t in tasks)
     solved = {t: sum(bool(r["resolved"]) for r in by_task[t]) for t in tasks}

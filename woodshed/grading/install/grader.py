@@ -21,10 +21,11 @@ from time import perf_counter
 
 from woodshed.grading.pytest_grader import import_path, run_pytest, test_timeout
 from woodshed.grading.results import TestRun
+from woodshed.record.fault import is_shortage
 from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend, BoxSpec, Sandbox, Snapshot
+from woodshed.sandbox.protocol import Backend, BoxError, BoxSpec, Sandbox, SandboxError, Snapshot
 from woodshed.sandbox.taskbox import box_spec
 
 from .box import SETUP, SETUP_SECONDS, TARGET_SECONDS, WORKDIR, installed_in, shell
@@ -140,6 +141,8 @@ def load_spec(path: str, digest: str) -> InstallSpec:
         goals = tuple(goal_of(goal, f"target {number}") for number, goal in enumerate(table["targets"], 1))
         return InstallSpec(goals, wheels, **lists)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, OSError) and is_shortage(error):
+            raise SandboxError(f"{path}: this machine cannot read it now: {error}") from error
         raise TaskError(f"{path}: not a table of targets and wheels ({type(error).__name__}: {error})") from None
 
 
@@ -147,7 +150,7 @@ async def _left(task: Task, spec: InstallSpec, box: Sandbox) -> tuple[list[str],
     """(names of wheels that are installed, files that were added, why neither counts)."""
     try:
         await box.read(f"{WORKDIR}/{SETUP}")
-    except OSError:
+    except BoxError:
         return [], {}, ""  # nothing was handed in, and nothing is done
     done = await shell(box, f"sh -e {SETUP}", timeout=SETUP_SECONDS)
     if done.timed_out or done.returncode:
@@ -155,7 +158,7 @@ async def _left(task: Task, spec: InstallSpec, box: Sandbox) -> tuple[list[str],
         return [], {}, f"setup.sh {how}: {done.stdout[-600:].decode('utf-8', 'replace').strip()}"
     try:
         left = await box.get(["**/*"], max_bytes=512 << 20)
-    except OSError as error:
+    except BoxError as error:
         return [], {}, f"the workspace cannot be read back: {error}"
     names = await installed_in(box)
     own = {_canonical(name) for name in spec.own}

@@ -152,7 +152,7 @@ class DockerBackend:
             container, channel = await start(self._engine, image, binds, spec, images.label)
             try:
                 table, body = pack_files(list(spec.files.items()))
-                await channel.request({"op": "put", "files": table, "workdir": True}, body)
+                await channel.request({"op": "put", "files": table, "workdir": image.name not in self._snapshots}, body)
             except BaseException as error:
                 channel.close()
                 cause = await container.cause()

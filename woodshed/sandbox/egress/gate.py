@@ -14,6 +14,8 @@ from .relay import Budget, Meter, Spent, tunnel
 from .rules import parse_rule, split_host
 
 PROXY_PORT = 3128
+MAX_OPEN = 128
+"""Connections of one box at once: each takes up to two of this process's descriptors."""
 _PROXY = f"http://127.0.0.1:{PROXY_PORT}"
 _LOCAL = "localhost,127.0.0.1,::1"
 PROXY_ENVIRONMENT = {
@@ -84,6 +86,10 @@ class Gate:
                 reason = f"the box has opened the {self._most} connections that it may"
                 self._note(_entry("", "", 0, "", reason))
                 self.close()  # from now on the box's kernel refuses: a flood costs the host nothing
+                return
+            if len(self._connections) >= MAX_OPEN:
+                writer.close()
+                self._note(_entry("", "", 0, "", f"more than {MAX_OPEN} connections at once"))
                 return
             task = asyncio.current_task()
             assert task is not None

@@ -8,6 +8,9 @@ from typing import Any
 
 from woodshed.record.jsonl import JsonLines
 
+_LOGGED = 500
+"""Characters of any text of a line: a box may ask for names as long as a request's head."""
+
 
 class Record:
     """``counts``: ``requests``, ``refused``, ``up`` and ``down`` (bytes) so far."""
@@ -18,6 +21,7 @@ class Record:
         self._log = log
 
     def __call__(self, entry: dict[str, Any]) -> None:
+        entry = {key: value[:_LOGGED] if isinstance(value, str) else value for key, value in entry.items()}
         refused = int(bool(entry["reason"]))
         self.counts.update(requests=1, refused=refused, up=entry["up"], down=entry["down"])
         if self._log is not None:

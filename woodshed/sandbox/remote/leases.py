@@ -14,6 +14,8 @@ from .wire import HostLost
 
 _REMEMBERED = 4096
 """Requests of one client whose boxes it can still refuse."""
+_AT_ONCE = 500
+"""Lines in one answer: a frame's header holds 8 MiB, and a line is 12 KiB at most."""
 _KNOWN = 65_536
 """Boxes of one client, also those that are gone, whose egress it is still told."""
 log = logging.getLogger(__name__)
@@ -69,9 +71,10 @@ class Lease:
         self._lines.append((number, line))
 
     def lines(self, have: int) -> list[tuple[int, dict[str, Any]]]:
-        """Those after number ``have``, up to which the client says that it has them: these are forgotten here."""
+        """The first of those after number ``have``, up to which the client says that it has them: these are forgotten
+        here. Not more at once than a frame takes, however many requests boxes have made; the rest comes next time."""
         self._lines = [(number, line) for number, line in self._lines if number > have]
-        return self._lines
+        return self._lines[:_AT_ONCE]
 
 
 class Leases:

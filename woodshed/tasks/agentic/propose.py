@@ -12,7 +12,7 @@ from woodshed.harness.settings import HarnessSettings, LimitSettings
 from woodshed.record.atomic import write_whole
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend
+from woodshed.sandbox.protocol import Backend, BoxError
 from woodshed.tasks.install.place import PolicyPlace
 from woodshed.tasks.install.roles import Opener
 from woodshed.tasks.packages.build import Progress
@@ -85,7 +85,7 @@ class Proposer:
             await run_episode(prompt, box, await self.open(f"remove-{trial.package.name}-{number}"), self.harness)
             try:
                 left = without_caches(await box.get(["**/*"]))
-            except OSError:
+            except BoxError:
                 return dict.fromkeys(trial.workspace, b"")
         finally:
             await box.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from woodshed.grading.install.box import SETUP, SETUP_SECONDS, TARGET_SECONDS, shell
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached, reached
-from woodshed.sandbox.protocol import BoxSpec, Sandbox
+from woodshed.sandbox.protocol import BoxError, BoxSpec, Sandbox
 
 from .kit import Pinned, Served
 from .space import START, Boxes, Ground
@@ -72,7 +72,7 @@ async def replay(
             left = await ground.kit.left(box, ground, index.served.values())
             problems += left.problems
             found = () if done.returncode else await try_targets(box, recipe, targets, boxes, judge)
-        except OSError as error:
+        except BoxError as error:
             return Replay("", (f"the workspace cannot be read back: {error}",), ())
         finally:
             await box.close()

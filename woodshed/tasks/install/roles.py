@@ -16,7 +16,7 @@ from woodshed.harness.endpoint import ChatEndpoint
 from woodshed.harness.episode import Episode, Moment, Reaction
 from woodshed.harness.loop import run_episode
 from woodshed.harness.settings import CommandSettings, HarnessSettings, LimitSettings
-from woodshed.sandbox.protocol import BoxSpec, Sandbox
+from woodshed.sandbox.protocol import BoxError, BoxSpec, Sandbox
 from woodshed.tasks.packages.index import PackageError
 
 from .goals import PROPOSED, parse_goals
@@ -121,7 +121,7 @@ class AgentSetter:
 async def _problem(box: Sandbox, clean: Sandbox) -> str:
     try:
         goals = parse_goals(await box.read(GOALS))
-    except OSError as error:
+    except BoxError as error:
         return f"cannot be read ({type(error).__name__})"
     except ValueError as error:
         return str(error)
@@ -177,6 +177,6 @@ def _expected(goal: Goal) -> str:
 async def _script(box: Sandbox, path: str) -> str:
     try:
         data = await box.read(path, max_bytes=_MAX_SCRIPT)
-    except OSError:
+    except BoxError:
         return "" if path == START else f"echo 'no {SCRATCH}/setup.sh was handed in'; exit 1\n"
     return data.decode("utf-8", "replace").replace("\r\n", "\n")

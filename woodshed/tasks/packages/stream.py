@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from woodshed.record.task import Task
+from woodshed.sandbox.faults import in_trusted_box
+from woodshed.sandbox.protocol import BoxError
 
 from .ledger import Ledger
 from .rejected import Rejected
@@ -59,7 +61,10 @@ class Stream:
         self.ledger, self.out, self.boxes, self.ahead = ledger, out, boxes, ahead
 
     async def judged(self, attempts: Iterator[Attempt]) -> AsyncGenerator[Verdict, None]:
-        """A verdict for each attempt; what the ledger knows is not done again. Close it to stop."""
+        """A verdict for each attempt; what the ledger knows is not done again. Close it to stop.
+
+        What this machine lacks is raised, and never noted as a verdict.
+        """
         waiting: deque[tuple[str, asyncio.Task[Verdict]]] = deque()
         try:
             while True:
@@ -87,6 +92,11 @@ class Stream:
                 return Verdict(slug, kind, await attempt.work(self._place(slug)))
         except Rejected as reason:
             return Verdict(slug, kind, None, str(reason))
+        except BoxError as error:
+            failure = in_trusted_box(error)
+            if failure is not error:
+                raise failure from error
+            return Verdict(slug, kind, None, f"its box is gone: {error.strerror}")
 
     def _settled(self, verdict: Verdict) -> Verdict:
         """The task in its place, the verdict in the ledger."""
