@@ -58,7 +58,7 @@ class Guest(Agent):
         self._decoder = frames.Decoder()
         self._network = Connections(spec.get("listen", ()), self._poll, self._reply)
         self._quiet = False
-        self._populated, self._checked, self._paused = False, 0.0, None
+        self._populated, self._checked, self._paused, self._open = False, 0.0, None, False
 
     def _handle(self, request: dict[str, Any], body: bytes) -> None:
         if request.get("op") == "net":
