@@ -345,9 +345,8 @@ def _lock_file() -> object:
 
 @pair("lock so many parts of a file that others can lock none", _lock_file)
 def file_locks() -> object:
-    with open("locked", "wb") as file:
-        file.truncate(1 << 20)
-    file = open("locked", "r+b")  # noqa: SIM115
+    file = open("locked", "w+b")  # noqa: SIM115
+    file.truncate(1 << 20)
     HELD.append(file)
     places = iter(range(0, 1 << 20, 2))
     return until_refused(lambda: fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, next(places)), 50_000)
