@@ -171,10 +171,14 @@ def test_where_groups_can_be_made(tmp_path: Path) -> None:
         return find_place(str(tmp_path / "mountinfo"), str(tmp_path / "cgroup"))
 
     mine = "5:pids:/me\n4:memory:/me\n0::/slice/scope\n"
-    assert place(v1 + v2, mine) == Place("v1", (f"{root}/memory/me", f"{root}/pids/me"))
-    assert place(v2, "0::/slice/scope\n") == Place("v2", (f"{root}/unified/slice",))
+    assert place(v1 + v2, mine) == Place("v1", (f"{root}/memory/me", f"{root}/pids/me"), False)
+    (root / "cpu/me").mkdir(parents=True)
+    shares = f"50 1 0:50 / {root}/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+    with_cpu = Place("v1", (f"{root}/memory/me", f"{root}/pids/me", f"{root}/cpu/me"), True)
+    assert place(v1 + shares + v2, f"6:cpu,cpuacct:/me\n{mine}") == with_cpu
+    assert place(v2, "0::/slice/scope\n") == Place("v2", (f"{root}/unified/slice",), False)
     (root / "unified/slice/cgroup.subtree_control").write_text("cpu")
-    assert place(v2, "0::/slice/scope\n") == Place("v2", (f"{root}/unified",))
+    assert place(v2, "0::/slice/scope\n") == Place("v2", (f"{root}/unified",), True)
     (root / "unified/cgroup.subtree_control").write_text("")
     assert place(v2, "0::/slice/scope\n") is None
     assert place("", mine) is None

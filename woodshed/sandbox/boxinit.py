@@ -13,9 +13,9 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import boxnet, kernel, pyrun, seccomp, template
+from . import boxnet, hostparts, kernel, pyrun, seccomp
 from .agent import Agent
 from .cgroups import Joining
 from .frames import encode
@@ -35,16 +35,35 @@ _DESCRIPTORS = 1024
 """Of one process: what waits in its sockets and pipes is the kernel's memory too. At most half of what the zygote and
 the owner may have, or a box could keep them from sending any (see ``zygote.main``)."""
 _TERMINALS = 64
+_SHARE = 64
+"""Of what the kernel counts by host user, each of the boxes that have one user for all may take one part of so many."""
+_FEWEST_SIGNALS = 64
 _FILTERS = {
     network: seccomp.box_filter(kernel.MACHINE, network=network) if kernel.MACHINE in ("x86_64", "aarch64") else b""
     for network in (False, True)
 }
 
 
-def run(
-    spec: dict[str, Any], binds: list[tuple[str, str]], outer: int, control: int, offering: int,
-    group: Joining | None,
-) -> None:  # fmt: skip
+class Tree(NamedTuple):
+    """A detached mount, and the folder of the template that it covers in the box."""
+
+    fd: int
+    place: str
+
+
+class Base(NamedTuple):
+    """What a box starts from: the host's folders, the folder of devices, and what is mapped to the box's user.
+
+    ``alone``: that host user has no other box.
+    """
+
+    parts: list[hostparts.Part]
+    dev: str
+    trees: list[Tree]
+    alone: bool
+
+
+def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: int, group: Joining | None) -> None:
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
 
     The working folder is the template's. ``outer``: this process's id in the zygote's user namespace. ``offering``
@@ -55,11 +74,14 @@ def run(
             os.write(fd, b"0")
         if group is not None:  # the name of its group is nothing to the box
             kernel.unshare(kernel.CLONE_NEWCGROUP)
+        for tree in base.trees:
+            kernel.move_mount(tree.fd, tree.place)
         _keep({CONTROL: control, OFFER: offering, **({EVENTS: group.events} if group is not None else {})})
         boxnet.offer(spec["listen"], OFFER)
         _become_user(outer)
-        _mounts(spec, binds)
-        _limits(spec)
+        kernel.enter_time()
+        _mounts(spec, base)
+        _limits(spec, base)
         _confine(spec)
         agent = Agent(CONTROL, UPPER, spec, EVENTS if group is not None else None)
     except BaseException as error:
@@ -111,7 +133,7 @@ def _become_user(outer: int) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
-def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
+def _mounts(spec: dict[str, Any], given: Base) -> None:
     size = _size(spec["disk"]) if spec["disk"] is not None else ""
     inner = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("upper", "upper", "tmpfs", inner, f"mode=755{size}")
@@ -127,8 +149,10 @@ def _mounts(spec: dict[str, Any], binds: list[tuple[str, str]]) -> None:
     if len(options) > 4000:
         raise OSError(7, f"{len(spec['layers'])} layers and {len(spec['snapshots'])} snapshots are too many to stack")
     kernel.mount("box", "new", "overlay", inner, options)
-    for source, target in template.binds_of_whole(binds, "new") if spec["whole"] else binds:
-        kernel.mount(source, f"new/{target}", flags=kernel.MS_BIND | kernel.MS_REC)
+    for part in hostparts.of_whole(given.parts, "new") if spec["whole"] else given.parts:
+        hostparts.mount(part, "new")
+    os.makedirs("new/dev", exist_ok=True)
+    kernel.mount(given.dev, "new/dev", flags=kernel.MS_BIND | kernel.MS_REC)
     kernel.mount("proc", "new/proc", "proc", _PROC, "hidepid=2")
     shm = min(_SHM, spec["disk"]) if spec["disk"] is not None else _SHM
     kernel.mount("shm", "new/dev/shm", "tmpfs", inner, f"mode=1777{_size(shm)}")
@@ -146,7 +170,7 @@ def _size(size: int) -> str:
     return f",size={size},nr_inodes={max(_INODES, size >> 12)}"
 
 
-def _limits(spec: dict[str, Any]) -> None:
+def _limits(spec: dict[str, Any], base: Base) -> None:
     socket.sethostname("box")
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
@@ -154,6 +178,8 @@ def _limits(spec: dict[str, Any]) -> None:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _DESCRIPTORS if files == resource.RLIM_INFINITY else min(_DESCRIPTORS, files // 2)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    if not base.alone:
+        _limit_shared()
     if spec["file_size"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["file_size"],) * 2)
     if spec["memory"] is not None:
@@ -167,6 +193,21 @@ def _limits(spec: dict[str, Any]) -> None:
                 file.write(str(_RESERVED_PIDS + max(spec["processes"], 1) + 1))
         except OSError:
             pass
+
+
+def _limit_shared() -> None:
+    """Leave other boxes of the same host user their part of what the kernel counts by host user.
+
+    The user namespaces count it too: there is a limit for each, besides that of the host user for all.
+    """
+    for what in ("instances", "watches"):
+        with open(f"/proc/sys/fs/inotify/max_user_{what}") as file:
+            part = max(1, int(file.read()) // _SHARE)
+        with open(f"/proc/sys/user/max_inotify_{what}", "w") as file:
+            file.write(str(part))
+    signals = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+    if signals != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (max(_FEWEST_SIGNALS, signals // _SHARE),) * 2)
 
 
 def _confine(spec: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 Version 1 as root (``memory`` and ``pids`` hierarchies), version 2 below the nearest group above ours that hands both
 controllers on and that we may write to. One group per zygote, named as its folder, and one in it for each box; they go
-with the box, with the zygote, or with the next owner that sweeps.
+with the box, with the zygote, or with the next owner that sweeps. Where there is a ``cpu`` controller too, every box
+has an equal share of the processors, however many processes it runs.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 _CONTROLLERS = ("memory", "pids")
+_SHARES, _WEIGHT, _MOST_SHARES, _MOST_WEIGHT = 1024, 100, 1 << 18, 10_000
+"""The kernel's defaults for a group, which are a process's own, and its maxima (version 1, version 2)."""
 
 
 class Place(NamedTuple):
-    """Where groups can be made: one folder per controller (version 2: one for both)."""
+    """Where groups can be made: a folder for memory, one for pids, one for cpu if any (version 2: one for all)."""
 
     version: Literal["v1", "v2"]
     folders: tuple[str, ...]
+    cpu: bool
 
 
 class Joining(NamedTuple):
@@ -53,7 +57,7 @@ def _find(mountinfo: str, membership: str) -> Place | None:
             if kind == "cgroup2":
                 names = [""]
             elif kind == "cgroup":
-                names = [name for name in _CONTROLLERS if name in options.split(",")]
+                names = [name for name in (*_CONTROLLERS, "cpu") if name in options.split(",")]
             else:
                 continue
             for name in names:
@@ -61,7 +65,8 @@ def _find(mountinfo: str, membership: str) -> Place | None:
                 if name in ours and ours[name].startswith(root):
                     found[name] = os.path.join(mounted, ours[name][len(root) :].strip("/")).rstrip("/")
     if all(name in found and os.access(found[name], os.W_OK) for name in _CONTROLLERS):
-        return Place("v1", tuple(found[name] for name in _CONTROLLERS))
+        cpu = "cpu" in found and os.access(found["cpu"], os.W_OK)
+        return Place("v1", tuple(found[name] for name in (*_CONTROLLERS, *(["cpu"] if cpu else []))), cpu)
     return _handed_on(found[""]) if "" in found else None
 
 
@@ -69,9 +74,13 @@ def _handed_on(folder: str) -> Place | None:
     """Groups with processes have no groups with controllers below them, so ours will hardly do."""
     while os.path.exists(f"{folder}/cgroup.subtree_control"):
         with open(f"{folder}/cgroup.subtree_control") as file:
-            handed = set(_CONTROLLERS) <= set(file.read().split())
-        if handed and os.access(f"{folder}/cgroup.procs", os.W_OK) and os.access(folder, os.W_OK):
-            return Place("v2", (folder,))
+            handed = set(file.read().split())
+        if (
+            handed.issuperset(_CONTROLLERS)
+            and os.access(f"{folder}/cgroup.procs", os.W_OK)
+            and os.access(folder, os.W_OK)
+        ):
+            return Place("v2", (folder,), "cpu" in handed)
         folder = os.path.dirname(folder)
     return None
 
@@ -81,17 +90,23 @@ class Groups:
 
     def __init__(self, place: Place, name: str) -> None:
         """Raises OSError where no group can be made after all."""
-        self.version = place.version
+        self.version, self.cpu = place.version, place.cpu
         self._folders = [f"{folder}/{name}" for folder in place.folders]
         for folder in self._folders:
             os.mkdir(folder)
             if self.version == "v2":
-                _write(f"{folder}/cgroup.subtree_control", "+memory +pids")
+                _write(f"{folder}/cgroup.subtree_control", "+memory +pids" + (" +cpu" if place.cpu else ""))
+        if place.cpu:  # all boxes together weigh what processes on every processor would
+            processors = os.cpu_count() or 1
+            if place.version == "v1":
+                _write(f"{self._folders[2]}/cpu.shares", str(min(_SHARES * processors, _MOST_SHARES)))
+            else:
+                _write(f"{self._folders[0]}/cpu.weight", str(min(_WEIGHT * processors, _MOST_WEIGHT)))
 
     def make(self, box: int, memory: int | None, processes: int | None) -> Joining:
         """A group for a box; ``memory`` in bytes with files, which lie in memory too. The files are the caller's."""
         folders = [f"{folder}/{box}" for folder in self._folders]
-        first, last = folders[0], folders[-1]
+        first, second = folders[0], folders[min(1, len(folders) - 1)]
         for folder in folders:
             os.mkdir(folder)
         v1 = self.version == "v1"
@@ -103,7 +118,7 @@ class Groups:
                 else:
                     _write(f"{first}/memory.swap.max", "0")
         if processes is not None:
-            _write(f"{last}/pids.max", str(processes))
+            _write(f"{second}/pids.max", str(processes))
         opened: list[int] = []
         try:
             # One thread that moves itself by ``tasks`` waits for nobody.

@@ -7,6 +7,7 @@ the kernel ends everything in its namespace with it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -62,8 +63,10 @@ class Keeper:
         operation = message["op"]
         if operation == "create":
             box = message["box"]
-            os.mkdir(f"{self._root}/boxes/{box}")
             try:
+                if len(fds) != 2:  # the kernel drops what it has no numbers for
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                os.mkdir(f"{self._root}/boxes/{box}")
                 self._boxes[self._create(message, *fds)] = box
             except OSError as error:
                 shutil.rmtree(f"{self._root}/boxes/{box}", ignore_errors=True)

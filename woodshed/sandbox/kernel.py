@@ -21,10 +21,10 @@ _SYSCALLS = {
     "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277},
 }
 # The same number on every architecture since Linux 5.0.
-OPEN_TREE, MOVE_MOUNT, CLOSE_RANGE, OPENAT2, PIDFD_GETFD = 428, 429, 436, 437, 438
+OPEN_TREE, MOVE_MOUNT, CLOSE_RANGE, OPENAT2, PIDFD_GETFD, MOUNT_SETATTR = 428, 429, 436, 437, 438, 442
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x80
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOATIME = 4096, 16384, 1 << 18, 1024
@@ -32,7 +32,7 @@ MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_NAME, PR_CAP_AMBIENT = 36, 38, 15, 47
-CAP_SYS_PTRACE = 19
+CAP_KILL, CAP_SYS_PTRACE = 5, 19
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
 PROC_MAGIC, TMPFS_MAGIC = 0x9FA0, 0x01021994
@@ -83,6 +83,18 @@ def map_user(inside: int, uid: int, gid: int) -> None:
             file.write(text)
 
 
+def enter_time() -> None:
+    """Have a time namespace of our own: its file in /proc is one inode for all who share it, with locks to take."""
+    if not os.path.exists("/proc/self/ns/time"):
+        return
+    unshare(CLONE_NEWTIME)
+    fd = os.open("/proc/self/ns/time_for_children", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(CLONE_NEWTIME)), "setns")
+    finally:
+        os.close(fd)
+
+
 def is_mapped(uid: int) -> bool:
     """Whether our user namespace knows a user."""
     with open("/proc/self/uid_map") as file:
@@ -120,6 +132,21 @@ def open_tree(path: str) -> int:
     """A descriptor of a detached copy of the mount at ``path``."""
     flags = 1 | os.O_CLOEXEC  # OPEN_TREE_CLONE
     return _call("open_tree", OPEN_TREE, ctypes.c_int(-100), os.fsencode(path), ctypes.c_uint(flags))
+
+
+def mapped_tree(path: str, namespace: int) -> int:
+    """As ``open_tree``, with owners mapped by a user namespace (a descriptor). Not every filesystem can."""
+    fd = open_tree(path)
+    attr = struct.pack("=QQQQ", 0x100000, 0, 0, namespace)  # MOUNT_ATTR_IDMAP
+    try:
+        _call(
+            f"mount_setattr {path}", MOUNT_SETATTR, ctypes.c_int(fd), b"", ctypes.c_uint(0x1000), attr,
+            ctypes.c_size_t(len(attr)),
+        )  # fmt: skip
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def move_mount(fd: int, target: str) -> None:
@@ -199,6 +226,15 @@ def capset(capabilities: int) -> None:
     _call("capset", _number("capset"), header, data)
 
 
+def make_effective(capability: int) -> None:
+    """Use one of the first 32 capabilities, of those that are permitted."""
+    header = ctypes.create_string_buffer(_NO_CAPABILITIES[0])
+    data = (ctypes.c_uint32 * 6)()
+    _check(_libc.capget(header, data), "capget")
+    data[0] |= 1 << capability
+    _check(_libc.capset(header, data), "capset")
+
+
 def install_seccomp(program: bytes) -> None:
     """Install a BPF program (array of ``sock_filter``); needs no_new_privs."""
     buffer = ctypes.create_string_buffer(program, len(program))
@@ -212,6 +248,6 @@ def seal_mount(target: str, *, recursive: bool, nodev: bool) -> None:
     attr = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = 0x8000 if recursive else 0  # AT_RECURSIVE
     _call(
-        f"mount_setattr {target}", 442, ctypes.c_int(-100), os.fsencode(target), ctypes.c_uint(flags), attr,
+        f"mount_setattr {target}", MOUNT_SETATTR, ctypes.c_int(-100), os.fsencode(target), ctypes.c_uint(flags), attr,
         ctypes.c_size_t(len(attr)),
     )  # fmt: skip

@@ -95,6 +95,11 @@ class NamespaceBackend:
         return self._spawner.privileged
 
     @property
+    def users(self) -> bool:
+        """Whether every box has a host user of its own. Known with the first box."""
+        return self._spawner.users
+
+    @property
     def cgroups(self) -> str:
         """``v1`` or ``v2`` where boxes have groups, else nothing. Known with the first box."""
         return self._spawner.cgroups

@@ -23,8 +23,8 @@ class Owner:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C goes to the whole group; the owner decides
         self.configuration: dict[str, Any] = json.loads(host.recv(1 << 16))
 
-    def ready(self, *, privileged: bool, cgroups: str = "") -> None:
-        self.send({"ready": True, "privileged": privileged, "cgroups": cgroups})
+    def ready(self, *, privileged: bool, cgroups: str = "", users: bool = False) -> None:
+        self.send({"ready": True, "privileged": privileged, "cgroups": cgroups, "users": users})
 
     def failed(self, error: OSError) -> None:
         """Instead of ``ready``."""

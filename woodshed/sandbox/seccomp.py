@@ -37,11 +37,10 @@ _ABSENT: dict[str, tuple[int | None, int | None]] = {
     # Memory that no process has mapped counts to no process: a limit on processes' memory would not hold.
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
     "semget": (64, 190),  # what threads and Python's multiprocessing use is POSIX's, which lie in /dev/shm
+    # What the kernel counts for the whole machine or by host user, so that one box can take all of it; programs do
+    # without. And what tells of pages that others have read.
+    "io_setup": (206, 0), "mq_open": (240, 180), "mq_unlink": (241, 181), "cachestat": (451, 451),
     "clone3": (435, 435),  # its flags lie in memory where a filter cannot look; libc falls back to clone
-}  # fmt: skip
-# What processes of different boxes could meet in, where nothing but file permissions is between them.
-_SHARED: dict[str, tuple[int | None, int | None]] = {
-    "mq_open": (240, 180), "mq_unlink": (241, 181),
 }  # fmt: skip
 # Calls that may only concern the caller itself: argument index that must be 0.
 _SELF_ONLY: dict[str, tuple[int | None, int | None, int]] = {
@@ -72,8 +71,7 @@ def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> by
     """The program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError.
 
     ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6. ``alone``:
-    the box has namespaces of its own; without them it gets no sockets but pairs, and no queues that others could
-    see.
+    the box has namespaces of its own; without them it gets no sockets but pairs.
     """
     arch, column = _ARCH[machine]
     eperm, enosys = _op(_RET, _ERRNO | errno.EPERM), _op(_RET, _ERRNO | errno.ENOSYS)
@@ -81,7 +79,7 @@ def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> by
     out = [_op(_LOAD, 4), _op(_JEQ, arch, jt=1), _op(_RET, _KILL), _op(_LOAD, 0)]
     if machine == "x86_64":  # the x32 ABI has its own numbers
         out += [_op(_JGE, 0x40000000, jf=1), enosys]
-    for table, verdict in ((_DENIED, eperm), (_ABSENT, enosys), ({} if alone else _SHARED, enosys)):
+    for table, verdict in ((_DENIED, eperm), (_ABSENT, enosys)):
         for numbers in table.values():
             if numbers[column] is not None:
                 out += [_op(_JEQ, numbers[column] or 0, jf=1), verdict]

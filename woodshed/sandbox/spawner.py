@@ -56,6 +56,7 @@ class Spawner:
         self._on_lost = on_lost
         self.privileged = False
         self.cgroups = ""
+        self.users = False
 
     @property
     def folder(self) -> Path | None:
@@ -101,6 +102,7 @@ class Spawner:
             await self.close()
             raise SandboxError(explain(state["error"], state.get("errno"), self._name))
         self.privileged, self.cgroups = bool(state["privileged"]), str(state["cgroups"])
+        self.users = bool(state["users"])
         self._loop.add_reader(ours.fileno(), self._receive)
 
     async def create(self, message: dict[str, Any], *descriptors: int) -> int:

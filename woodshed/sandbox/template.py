@@ -2,13 +2,15 @@
 
 ``usr`` is the host's /usr, ``prefix`` the running interpreter's installation (at its own path in the box), both with
 every folder of packages masked (``masks.py``), ``dev`` six harmless devices, ``base`` the skeleton of a root folder.
-The host's root is never part of it.
+The host's root is never part of it. Boxes of namespaces show the host's folders as ``hostparts.py`` lays
+them out.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 
 from . import kernel
@@ -52,15 +54,20 @@ def build(root: str, owner: int) -> list[tuple[str, str]]:
     with open(f"{root}/mask/{PATH_FILE}", "w") as file:
         file.write(SITE_PACKAGES + "\n")
     binds = [_bind(root, name, source, target) for name, source, target in parts]
-    _build_dev(f"{root}/dev")
+    build_dev(f"{root}/dev")
     binds.append(("dev", "dev"))
+    give(base, owner)
+    return binds
+
+
+def give(base: str, owner: int) -> None:
+    """Make the skeleton ``base`` the box's own."""
     for folder, _, files in os.walk(base):
         os.chown(folder, owner, owner)
         for name in files:
             os.lchown(f"{folder}/{name}", owner, owner)
     for name in ("tmp", "var/tmp"):
         os.chmod(f"{base}/{name}", 0o1777)
-    return binds
 
 
 def skeleton(base: str) -> list[tuple[str, str, str]]:
@@ -82,33 +89,23 @@ def skeleton(base: str) -> list[tuple[str, str, str]]:
         elif os.path.isdir(f"/{name}"):
             os.mkdir(f"{base}/{name}")
             parts.append((name, f"/{name}", name))
-    prefix = os.path.realpath(sys.base_prefix)
-    if prefix != "/usr" and not prefix.startswith("/usr/"):
+    if prefix := own_prefix():
         os.makedirs(base + prefix, exist_ok=True)
         parts.append(("prefix", prefix, prefix[1:]))
     return parts
 
 
-def binds_of_whole(binds: list[tuple[str, str]], root: str) -> list[tuple[str, str]]:
-    """What a box binds whose root filesystem ``root`` is not ours: devices, and the interpreter that PID 1 is.
-
-    An interpreter of the host's /usr is not bound, it would hide the root's own: there ``exec_python`` imports what
-    the root has for the same version. Raises OSError for a root that lacks a folder.
-    """
-    for name in ("proc", "dev", "tmp", "usr"):
-        if not os.path.isdir(f"{root}/{name}"):
-            raise OSError(2, f"the root filesystem has no folder /{name}")
-    kept = [(source, target) for source, target in binds if source in ("dev", "prefix")]
-    for _, target in kept:
-        os.makedirs(f"{root}/{target}", exist_ok=True)
-    return kept
-
-
 def shown_folders() -> list[str]:
     """Folders of the host that every box shows (but for what ``masks.py`` says), at their own paths."""
     tops = [f"/{name}" for name in ("usr", *_TOP) if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    prefix = own_prefix()
+    return [*tops, prefix] if prefix else tops
+
+
+def own_prefix() -> str:
+    """The installation of the running interpreter, where that is outside of /usr."""
     prefix = os.path.realpath(sys.base_prefix)
-    return tops if prefix == "/usr" or prefix.startswith("/usr/") else [*tops, prefix]
+    return "" if prefix == "/usr" or prefix.startswith("/usr/") else prefix
 
 
 def search_path() -> list[str]:
@@ -128,19 +125,27 @@ def _bind(root: str, name: str, source: str, target: str) -> tuple[str, str]:
     return name, target
 
 
-def _build_dev(dev: str) -> None:
+def build_dev(dev: str, *, own: bool = False) -> None:
+    """The folder of devices: the host's nodes, or ``own`` ones, which real root alone can make.
+
+    A node shares its inode, and so its locks and watches, with all who have the same one.
+    """
     os.mkdir(dev)
     kernel.mount("dev", dev, "tmpfs", kernel.MS_NOSUID, "size=64k,mode=755")
     for name in _DEVICES:
         if os.path.exists(f"/dev/{name}"):
-            open(f"{dev}/{name}", "w").close()
-            kernel.mount(f"/dev/{name}", f"{dev}/{name}", flags=kernel.MS_BIND)
+            if own:
+                os.mknod(f"{dev}/{name}", stat.S_IFCHR, os.stat(f"/dev/{name}").st_rdev)
+                os.chmod(f"{dev}/{name}", 0o666)
+            else:
+                open(f"{dev}/{name}", "w").close()
+                kernel.mount(f"/dev/{name}", f"{dev}/{name}", flags=kernel.MS_BIND)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink("/proc/self/fd" + target, f"{dev}/{name}")
     os.symlink("pts/ptmx", f"{dev}/ptmx")
     for name in ("shm", "pts"):
         os.mkdir(f"{dev}/{name}")
-    # The nodes are the host's own: what a box writes to them arrives, what it does to them (their times) is refused.
+    # What a box writes to a node arrives, what it does to the node (its times) is refused.
     kernel.seal_mount(dev, recursive=True, nodev=False)
 
 

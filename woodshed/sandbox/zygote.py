@@ -11,6 +11,7 @@ broke out of everything would be root; started by anyone else it makes its own u
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import resource
@@ -19,10 +20,11 @@ import socket
 import sys
 from typing import Any
 
-from . import boxinit, kernel, pyrun, template
+from . import boxinit, hostparts, kernel, pyrun, template
 from .cgroups import Groups, Joining, find_place
 from .owner import KILLED, Owner
 from .template import BOX_UID
+from .users import User, Users
 
 
 class Zygote:
@@ -31,6 +33,7 @@ class Zygote:
     def __init__(self, owner: Owner, root: str, *, cgroups: bool) -> None:
         self._owner, self._root = owner, root
         self._names: dict[int, int] = {}  # pid -> box
+        self._taken: dict[int, User] = {}  # by pid
         self._pids: dict[int, int] = {}  # box -> pid
         self._asked: set[int] = set()  # pids that are ended on request
         self._stores: dict[str, str] = {}
@@ -38,16 +41,16 @@ class Zygote:
         self._enter()
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("woodshed", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64m")
-        for name in ("upper", "new", "stores", "snaps"):
+        for name in ("upper", "new", "stores", "snaps", "devs"):
             os.mkdir(f"{root}/{name}")
         os.chdir(root)  # from here on by relative paths: the folder's parents need not be open to boxes' user
         self._groups = _groups(os.path.basename(root)) if cgroups else None
-        self._outer = BOX_UID if self.privileged else 0
-        self._binds = template.build(root, self._outer)
+        self._parts = hostparts.build(root, BOX_UID if self.privileged else 0)
+        self._users = _users() if self.privileged else None
+        template.build_dev("dev")
         if self.privileged:
             os.setgroups([])
-            os.setegid(BOX_UID)
-            os.seteuid(BOX_UID)
+            self._lower()
 
     def _enter(self) -> None:
         if self.privileged and not kernel.is_mapped(BOX_UID):
@@ -71,6 +74,11 @@ class Zygote:
         """``v1`` or ``v2`` where boxes have groups, else nothing."""
         return self._groups.version if self._groups is not None else ""
 
+    @property
+    def users(self) -> bool:
+        """Whether every box has a host user of its own."""
+        return self._users is not None
+
     def serve(self) -> None:
         """Answer the host until it goes away."""
         self._owner.serve(self._handle, self._ended)
@@ -92,7 +100,9 @@ class Zygote:
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         operation = message["op"]
-        if operation == "create":
+        if operation == "create" and len(fds) != 2:  # the kernel drops what it has no numbers for
+            self._owner.send({"gone": message["box"], "error": "the helper process may open no more files"})
+        elif operation == "create":
             self._create(message, *fds)
         elif operation == "kill":
             pid = self._pids.get(message["box"])
@@ -108,7 +118,7 @@ class Zygote:
             self._answer(message, self._release)
 
     def _create(self, spec: dict[str, Any], control: int, offering: int) -> None:
-        group = None
+        group, user, trees = None, None, list[boxinit.Tree]()
         try:
             for name in spec["preload"]:
                 if name.partition(".")[0] not in sys.stdlib_module_names:
@@ -116,16 +126,43 @@ class Zygote:
                 self._import(name)
             spec["layers"] = [self._layer(path) for path in spec["layers"]]
             group = self._group(spec)
+            user, trees = self._user(spec)
+            self._lower(user)
             pid = kernel.clone(boxinit.NAMESPACES)
         except (OSError, ImportError) as error:
-            _close(group)
+            self._lower()
+            _close(group, trees)
+            if user is not None and self._users is not None:
+                self._users.give(user)
             self._leave(spec["box"])
             self._owner.send({"gone": spec["box"], "error": str(error)})
             return
         if pid == 0:
-            boxinit.run(spec, self._binds, self._outer, control, offering, group)
-        _close(group)
+            outer = user.uid if user is not None else BOX_UID if self.privileged else 0
+            dev = user.dev if user is not None else "dev"
+            boxinit.run(spec, boxinit.Base(self._parts, dev, trees, user is not None), outer, control, offering, group)
+        self._lower()
+        _close(group, trees)
         self._names[pid], self._pids[spec["box"]] = spec["box"], pid
+        if user is not None:
+            self._taken[pid] = user
+
+    def _user(self, spec: dict[str, Any]) -> tuple[User | None, list[boxinit.Tree]]:
+        """A host user of the box's own, and what it starts from as belonging to that user."""
+        if self._users is None:
+            return None, []
+        self._raise()
+        try:
+            user = self._users.take()
+            try:
+                return user, _trees(spec, user)
+            except OSError as error:
+                self._users.give(user)
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                return None, []  # a layer lies on a filesystem that maps no owners: the box has the common user
+        finally:
+            self._lower()
 
     def _group(self, spec: dict[str, Any]) -> Joining | None:
         """What a box writes lies in memory: files and processes together are what its group may hold."""
@@ -214,6 +251,9 @@ class Zygote:
 
     def _ended(self, pid: int, status: int) -> None:
         box = self._names.pop(pid, None)
+        user = self._taken.pop(pid, None)
+        if user is not None and self._users is not None:
+            self._users.give(user)
         if box is not None:
             del self._pids[box]
             full = self._leave(box) and os.WIFSIGNALED(status)
@@ -238,21 +278,51 @@ class Zygote:
             os.seteuid(0)
             os.setegid(0)
 
-    def _lower(self) -> None:
+    def _lower(self, user: User | None = None) -> None:
         if self.privileged:
-            os.setegid(BOX_UID)
-            os.seteuid(BOX_UID)
+            self._raise()  # nobody but root becomes somebody else
+            uid = user.uid if user is not None else BOX_UID
+            os.setegid(uid)
+            os.seteuid(uid)
+            # Without it boxes of other users would outlive us: the signal of a parent's death is permitted or not, too.
+            kernel.make_effective(kernel.CAP_KILL)
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process has begun to exit (PF_EXITING of its flags, see proc(5))."""
-    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-        return bool(int(file.read(4096).rpartition(b")")[2].split()[6]) & 4)
+    """Whether a process has begun to exit (PF_EXITING of its flags, see proc(5)); False where none can be told."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return bool(int(file.read(4096).rpartition(b")")[2].split()[6]) & 4)
+    except OSError:  # this process may open no more files
+        return False
 
 
-def _close(group: Joining | None) -> None:
-    for fd in (*group.join, group.events) if group is not None else ():
+def _trees(spec: dict[str, Any], user: User) -> list[boxinit.Tree]:
+    """Copies of the mounts that a box starts from, mapped to its user."""
+    stores = {layer.rpartition("/")[0] for layer in spec["layers"]}
+    places = [("base", user.of_host), *((store, user.of_host) for store in sorted(stores))]
+    places += [(f"snaps/{name}", user.of_boxes) for name in spec["snapshots"]]
+    trees: list[boxinit.Tree] = []
+    try:
+        for place, namespace in places:
+            trees.append(boxinit.Tree(kernel.mapped_tree(place, namespace), place))
+    except OSError:
+        _close(None, trees)
+        raise
+    return trees
+
+
+def _close(group: Joining | None, trees: list[boxinit.Tree]) -> None:
+    files = (*group.join, group.events) if group is not None else ()
+    for fd in (*files, *(tree.fd for tree in trees)):
         os.close(fd)
+
+
+def _users() -> Users | None:
+    try:
+        return Users()
+    except OSError:  # the limits hold with one user for all; the probe says so
+        return None
 
 
 def _groups(name: str) -> Groups | None:
@@ -269,9 +339,11 @@ def main(host: socket.socket) -> None:
 
     owner = Owner(host)
     # The kernel refuses to send descriptors once more of them wait, in sockets of any process of this user, than the
-    # sender may have open. Boxes may have fewer open than this process, so they cannot bring that about for it.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # sender may have open. Boxes may have fewer open than this process, so they cannot bring that about for it. What
+    # this process may have of the others, all boxes of its user may have together.
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING):
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (hard, hard))
     try:
         zygote = Zygote(owner, owner.configuration["root"], cgroups=owner.configuration["cgroups"])
     except OSError as error:
@@ -281,7 +353,7 @@ def main(host: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    owner.ready(privileged=zygote.privileged, cgroups=zygote.cgroups)
+    owner.ready(privileged=zygote.privileged, cgroups=zygote.cgroups, users=zygote.users)
     try:
         zygote.serve()
     finally:

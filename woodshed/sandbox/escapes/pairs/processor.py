@@ -1,0 +1,39 @@
+"""Both sides of the attempt on the processors."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from .base import STOP, leave
+
+WORK = 0.6
+"""Seconds of processor that the other box needs on every processor."""
+_PROCESSES = 60
+
+
+def spin() -> None:
+    """Until ``STOP`` is there."""
+    for _ in range(_PROCESSES):
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                pass
+    leave(f"{_PROCESSES} processes")
+    while not os.path.exists(STOP):
+        time.sleep(0.05)
+    os.kill(-1, 9)
+
+
+def work() -> None:
+    """On every processor."""
+    children = []
+    for _ in range(os.cpu_count() or 1):
+        pid = os.fork()
+        if pid == 0:
+            while time.process_time() < WORK:
+                pass
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
