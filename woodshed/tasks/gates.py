@@ -17,10 +17,9 @@ from time import perf_counter
 from typing import Protocol
 
 from woodshed.grading.crossing import Submission, crossing
-from woodshed.grading.heldout import PYTEST, Altering, EndlessError, answers, reference
+from woodshed.grading.heldout import PYTEST, EndlessError, reference
 from woodshed.grading.node.grader import NODE, run_node_ids
 from woodshed.grading.pytest_grader import RunIds, lay_tests, run_pytest_ids
-from woodshed.grading.telling import Reference
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
@@ -28,7 +27,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 
-from .guessing import ENDLESS, by_heart, left_of, problem_of, stubs, too_cheap
+from .guessing import ENDLESS, cheaply, problem_of
 from .leaks import scan_task
 from .reasons import defined_names, names_missing, wrong_reason
 from .root_leaks import scan_root
@@ -172,19 +171,11 @@ async def _guesses(task: Task, backend: Backend, layers: LayerStore, report: Gat
     how = NODE if task.info.grader == "node" else PYTEST
     try:
         found = await reference(task, backend, layers, how)
-        why = problem_of(found) or await _cheap(task, found, backend, layers, how)
+        why = problem_of(found) or (await cheaply(task, found, backend, layers, how))[0]
     except EndlessError:
         why = ENDLESS
     if why:
         report.failures["guess"] = why
-
-
-async def _cheap(task: Task, found: Reference, backend: Backend, layers: LayerStore, how: Altering) -> str:
-    """Why answers that compute nothing are too good, empty where they are not."""
-    teacher, pupils = by_heart(task)
-    cheap = [await answers(task, stub, backend, layers, how) for stub in stubs(task)]
-    known = [await answers(task, pupil, backend, layers, how, teacher) for pupil in pupils]
-    return too_cheap(found, cheap, known) or problem_of(left_of(found, (*cheap, *known)))
 
 
 def _missing_names(task: Task) -> frozenset[str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from woodshed.grading.exploits import by_heart as python_by_heart
+from woodshed.grading.exploits import node_by_heart
 from woodshed.grading.exploits.base import NODE, Target
-from woodshed.grading.exploits.by_heart import pupil, teach
 from woodshed.grading.exploits.by_heart_code import ELSEWHERE
 from woodshed.grading.exploits.values import constant
+from woodshed.grading.heldout import Altering, answers
 from woodshed.grading.telling import Reference, Values, objection, plain, told_in, without
 from woodshed.record.task import Task, TaskError
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
 
 ENDLESS = "the solution's tests do not end on other inputs"
 CHEAP = "a constant answer, or an argument, is right on most other inputs"
@@ -76,8 +80,21 @@ def stubs(task: Task) -> list[dict[str, bytes]]:
 
 
 def by_heart(task: Task) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
-    """Files in Python that note the solution's answers in the box, and submissions that know these and nothing
-    else. Nothing in other languages."""
-    if task.info.grader == NODE or not (teacher := teach(task)):
+    """Files that note the solution's answers in the box, and submissions that know these and nothing else."""
+    way = node_by_heart if task.info.grader == NODE else python_by_heart
+    ways = node_by_heart.WAYS if task.info.grader == NODE else ELSEWHERE
+    if not (teacher := way.teach(task)):
         return {}, []
-    return teacher, [made for way in ELSEWHERE if (made := pupil(task, way))]
+    return teacher, [made for name in ways if (made := way.pupil(task, name))]
+
+
+async def cheaply(
+    task: Task, found: Reference, backend: Backend, layers: LayerStore, how: Altering
+) -> tuple[str, Reference]:
+    """Why answers that compute nothing are too good for a task (empty where they are not), each tried in a box of its
+    own, and what of ``found`` tells anything beside them."""
+    teacher, pupils = by_heart(task)
+    cheap = [await answers(task, stub, backend, layers, how) for stub in stubs(task)]
+    known = [await answers(task, pupil, backend, layers, how, teacher) for pupil in pupils]
+    left = left_of(found, (*cheap, *known))
+    return too_cheap(found, cheap, known) or problem_of(left), left

@@ -13,7 +13,7 @@ from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
-from woodshed.tasks.guessing import ENDLESS, problem_of, untold
+from woodshed.tasks.guessing import ENDLESS, cheaply, problem_of, untold
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.packages.rejected import Rejected
@@ -53,7 +53,10 @@ class NodeTrial(Trial):
         quality = await super()._prove(task, functions)
         try:
             found = await reference(task, self.backend, self.layers, NODE)
-            why = problem_of(found) or untold(found, functions)
+            why = problem_of(found)
+            if not why:
+                why, left = await cheaply(task, found, self.backend, self.layers, NODE)
+                why = why or untold(left, functions)
         except EndlessError:
             why = ENDLESS
         if why:
