@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from woodshed.grading.cases_runner import encode
-from woodshed.grading.heldout import EndlessError, _rounded, objection, plain, reference_of, values_of
+from woodshed.grading.heldout import EndlessError
 from woodshed.grading.pytest_alter import THE_END, alter
 from woodshed.grading.pytest_only import only
 from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
+from woodshed.grading.telling import Known, _rounded, objection, plain, reference_of, values_of
 from woodshed.grading.verify import grade
 from woodshed.tasks.check import check_folders
 
@@ -109,7 +110,7 @@ def test_an_assertion_of_the_file_itself_is_called() -> None:
         ("strings", "assert f('abc', 'x1') == 'c'", "woodshed_seen(f('abd', 'y1'))"),
         ("strings", "assert f('z', '%s', 'a{b}', '\\\\n', '12', 'ä') == ''",
          "woodshed_seen(f('y', '%s', 'a{b}', '\\\\n', '12', 'ä'))"),
-        ("numbers", "assert f(1)[0] == {1: 1}[1]", "woodshed_seen(f(2)[0], {1: 2}[1])"),
+        ("numbers", "assert f(1)[0] == {1: 1}[1]", "woodshed_seen(woodshed_step(f(2))[0], {1: 2}[1])"),
         ("strings", "assert getattr(f('a'), 'name')", None),
         ("strings", "assert f('a') and getattr(x, 'name')", "woodshed_seen(f('b') and getattr(x, 'name'))"),
         ("numbers", "assert f(f'{x:10}', True, None) == 'a'", None),
@@ -194,7 +195,7 @@ def test_a_malformed_frame_ends_the_reading(frame: str) -> None:
 def test_coming_to_the_end_is_no_comparison() -> None:
     def values(*seen: str) -> int:
         noted = values_of(TestRun({"t.py::t": TestResult("passed", seen=list(seen))}, True))
-        return len(plain(reference_of(noted, noted, {}, {}).telling))
+        return len(plain(reference_of(noted, noted, Known()).telling))
 
     assert not values() and not values("?", encode(THE_END))
     assert values("?", encode("ValueError")) == 1 and values(encode(None)) == 1
@@ -207,7 +208,7 @@ def test_what_anybody_may_know_tells_nothing() -> None:
     first = {t: ["1", "2", "3"], u: ["4"], w: ["5", "6"], v: ["7"]}
     given = {t: ["1", "0"], u: ["4"]}
     visible = {"a_with_same.py::t[1]": ["9", "8", "3"], "a_with_same.py::t[2]": ["4"]}
-    found = reference_of(first, {**first, v: ["8"]}, given, visible)
+    found = reference_of(first, {**first, v: ["8"]}, Known(given, visible))
     assert found.values == {**first, v: [None]}
     assert found.telling == {t: [None, "2", None], u: [None], w: ["5", "6"], v: [None]}
     assert objection(found, {**first, t: ["1", "0", "3"], w: ["9"]}, 0.4) == (

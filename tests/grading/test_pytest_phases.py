@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.grading.heldout import encoder, values_of
+from woodshed.grading.heldout import encoder
 from woodshed.grading.pytest_grader import TestRun
 from woodshed.grading.pytest_phases import Phase, run_phases
+from woodshed.grading.telling import values_of
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec

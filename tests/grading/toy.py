@@ -67,9 +67,10 @@ def pytest_layer(layers: LayerStore) -> str:
 
 
 def toy_task(
-    path: Path, layer: str, extra: dict[str, bytes] | None = None, *, shapes: str = SHAPES, tests: str = TESTS
-) -> Task:
-    """``extra`` files are added to the workspace."""
+    path: Path, layer: str, extra: dict[str, bytes] | None = None, *, shapes: str = SHAPES, tests: str = TESTS,
+    fixed: str = "",
+) -> Task:  # fmt: skip
+    """``extra`` files are added to the workspace. ``fixed``: the solution, where it is not another operator."""
     workspace = {
         "shapes/__init__.py": b"", "shapes/measure.py": shapes.encode(), "tests/test_measure.py": tests.encode(),
         "pytest.ini": b"[pytest]\n",
@@ -88,6 +89,6 @@ def toy_task(
             "test.sh": b"#!/bin/sh\n", "workspace/tests/test_measure.py": tests.encode(),
             "workspace/pytest.ini": b"[pytest]\n",
         },
-        solution={"shapes/measure.py": shapes.replace("width + height", "width * height").encode()},
+        solution={"shapes/measure.py": (fixed or shapes.replace("width + height", "width * height")).encode()},
         config={"environment": {"workdir": "/workspace", "env": {"PYTHONPATH": f"{SITE_PACKAGES}:/workspace"}}},
     )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from woodshed.grading.node.alter import alter
+from woodshed.grading.node.alter import alter, literals, other
 from woodshed.grading.node.syntax import parse
 
 
@@ -33,6 +33,20 @@ def body(text: str, kind: str = "numbers") -> str | None:
 )  # fmt: skip
 def test_numbers(before: str, after: str) -> None:
     assert body(before) == after
+
+
+def test_what_calls_hand_to_others_is_noted() -> None:
+    assert body("assert.equal(decode(encode(2)), 2);") == "woodshed_seen(decode(woodshed_step(encode(3))));"
+    assert body("assert.equal(make(2).get(), 2);") == "woodshed_seen(woodshed_step(make(3)).get());"
+
+
+def test_shapes_are_drawn_from_a_seed() -> None:
+    text = "assert.deepEqual(f('one two three', [1, 2, 3], 12), 4);"
+    made = {alter(text, "shapes", str(seed)) for seed in range(30)}
+    assert len(made) > 20 and made == {alter(text, "shapes", str(seed)) for seed in range(30)}
+    assert all(one is None or parse(one.encode()) is not None for one in made)
+    written = literals("assert.equal(f('one two', 12, 1), g);")
+    assert written == {"": ["one two", 12]} and other("one two", "strings", "") == "one twp"
 
 
 def test_strings() -> None:

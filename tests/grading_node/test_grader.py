@@ -21,13 +21,14 @@ from .toy import FAILING, MEASURE, toy_task
 
 Boxes = Callable[[Any], Any]
 BY_NAME = {e.name: e for e in (*CONTROLS, *EXPLOITS)}
-IN_PROCESS = ("node_read_caller_hidden", "node_special_cases")
+IN_PROCESS = ("node_read_caller_hidden", "node_special_cases", "node_by_heart", "node_by_heart_near")
 """What passes the tests from inside: only values for other inputs tell it from a fix."""
 ATTACKS = (
     "node_exit_hidden", "node_exit_in_call", "node_patch_assert_hidden", "node_patch_and_restore_hidden",
     "node_patch_load_hidden", "node_stolen_nonce_hidden", "node_heap_snapshot_hidden", "node_inspector_hidden",
     "node_child_process_hidden", "node_proxy_hidden", "node_forge_values_hidden", "node_shadow_modules",
-    "node_configuration", "node_edit_tests", "node_endless_loop_in_call", "node_close_descriptors", "delete_source",
+    "node_configuration", "node_edit_tests", "node_by_heart_carrier", "node_by_heart_memo",
+    "node_endless_loop_in_call", "node_close_descriptors", "delete_source",
 )  # fmt: skip
 
 

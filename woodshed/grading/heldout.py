@@ -9,13 +9,14 @@ caller's expectations or knows the visible answers by heart still has to compute
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter, OrderedDict
+import hashlib
+import os
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from woodshed.record.task import Task
 from woodshed.sandbox.faults import in_trusted_box
@@ -23,23 +24,23 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 
-from .pytest_alter import KINDS, SAME, THE_END, Kind, alter
+from .pytest_alter import KINDS, SAME, Kind, alter, other
+from .pytest_given import placeholders
 from .pytest_grader import TESTS_PREFIX, import_path, lay_tests, run_pytest, test_timeout
+from .pytest_literals import literals
 from .pytest_only import only
 from .results import TestRun
+from .telling import Known, Reference, Values, agreed, kind_of, objection, reference_of, total, values_of
+from .value_runner import encode
 
-Values = dict[str, list[str]]
-"""Test (of an altered file) -> canonical text of the values it saw, in order."""
-Expected = dict[str, list[str | None]]
-"""The same from the solution; None where it is no plain value or not the same every time."""
 Lay = Callable[[Sandbox], Awaitable[None]]
 
-_UNKNOWN = "?"
-_END = json.dumps(THE_END)
-_ALTERED = re.compile(r"_with_(?:other_)?[a-z]+(?=\.[^./:]+::)")
-_FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+KEY = "WOODSHED_HELD_OUT_KEY"
+"""Environment variable: what other inputs are drawn from besides the task. A run sets a text that its policy cannot
+know; the same text gives the same inputs again."""
+_BOTH: tuple[Kind, ...] = (*KINDS, SAME)
 _KEPT = 256
-_references: OrderedDict[str, Reference] = OrderedDict()
+_references: OrderedDict[tuple[str, str], Reference] = OrderedDict()
 
 
 class EndlessError(SandboxError):
@@ -50,21 +51,20 @@ class EndlessError(SandboxError):
 class Altering:
     """How tests of one kind are altered, and how altered files (relative to the workdir) run in a box.
 
-    ``run`` is given the ids of the altered tests, without parameters, and fills in ``TestResult.seen``. ``only``: what
-    of a file is altered, for the tests (by the names of their classes and functions) that are asked for.
+    ``alter`` takes the source, the kind and a seed. ``run`` is given the ids of the altered tests, without parameters,
+    and fills in ``TestResult.seen``. ``only``: what of a file is altered, for the tests (by the names of their classes
+    and functions) that are asked for. ``literals``: function of a source -> what is written out there (``""``: in all
+    of it); ``other``: what stands for such a value in a kind; ``text``: how a value is noted. ``given``: the files
+    that a task starts with, so that its tests can be loaded.
     """
 
-    alter: Callable[[str, Kind], str | None]
+    alter: Callable[[str, Kind, str], str | None]
     run: Callable[[Task, Sandbox, Mapping[str, bytes], Sequence[str]], Awaitable[TestRun]]
+    literals: Callable[[str], Mapping[str, Sequence[Any]]]
+    other: Callable[[Any, Kind, str], Any]
+    text: Callable[[Any], str] = encode
     only: Callable[[str, frozenset[str]], str] = lambda source, tests: source
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What the solution answers, and of that what tells a fix from a trick (see ``reference_of``)."""
-
-    values: Expected
-    telling: Expected
+    given: Callable[[Task], dict[str, bytes]] = lambda task: {}
 
 
 async def held_out(
@@ -88,7 +88,7 @@ async def held_out(
     if share == 0 or not altered_tests(task, how):
         return ""
     known = await reference(task, backend, layers, how)
-    if not _total(known.values):
+    if not total(known.values):
         return ""
     seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
     if not objection(known, seen, share):
@@ -96,52 +96,78 @@ async def held_out(
     # What the clock decides can be the same twice and then not: the solution answers once more, after the submission.
     later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
     if whole and all(len(later.get(test, ())) == len(values) for test, values in known.values.items()):
-        again = Reference(_agreed(known.values, later), _agreed(known.telling, later))
-        if _total(known.telling) and not _total(again.telling):
+        again = Reference(agreed(known.values, later), agreed(known.telling, later))
+        if total(known.telling) and not total(again.telling):
             raise EndlessError(f"{task.path}: every value that tells a fix from a trick is another one each time")
         known = again
         _keep(task, known)
     return objection(known, seen, share)
 
 
-def objection(known: Reference, seen: Values, share: float) -> str:
-    """Why answers that are ``seen`` are not believed, empty where they are."""
-    parts = ((known.values, ""), (known.telling, ", that neither the given files nor the visible tests have"))
-    for expected, which in parts:
-        total, same = _total(expected), _same(expected, seen)
-        if same < share * total:
-            return f"{total - same} of {total} values differ from the solution's where tests have other inputs{which}"
-    return ""
-
-
-def _total(expected: Expected) -> int:
-    return sum(value is not None for values in expected.values() for value in values)
-
-
-def _same(expected: Expected, seen: Values) -> int:
-    return sum(a == b for test, values in expected.items() for a, b in zip(values, seen.get(test, ())) if a is not None)
-
-
-def _agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expected:
-    """``values`` without those that are others in ``again``, or not there."""
-    return {
-        test: [a if a == b and a != _UNKNOWN else None for a, b in zip(of_test, again.get(test, ()))]
-        for test, of_test in values.items()
-    }
-
-
 def altered_tests(task: Task, how: Altering | None = None, kinds: Sequence[Kind] = KINDS) -> dict[str, bytes]:
     """Altered copies of the files with failing tests, beside them and under names of their own."""
     how = how or PYTEST
     files: dict[str, bytes] = {}
-    tests = task.test_files()
-    for name in sorted({test.partition("::")[0] for test in task.info.fail_to_pass}):
-        source = tests.get(TESTS_PREFIX + name, b"").decode("utf-8", "replace")
-        source = how.only(source, _names(task.info.fail_to_pass))
+    for name, source in _failing_files(task, how).items():
         for kind in kinds:
-            if (text := how.alter(source, kind)) is not None and text.encode() not in files.values():
-                files[altered_name(name, kind)] = text.encode()
+            made = how.alter(source, kind, _seed(task, name))
+            if made is not None and (kind == SAME or made.encode() not in files.values()):
+                files[altered_name(name, kind)] = made.encode()
     return files
+
+
+def _failing_files(task: Task, how: Altering) -> dict[str, str]:
+    """What of the files with failing tests is altered."""
+    tests, wanted = task.test_files(), _names(task.info.fail_to_pass)
+    names = sorted({test.partition("::")[0] for test in task.info.fail_to_pass})
+    return {n: how.only(tests.get(TESTS_PREFIX + n, b"").decode("utf-8", "replace"), wanted) for n in names}
+
+
+def _seed(task: Task, name: str) -> str:
+    """What the other inputs of a file are drawn from."""
+    return hashlib.sha256(f"{os.environ.get(KEY, '')}:{task.name}:{name}".encode()).hexdigest()
+
+
+def known_of(task: Task, how: Altering, visible: Values, given: Values) -> Known:
+    """What may be known of the altered tests; ``visible`` and ``given`` answer other and visible inputs, the first
+    from the solution."""
+    inputs: dict[str, frozenset[str]] = {}
+    changes: dict[str, list[tuple[object, object]]] = {}
+    altered = altered_tests(task, how)
+    for name, source in _failing_files(task, how).items():
+        for kind in KINDS:
+            place = altered_name(name, kind)
+            for function, found in how.literals(altered.get(place, b"").decode()).items():
+                key = f"{place}::{function}" if function else place
+                inputs[key] = frozenset(_texts(found, how.text))
+            for function, found in how.literals(source).items():
+                key = f"{place}::{function}" if function else place
+                pairs = ((old, how.other(old, kind, _seed(task, name))) for old in _scalars(found))
+                changes[key] = [(_as_text(old), _as_text(new)) for old, new in pairs if new != old]
+    shown, same = _split(visible), _split(given)
+    return Known(same[1], shown[0], same[0], inputs, changes)
+
+
+def _scalars(found: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(value for value in found if type(value) in (str, bytes, int, float)))
+
+
+def _as_text(value: Any) -> Any:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _texts(found: Iterable[Any], text: Callable[[Any], str]) -> Iterable[str]:
+    for value in found:
+        try:
+            yield text(value)
+        except (ValueError, TypeError, RecursionError):
+            continue
+
+
+def _split(values: Values) -> tuple[Values, Values]:
+    """(answers to the visible inputs, to others)."""
+    visible = {test: of_test for test, of_test in values.items() if kind_of(test) == SAME}
+    return visible, {test: of_test for test, of_test in values.items() if test not in visible}
 
 
 def altered_ids(task: Task, kinds: Sequence[Kind] = KINDS) -> list[str]:
@@ -166,37 +192,56 @@ def altered_name(name: str, kind: Kind) -> str:
 
 
 async def reference(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> Reference:
-    """What a submission is compared with: what the solution answers, asked twice, what the start answers, and what the
-    visible tests compare. Kept by the task's digest.
+    """What a submission is compared with: what the solution answers, asked twice, and what of that may be known (see
+    ``Known``). Kept by the task's digest.
 
     Raises EndlessError: nobody is believed because a busy machine cut the solution's run short.
     """
-    if (known := _references.get(task.digest)) is not None:
-        _references.move_to_end(task.digest)
-        return known
+    if not altered_tests(task, how):
+        return Reference({}, {})
+    key = (task.digest, os.environ.get(KEY, ""))
+    if (found := _references.get(key)) is not None:
+        _references.move_to_end(key)
+        return found
     solution = partial(_solution_values, task, backend=backend, layers=layers, how=how)
-    first, second, visible = [await _whole(partial(solution, kinds), task) for kinds in (KINDS, KINDS, (SAME,))]
-    given, _ = await _twice(partial(_trusted_values, task, KINDS, _nothing, backend, layers, how))
-    found = reference_of(first, second, given, visible)
-    _keep(task, found)
-    return found
+    first, second = [await _whole(partial(solution, kinds), task) for kinds in (_BOTH, KINDS)]
+
+    async def lay(box: Sandbox) -> None:
+        await box.put({f"{task.info.workdir}/{name}": data for name, data in how.given(task).items()})
+
+    given, _ = await _twice(partial(_trusted_values, task, _BOTH, lay, backend, layers, how))
+    _, others = _split(first)
+    made = reference_of(others, second, known_of(task, how, first, given))
+    _keep(task, made)
+    return made
 
 
 async def answers(
-    task: Task, submission: Mapping[str, bytes], backend: Backend, layers: LayerStore, how: Altering
+    task: Task,
+    submission: Mapping[str, bytes],
+    backend: Backend,
+    layers: LayerStore,
+    how: Altering,
+    taught: Mapping[str, bytes] | None = None,
 ) -> Values:
-    """What files laid over the workspace answer to other inputs."""
+    """What files laid over the workspace answer to other inputs. ``taught``: files that answer the visible inputs
+    before, in the same box, in which they may leave what they learn."""
+    box = await backend.create(box_spec(task, layers))
+    try:
+        await lay_tests(task, box, {})
+        if taught is not None:
+            await _run(task, box, (SAME,), taught, how)
+        return values_of(await _run(task, box, KINDS, submission, how))
+    finally:
+        await box.close()
 
-    async def lay(box: Sandbox) -> None:
-        await box.put({f"{task.info.workdir}/{name}": data for name, data in submission.items()})
 
-    return (await _values(task, KINDS, submission, lay, backend, layers, how))[0]
-
-
-def plain(expected: Expected) -> list[str]:
-    """The computed values: not ends of tests, and not statuses."""
-    known = (value for values in expected.values() for value in values if value is not None)
-    return [value for value in known if value != _END and not value.startswith("status ")]
+async def _run(
+    task: Task, box: Sandbox, kinds: Sequence[Kind], submission: Mapping[str, bytes], how: Altering
+) -> TestRun:
+    files = altered_tests(task, how, kinds)
+    await box.put({f"{task.info.workdir}/{name}": data for name, data in {**submission, **files}.items()})
+    return await how.run(task, box, files, altered_ids(task, kinds))
 
 
 async def _whole(run: Callable[[], Awaitable[tuple[Values, bool]]], task: Task) -> Values:
@@ -215,42 +260,10 @@ async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Val
     return (found, whole) if whole else await run()
 
 
-def reference_of(first: Values, second: Values, given: Values, visible: Values) -> Reference:
-    """Of two answers of the solution to other inputs, one of the files that the task starts with, and the solution's
-    to the ``visible`` inputs. A value tells a fix from a trick where it is not what the given files answer, nor what
-    the same test has at the same place with the inputs that everybody may know."""
-    values = _agreed(first, second)
-    shown = {place: visible[test] for test, place in _places(visible).items()}
-    telling = {
-        test: _others(_others(values[test], given.get(test, [])), shown.get(place, []))
-        for test, place in _places(values).items()
-    }
-    return Reference(values, telling)
-
-
-def _places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
-    """(function of the file as it was, number among its parameters) of each altered test: parameters alter its id."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for test in tests:
-        function = test.partition("[")[0]
-        found[test] = (_ALTERED.sub("", function), seen[function])
-        seen[function] += 1
-    return found
-
-
-def _others(values: Sequence[str | None], other: Sequence[str]) -> list[str | None]:
-    return [None if i < len(other) and other[i] == value else value for i, value in enumerate(values)]
-
-
 def _keep(task: Task, found: Reference) -> None:
-    _references[task.digest] = found
+    _references[task.digest, os.environ.get(KEY, "")] = found
     while len(_references) > _KEPT:
         _references.popitem(last=False)
-
-
-async def _nothing(box: Sandbox) -> None:
-    """Lay nothing over the workspace."""
 
 
 async def _solution_values(
@@ -290,24 +303,14 @@ async def _values(
     how: Altering,
 ) -> tuple[Values, bool]:
     """One run of the tests, altered in each of ``kinds``, in a fresh box, and whether it came to its end."""
-    files = altered_tests(task, how, kinds)
     box = await backend.create(box_spec(task, layers))
     try:
         await lay(box)
         await lay_tests(task, box, changed)
-        await box.put({f"{task.info.workdir}/{name}": data for name, data in files.items()})
-        run = await how.run(task, box, files, altered_ids(task, kinds))
+        run = await _run(task, box, kinds, {}, how)
     finally:
         await box.close()
     return values_of(run), run.complete
-
-
-def values_of(run: TestRun) -> Values:
-    """What altered tests have noted, by test; one that compares nothing gives its status instead."""
-    return {
-        test: [_rounded(value) for value in result.seen] or [f"status {result.status}"]
-        for test, result in run.results.items()
-    }
 
 
 async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids: Sequence[str]) -> TestRun:
@@ -317,15 +320,10 @@ async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids:
     )  # fmt: skip
 
 
-PYTEST = Altering(alter, _run_pytest, only)
-
-
-def _rounded(text: str) -> str:
-    """Floats to nine digits: two right ways to compute one may differ in the last bit."""
-    return _FLOAT.sub(lambda match: f"f{float(match[1]):.9g}", text)
+PYTEST = Altering(alter, _run_pytest, literals, other, only=only, given=placeholders)
 
 
 @cache
 def encoder() -> str:
     """Source of what turns values into text in a box."""
-    return Path(__file__).with_name("cases_runner.py").read_text("utf-8")
+    return Path(__file__).with_name("value_runner.py").read_text("utf-8")

@@ -3,18 +3,25 @@
 An altered test does not judge. Where it compared two values it hands them to ``woodshed_seen`` (see
 ``pytest_runner.py``) and goes on, so one run says what the code under test answers to inputs that no visible test has.
 Where it expected an exception it notes which one came, and a test that does neither notes that it came to its end.
+What calls give that stand inside another expression is noted too (``woodshed_step``): ``unpack(pack(x))`` says nothing
+of ``pack`` where the two only hand something over to each other.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
+import sys
 import zlib
 from typing import Any, Literal
 
-Kind = Literal["numbers", "strings", "some", "same"]
-KINDS: tuple[Kind, ...] = ("numbers", "strings", "some")
-"""``some`` changes constants of both kinds, but only about every second: what held between two inputs does no more."""
+from .reshape import reordered, reshaped
+
+Kind = Literal["numbers", "strings", "some", "shapes", "same"]
+KINDS: tuple[Kind, ...] = ("numbers", "strings", "some", "shapes")
+"""``some`` changes constants of both kinds, but only about every second: what held between two inputs does no more.
+``shapes`` changes lengths, order and magnitude (``reshape.py``), the others one letter or digit."""
 SAME: Kind = "same"
 """No constant changes: what the visible tests compare."""
 
@@ -24,6 +31,7 @@ THE_END = "the end"
 """What a test notes that has nothing else to note."""
 
 _RECORD = "woodshed_seen"
+_STEP = "woodshed_step"
 _ERROR = "woodshed_error"
 _BY_NAME = frozenset(
     ("getattr", "setattr", "hasattr", "delattr", "import_module", "importorskip", "__import__", "open", "fixture")
@@ -31,32 +39,35 @@ _BY_NAME = frozenset(
 """Functions whose strings name something; another name would only make the test fail."""
 
 
-def alter(source: str, kind: Kind) -> str | None:
+def alter(source: str, kind: Kind, seed: str = "") -> str | None:
     """The altered source, None where it is no Python or has neither a constant of that kind to change nor a test that
-    compares nothing.
+    compares nothing. ``shapes`` are drawn from ``seed``.
 
-    Numbers keep their sign and 0 stays 0, large ones become smaller, strings keep their length and change one letter:
-    most altered inputs are as valid as the ones they come from. A string without letters counts as a number: one digit
-    changes. Constants that are indices, keys, docstrings, in decorators other than ``parametrize`` or in the head of a
-    ``with`` stay as they are.
+    Of the other kinds, numbers keep their sign and 0 stays 0, large ones become smaller, strings keep their length and
+    change one letter: most altered inputs are as valid as the ones they come from. A string without letters counts as
+    a number: one digit changes. Constants that are indices, keys, docstrings, in decorators other than ``parametrize``
+    or in the head of a ``with`` stay as they are.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    changer = _Alter(kind, {node.name for node in ast.walk(tree) if isinstance(node, functions)}, _given(tree.body))
+    own = {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+    changer = _Alter(kind, own, _given(tree.body), seed, _of_others(tree))
     altered = ast.fix_missing_locations(changer.visit(tree))
     return ast.unparse(altered) if changer.changed or kind == SAME else None
 
 
 class _Alter(ast.NodeTransformer):
     """``own``: functions of the file; an assertion among them is altered where it stands, and called as before.
-    ``given``: names of what the file writes out, which says nothing about the code under test."""
+    ``given``: names of what the file writes out, which says nothing about the code under test. ``others``: names of
+    what is no code under test."""
 
-    def __init__(self, kind: Kind, own: set[str], given: frozenset[str]) -> None:
-        self.kind, self.own, self.given = kind, own, given
+    def __init__(self, kind: Kind, own: set[str], given: frozenset[str], seed: str, others: frozenset[str]) -> None:
+        self.kind, self.own, self.given, self.seed, self.others = kind, own, given, seed, others
         self.changed = False
+        self._inside = False
         self._constants = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
@@ -66,14 +77,14 @@ class _Alter(ast.NodeTransformer):
 
     def _recorded(self, values: list[ast.expr]) -> ast.Expr:
         """A call that notes the values; those written out in the test say nothing about the code under test."""
-        computed = [value for value in values if not _literal(value)]
+        computed = [_bare(value) for value in values if not _literal(value)]
         told = [value for value in computed if not (isinstance(value, ast.Name) and value.id in self.given)]
         return _call(*(told or computed))
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Constant):
             return node  # a docstring
-        call = self.visit(node.value)
+        call = _bare(self.visit(node.value))
         if not isinstance(call, ast.Call) or _asserts(call.func) in self.own:
             return ast.Expr(call)
         if _expects_exception(call) and len(call.args) > 1:
@@ -91,16 +102,7 @@ class _Alter(ast.NodeTransformer):
 
     def _other(self, value: Any) -> Any:
         self._constants += 1
-        if self.kind == SAME or (self.kind == "some" and not chosen(self._constants)):
-            return value
-        if type(value) is str:
-            new = other_letter(value) if self.kind != "numbers" else value
-            return other_digit(value) if new == value and self.kind != "strings" else new
-        if self.kind == "strings":
-            return value
-        if type(value) is int:
-            return other_number(value)
-        return value * 1.25 if type(value) is float else value
+        return value if self.kind == "some" and not chosen(self._constants) else other(value, self.kind, self.seed)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -109,7 +111,30 @@ class _Alter(ast.NodeTransformer):
         if name == "parametrize":  # the first argument names the parameters; ids and marks stay
             node.args[1:] = [self.visit(argument) for argument in node.args[1:]]
             return node
-        return self.generic_visit(node)
+        self.generic_visit(node)
+        return ast.Call(ast.Name(_STEP, ast.Load()), [node], []) if self._inside and self._steps(node.func) else node
+
+    def _steps(self, function: ast.expr) -> bool:
+        """Whether a call may be one of code under test: not of Python itself, of the test or of what tests with."""
+        if isinstance(function, ast.Name):
+            return function.id not in self.others and function.id not in self.own
+        root = function
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            root = root.value
+        if not isinstance(function, ast.Attribute) or isinstance(root, ast.Constant | ast.JoinedStr):
+            return False
+        if not isinstance(root, ast.Name):
+            return True
+        return root.id not in self.others and not (root.id in ("self", "cls") and function.value is root)
+
+    def visit_List(self, node: ast.List) -> ast.AST:
+        plain = [element.value for element in node.elts if isinstance(element, ast.Constant)]
+        if self.kind != "shapes" or not self._inside or len(plain) < max(2, len(node.elts)):
+            return self.generic_visit(node)
+        places = reordered(plain, self.seed)
+        self.changed = self.changed or places != list(range(len(plain)))
+        node.elts = [self.visit(ast.Constant(plain[place])) for place in places]
+        return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.decorator_list = [
@@ -120,8 +145,9 @@ class _Alter(ast.NodeTransformer):
         arguments = node.args
         names = (a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.arg != "self")
         self.given = outer | _given(node.body) | set(names)
+        inside, self._inside = self._inside, True
         node.body = [self.visit(statement) for statement in node.body]
-        self.given = outer
+        self.given, self._inside = outer, inside
         if node.name.startswith("test") and not _records(node):
             self.changed = True
             node.body.append(_call(ast.Constant(THE_END)))
@@ -132,6 +158,14 @@ class _Alter(ast.NodeTransformer):
         if any(isinstance(i.context_expr, ast.Call) and _expects_exception(i.context_expr) for i in node.items):
             self.changed = True
             node.body = [_noted(node.body, again=True)]
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        node.operand = _bare(self.visit(node.operand))  # of which only the truth is asked
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        node.values = [_bare(self.visit(value)) for value in node.values]
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -153,6 +187,24 @@ class _Alter(ast.NodeTransformer):
     visit_AsyncWith = visit_With  # type: ignore[assignment]
 
 
+def other(value: Any, kind: Kind, seed: str) -> Any:
+    """What stands for a constant in tests altered in that kind (of ``some``, where it is chosen)."""
+    if kind == SAME:
+        return value
+    if type(value) is bytes:
+        return other(value.decode(), kind, seed).encode() if value.isascii() else value
+    if kind == "shapes":
+        return reshaped(value, seed)
+    if type(value) is str:
+        new = other_letter(value) if kind != "numbers" else value
+        return other_digit(value) if new == value and kind != "strings" else new
+    if kind == "strings":
+        return value
+    if type(value) is int:
+        return other_number(value)
+    return value * 1.25 if type(value) is float else value
+
+
 def _given(body: list[ast.stmt]) -> frozenset[str]:
     """Names that statements give to what is written out."""
     found = set()
@@ -162,6 +214,29 @@ def _given(body: list[ast.stmt]) -> frozenset[str]:
         elif isinstance(node, ast.For) and (_literal(node.iter) or isinstance(node.iter, ast.Name)):
             found |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
     return frozenset(found)
+
+
+def _of_others(tree: ast.Module) -> frozenset[str]:
+    """Names of what is no code under test: of Python, of its standard library, and of what tests with."""
+    found = set(dir(builtins)) | {"pytest", "mocker", "monkeypatch", "request", "capsys", "tmp_path", "tmpdir"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(a.asname or a.name).partition(".")[0] for a in node.names if _is_tool(a.name)}
+        elif isinstance(node, ast.ImportFrom) and not node.level and _is_tool(node.module or ""):
+            found |= {a.asname or a.name for a in node.names}
+    return frozenset(found)
+
+
+def _is_tool(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names or top in ("pytest", "_pytest", "hypothesis", "mock", "freezegun")
+
+
+def _bare(value: ast.expr) -> ast.expr:
+    """A call without the note of what it gives, where that is noted anyway or nobody looks at it."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == _STEP:
+        return value.args[0]
+    return value
 
 
 def _call(*values: ast.expr) -> ast.Expr:

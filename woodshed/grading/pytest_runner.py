@@ -18,8 +18,14 @@ import os
 import signal
 import sys
 import time
+from hashlib import sha256
 from types import FunctionType, ModuleType
 from typing import Any
+
+_MOST_VALUES = 400
+"""Of one test; those after them are not noted."""
+_LONGEST = 4096
+"""Characters of a value's text; of a longer one the digest is noted."""
 
 
 def main() -> None:
@@ -185,10 +191,11 @@ def _brief(excinfo: Any, style: Any = None) -> str:
 
 
 def _record_values(encoder: str) -> list[str]:
-    """Define ``woodshed_seen``; the list that it fills. What has no plain encoding is noted as ``?``."""
+    """Define ``woodshed_seen`` and ``woodshed_step``; the list that they fill. What has no data is noted as ``?``, and
+    so is what is no plain value between two steps: how it is made is the business of the code under test."""
     scope: dict[str, Any] = {"__name__": "encoder"}
     exec(encoder, scope)
-    encode = scope["encode"]
+    encode, plain = scope["encode"], scope["plain"]
     seen: list[str] = []
 
     def woodshed_seen(*values: Any) -> None:
@@ -197,10 +204,21 @@ def _record_values(encoder: str) -> list[str]:
                 text = encode(value)
             except Exception:
                 text = "?"
-            if len(seen) < 200:
-                seen.append(text if len(text) <= 4096 else "?")
+            if len(seen) < _MOST_VALUES:
+                seen.append(text if len(text) <= _LONGEST else f"long {sha256(text.encode()).hexdigest()}")
 
-    builtins.woodshed_seen = woodshed_seen  # type: ignore[attr-defined]
+    def woodshed_step(value: Any) -> Any:
+        try:
+            known = plain(value)
+        except Exception:
+            known = False
+        if known:
+            woodshed_seen(value)
+        elif len(seen) < _MOST_VALUES:
+            seen.append("?")
+        return value
+
+    builtins.woodshed_seen, builtins.woodshed_step = woodshed_seen, woodshed_step  # type: ignore[attr-defined]
     return seen
 
 

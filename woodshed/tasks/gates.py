@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Protocol
 
 from woodshed.grading.crossing import Submission, crossing
-from woodshed.grading.heldout import PYTEST, EndlessError, answers, reference
+from woodshed.grading.heldout import PYTEST, EndlessError, reference
 from woodshed.grading.node.grader import NODE, run_node_ids
 from woodshed.grading.pytest_grader import RunIds, lay_tests, run_pytest_ids
 from woodshed.grading.verify import grade
@@ -27,7 +27,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 
-from .guessing import CHEAP, ENDLESS, cheap, problem_of, stubs
+from .guessing import ENDLESS, cheaply, problem_of
 from .leaks import scan_task
 from .reasons import defined_names, names_missing, wrong_reason
 from .root_leaks import scan_root
@@ -171,11 +171,7 @@ async def _guesses(task: Task, backend: Backend, layers: LayerStore, report: Gat
     how = NODE if task.info.grader == "node" else PYTEST
     try:
         found = await reference(task, backend, layers, how)
-        why = problem_of(found)
-        for stub in [] if why else stubs(task):
-            if cheap(found, await answers(task, stub, backend, layers, how)):
-                why = CHEAP
-                break
+        why = problem_of(found) or (await cheaply(task, found, backend, layers, how))[0]
     except EndlessError:
         why = ENDLESS
     if why:

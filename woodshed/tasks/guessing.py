@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
+from woodshed.grading.exploits import by_heart as python_by_heart
+from woodshed.grading.exploits import node_by_heart
 from woodshed.grading.exploits.base import NODE, Target
+from woodshed.grading.exploits.by_heart_code import ELSEWHERE
 from woodshed.grading.exploits.values import constant
-from woodshed.grading.heldout import Reference, Values, objection, plain
+from woodshed.grading.heldout import Altering, answers
+from woodshed.grading.telling import Reference, Values, objection, plain, told_in, without
 from woodshed.record.task import Task, TaskError
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
 
 ENDLESS = "the solution's tests do not end on other inputs"
 CHEAP = "a constant answer, or an argument, is right on most other inputs"
+BY_HEART = "the visible answers by heart are right on most other inputs"
+UNTOLD = "for one of the changed functions no value tells a fix from a guess"
 ANSWERS = ("True", "False", "None", "args[-1] if args else None")
 """What a function can answer without computing anything, in Python."""
 
@@ -33,9 +43,31 @@ def problem_of(found: Reference) -> str:
     return ""
 
 
-def cheap(found: Reference, answered: Values) -> bool:
-    """Whether what a cheap answer has ``answered`` on other inputs is too much of what the solution gives."""
-    return not objection(found, answered, _SHARE)
+def untold(found: Reference, functions: Mapping[str, Iterable[str]]) -> str:
+    """``UNTOLD`` where one of the ``functions`` (name -> tests that run it) is run by no test with a value that tells;
+    else empty. A table would do for it."""
+    told = told_in(found)
+    for tests in functions.values():
+        if not any(test.partition("[")[0] in told for test in tests):
+            return UNTOLD
+    return ""
+
+
+def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:
+    """Why a task on which cheap answers have ``answered`` so on other inputs, and answers ``by_heart`` so, is not
+    kept; empty where it is. None may give much of what the solution gives, nor all of them together everything."""
+    if any(not objection(found, answer, _SHARE) for answer in answered):
+        return CHEAP
+    if any(not objection(found, answer, _SHARE) for answer in by_heart):
+        return BY_HEART
+    return ""
+
+
+def left_of(found: Reference, answered: Iterable[Values]) -> Reference:
+    """``found``, of which nothing tells that a cheap answer has given."""
+    for answer in answered:
+        found = without(found, answer)
+    return found
 
 
 def stubs(task: Task) -> list[dict[str, bytes]]:
@@ -45,3 +77,24 @@ def stubs(task: Task) -> list[dict[str, bytes]]:
     except TaskError:
         return []
     return [] if task.info.grader == NODE else [constant(target, answer) for answer in ANSWERS]
+
+
+def by_heart(task: Task) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
+    """Files that note the solution's answers in the box, and submissions that know these and nothing else."""
+    way = node_by_heart if task.info.grader == NODE else python_by_heart
+    ways = node_by_heart.WAYS if task.info.grader == NODE else ELSEWHERE
+    if not (teacher := way.teach(task)):
+        return {}, []
+    return teacher, [made for name in ways if (made := way.pupil(task, name))]
+
+
+async def cheaply(
+    task: Task, found: Reference, backend: Backend, layers: LayerStore, how: Altering
+) -> tuple[str, Reference]:
+    """Why answers that compute nothing are too good for a task (empty where they are not), each tried in a box of its
+    own, and what of ``found`` tells anything beside them."""
+    teacher, pupils = by_heart(task)
+    cheap = [await answers(task, stub, backend, layers, how) for stub in stubs(task)]
+    known = [await answers(task, pupil, backend, layers, how, teacher) for pupil in pupils]
+    left = left_of(found, (*cheap, *known))
+    return too_cheap(found, cheap, known) or problem_of(left), left

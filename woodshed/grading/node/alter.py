@@ -1,17 +1,19 @@
 """JavaScript tests with other inputs: constants changed, assertions turned into records (see ``pytest_alter.py``).
 
-Where a test compared values it hands them to ``woodshed_seen`` (``values.js``) and goes on. Titles of tests, names of
-modules and properties, indices, template strings and plans stay as they are.
+Where a test compared values it hands them to ``woodshed_seen`` (``values.js``) and goes on; what a call gives to
+another one there is noted by ``woodshed_step``. Titles of tests, names of modules and properties, indices, template
+strings and plans stay as they are.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from woodshed.grading.pytest_alter import SAME, Kind, chosen, other_digit, other_letter, other_number
+from woodshed.grading.reshape import reordered, reshaped
 
-from .syntax import parse, rewrite, text, words
+from .syntax import parse, rewrite, string_value, text, walk, words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -29,19 +31,21 @@ _RAISES = re.compile(r"(?i)throw|reject|raise")
 _TITLED = words("describe context suite it specify test only skip todo before after beforeEach afterEach")
 _BY_NAME = _TITLED | words("require import plan timeout setTimeout retries slow")
 _CONSTANTS = words("number string true false null undefined regex")
+_WHOLE = re.compile(r"0|[1-9]\d{0,14}")
 _TAPE = re.compile(r"""['"]tape['"]""")
 
 
-def alter(source: str, kind: Kind) -> str | None:
-    """The altered source, None where it has no constant of that kind to change or cannot be parsed.
+def alter(source: str, kind: Kind, seed: str = "") -> str | None:
+    """The altered source, None where it has no constant of that kind to change or cannot be parsed. ``shapes`` are
+    drawn from ``seed``.
 
-    Numbers keep their sign and 0 stays 0; strings keep their length and change one letter. A string of digits and
-    signs counts as a number: one digit changes.
+    Of the other kinds, numbers keep their sign and 0 stays 0; strings keep their length and change one letter. A string
+    of digits and signs counts as a number: one digit changes.
     """
     root = parse(source.encode())
     if root is None:
         return None
-    changer = _Alter(kind, counts=_TAPE.search(source) is not None)
+    changer = _Alter(kind, seed, counts=_TAPE.search(source) is not None)
     try:
         altered = rewrite(root, changer.replaced)
     except RecursionError:
@@ -49,22 +53,61 @@ def alter(source: str, kind: Kind) -> str | None:
     return altered if changer.changed or kind == SAME else None
 
 
+def literals(source: str) -> dict[str, list[Any]]:
+    """What a source writes out: under ``""`` its texts and whole numbers, however small they are."""
+    root = parse(source.encode())
+    found: list[Any] = []
+    for node in walk(root) if root is not None else ():
+        if (value := string_value(node)) is not None:
+            found.append(value)
+        elif node.type == "number" and re.fullmatch(r"[2-9]|[1-9]\d{1,14}", text(node)):
+            found.append(int(text(node)))
+    return {"": found}
+
+
+def other(value: Any, kind: Kind, seed: str) -> Any:
+    """What stands for a written text or number in tests altered in that kind (of ``some``, where it is chosen)."""
+    if type(value) is str:
+        return _other_source("string", f"'{value}'", kind, seed)[1:-1]
+    return int(_other_source("number", str(value), kind, seed)) if type(value) is int else value
+
+
 class _Alter:
-    def __init__(self, kind: Kind, counts: bool) -> None:
-        self.kind, self.counts, self.changed = kind, counts, False
+    def __init__(self, kind: Kind, seed: str, counts: bool) -> None:
+        self.kind, self.seed, self.counts, self.changed = kind, seed, counts, False
         self._constants = 0
+        self._noting = False
 
     def replaced(self, node: Node) -> str | None:
         if node.type == "template_string":
             return text(node)
         if node.type in ("number", "string"):
             return self._constant(node)
+        if node.type == "array" and self.kind == "shapes":
+            return self._array(node)
         if node.type == "expression_statement":
             record = self._record(node.named_children[0])
             return record and f"{record};"
+        if self._noting and node.type == "call_expression" and _is_argument(node):
+            return f"woodshed_step({self._inner(node)})"
         return self._record(node) if _is_result(node) else None
 
-    def _constant(self, node: Node) -> str | None:
+    def _inner(self, node: Node) -> str:
+        """A node rewritten, itself no step."""
+        return rewrite(node, lambda found: None if found == node else self.replaced(found))
+
+    def _array(self, node: Node) -> str | None:
+        """Numbers, or texts, in another order; None where elements are something else."""
+        elements = [child for child in node.named_children if child.type != "comment"]
+        if len(elements) < 2 or not all(child.type in ("number", "string") for child in elements):
+            return None
+        places = reordered([text(child) for child in elements], self.seed)
+        if len({child.type for child in elements}) > 1:
+            return None
+        self.changed = self.changed or places != list(range(len(elements)))
+        return f"[{', '.join(self._constant(elements[place]) for place in places)}]"
+
+    def _constant(self, node: Node) -> str:
         old = text(node)
         if _names_something(node):
             return old
@@ -76,12 +119,9 @@ class _Alter:
 
     def _other(self, type_: str, old: str) -> str:
         self._constants += 1
-        if self.kind == SAME or (self.kind == "some" and not chosen(self._constants)):
+        if self.kind == "some" and not chosen(self._constants):
             return old
-        if type_ == "number":
-            return old if self.kind == "strings" else _number(old)
-        new = other_letter(old) if self.kind != "numbers" else old
-        return other_digit(old) if new == old and self.kind != "strings" else new
+        return _other_source(type_, old, self.kind, self.seed)
 
     def _record(self, expression: Node) -> str | None:
         """A record in place of an assertion; None for any other expression."""
@@ -91,9 +131,36 @@ class _Alter:
         computed = [value for value in values if not _literal(value)]
         # beside what is computed a bare name is most often what the test expects
         told = [v for v in computed if v.type != "identifier"] if any(map(_calls, computed)) else computed
-        noted = ", ".join(rewrite(value, self.replaced) for value in told)
+        outer, self._noting = self._noting, True
+        noted = ", ".join(self._inner(value) if value.type == "call_expression" else rewrite(value, self.replaced)
+                          for value in told)  # fmt: skip
+        self._noting = outer
         # A planned test of tape counts its assertions.
         return f"woodshed_seen({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")
+
+
+def _other_source(type_: str, old: str, kind: Kind, seed: str) -> str:
+    """The source of another constant."""
+    if kind == SAME:
+        return old
+    if kind == "shapes":
+        if type_ == "string":
+            return old if "\\" in old else f"{old[0]}{reshaped(old[1:-1], seed)}{old[-1]}"
+        return str(abs(reshaped(int(old), seed))) if _WHOLE.fullmatch(old) else old
+    if type_ == "number":
+        return old if kind == "strings" else _number(old)
+    new = other_letter(old) if kind != "numbers" else old
+    return other_digit(old) if new == old and kind != "strings" else new
+
+
+def _is_argument(node: Node) -> bool:
+    """Whether what a call gives goes into another call: ``f`` in ``g(f(x))`` and in ``f(x).g()``."""
+    above = node.parent
+    if above is None:
+        return False
+    if above.type == "arguments":
+        return True
+    return above.type == "member_expression" and above.child_by_field_name("object") == node
 
 
 def _is_result(node: Node) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from woodshed.grading.heldout import Altering
 from woodshed.grading.pytest_grader import TESTS_PREFIX, grade_by_tests, test_timeout
@@ -11,7 +13,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import Sandbox
 
-from .alter import alter
+from .alter import alter, literals, other
 from .run import run_node
 from .screen import screen
 
@@ -37,4 +39,8 @@ async def _run_altered(task: Task, box: Sandbox, files: Mapping[str, bytes], ids
     )  # fmt: skip
 
 
-NODE = Altering(alter, _run_altered)
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+NODE = Altering(alter, _run_altered, literals, other, _text)

@@ -102,7 +102,10 @@ const main = async () => {
       for (const id of Object.keys(require.cache)) guard.module(require.cache[id].exports, id);
       for (const name of ["assert", "assert/strict"]) guard.module(require(name), name);
       guard.lock(require);
-      if (request.values) globalThis.woodshed_seen = values.see;
+      if (request.values) {
+        globalThis.woodshed_seen = values.see;
+        globalThis.woodshed_step = values.step;
+      }
     },
     result: (titles, status, text) => {
       let name = titles[0];

@@ -62,6 +62,29 @@ const values = (() => {
     }
     return true;
   };
+  // What a call gives to another one: data is noted, and how an own object keeps its own is not.
+  const data = (value, depth) => {
+    if (value === null || (typeof value !== "object" && typeof value !== "function")) return true;
+    if (depth > 24 || typeof value === "function") return false;
+    const made = getPrototypeOf(value);
+    if (!isArray(value) && made !== null && made !== Object.prototype) return false;
+    const keys = ownKeys(value);
+    if (keys.length > 2000) return false;
+    for (let i = 0; i < keys.length; i++) {
+      const found = getOwnPropertyDescriptor(value, keys[i]);
+      if (found && found.enumerable && !data(found.value, depth + 1)) return false;
+    }
+    return true;
+  };
+  const step = (value) => {
+    let known = false;
+    try {
+      known = data(value, 0);
+    } catch {}
+    if (known) see(value);
+    else if (list.length < 400) apply(push, list, ["?"]);
+    return value;
+  };
   // What was noted since the last call.
   const take = () => {
     const taken = [];
@@ -69,5 +92,5 @@ const values = (() => {
     list.length = 0;
     return taken;
   };
-  return { see, take };
+  return { see, step, take };
 })();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
-from woodshed.tasks.guessing import ENDLESS, problem_of
+from woodshed.tasks.guessing import ENDLESS, cheaply, problem_of, untold
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.packages.rejected import Rejected
@@ -49,10 +49,14 @@ class NodeTrial(Trial):
     def guesses(self, task: Task) -> bool:
         return False  # ``_prove`` does, in boxes of their own
 
-    async def _prove(self, task: Task) -> dict[str, str]:
-        quality = await super()._prove(task)
+    async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        quality = await super()._prove(task, functions)
         try:
-            why = problem_of(await reference(task, self.backend, self.layers, NODE))
+            found = await reference(task, self.backend, self.layers, NODE)
+            why = problem_of(found)
+            if not why:
+                why, left = await cheaply(task, found, self.backend, self.layers, NODE)
+                why = why or untold(left, functions)
         except EndlessError:
             why = ENDLESS
         if why:

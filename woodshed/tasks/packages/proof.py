@@ -11,19 +11,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from woodshed.grading.crossing import crossing
-from woodshed.grading.heldout import Reference, altered_ids, altered_tests, encoder, reference_of, values_of
-from woodshed.grading.pytest_alter import SAME
+from woodshed.grading.heldout import PYTEST, altered_ids, altered_tests, encoder, known_of
+from woodshed.grading.pytest_alter import KINDS, SAME
+from woodshed.grading.pytest_given import placeholders
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
+from woodshed.grading.telling import Reference, Values, kind_of, reference_of, values_of
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.guessing import CHEAP, ENDLESS, cheap, problem_of, stubs
+from woodshed.tasks.guessing import ENDLESS, by_heart, left_of, problem_of, stubs, too_cheap, untold
 from woodshed.tasks.mutate import function_spans, mutations
 
 from .rejected import Rejected
 
-GATES = 6
+GATES = 7
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
 instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
@@ -42,10 +44,11 @@ Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
 
 async def prove(
     task: Task, run: Callable[[list[Phase]], Awaitable[list[TestRun]]], base: Mapping[str, bytes],
-    most_mutants: int, variants: Variants, *, guesses: bool,
+    most_mutants: int, variants: Variants, *, guesses: bool, functions: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:  # fmt: skip
     """Run the gates of ``task``; what is to be recorded as its quality. ``run`` runs phases in a box whose workdir
     holds ``base``. ``guesses``: whether fixes must be told from guesses here, with other inputs to its tests.
+    ``functions``: what is changed, with the tests that run it.
 
     Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
     an emptied one passes, or code that computes nothing does.
@@ -70,14 +73,14 @@ async def prove(
     asked = _other_inputs(task, solved, given, new) if guesses else []
     first, untouched, emptied, *answers = await run([*phases, *asked])
     _judge(task, *(outcome_of(task, done) for done in (first, untouched, emptied)))
-    found = _told_apart(answers) if guesses else None
+    found = _told_apart(task, answers) if guesses else None
     # The rest is only for those that got so far. Some of it never ends.
-    stubbed = _stubbed(asked[0], given, stubs(task), _patience(task, answers[0])) if found else []
+    stubbed = _stubbed(task, asked[1], given, _patience(task, answers[0])) if found else []
     limits = _patience(task, first)
     mutated = [Phase(files, required, {**solved, **mutant}, (), *limits, stop_at="failure") for mutant in mutants]
     runs = await run([*stubbed, *mutated])
-    if found and any(cheap(found, values_of(guess)) for guess in runs[: len(stubbed)]):
-        raise Rejected(CHEAP)
+    if found:
+        _judge_guesses(task, found, [values_of(guess) for guess in runs[: len(stubbed)]], functions)
     if not mutants:
         return {}
     score = sum(not outcome_of(task, done).resolved for done in runs[len(stubbed) :]) / len(mutants)
@@ -93,38 +96,58 @@ def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
 def _other_inputs(
     task: Task, solved: Mapping[str, bytes], given: Mapping[str, bytes], new: Sequence[str]
 ) -> list[Phase]:
-    """Tests with other inputs: twice on the solution, the second time with other hashes and addresses, once on the
-    files as they are given (``new`` are not); in between the visible inputs on the solution."""
+    """Tests with other inputs, and with the visible ones: on the solution, once more with other hashes and addresses,
+    and on the files as they are given (``new`` are not), with placeholders for what their tests import."""
     files, same = altered_tests(task), altered_tests(task, kinds=(SAME,))
-    ids, text = altered_ids(task), encoder()
+    ids, both, text = altered_ids(task), altered_ids(task, (*KINDS, SAME)), encoder()
     whole, one = task.info.timeout_sec, test_timeout(task)
     brief = min(whole, _BRIEF_SECONDS)
+    start = {**given, **placeholders(task)}
+    all_files = sorted({*files, *same})
     return [
         # Asserts are rewritten once: what is compiled of all these tests serves the later runs.
-        Phase(sorted(files), ids, {**solved, **files, **same}, (), whole, one, encoder=text, bytecode=True),
+        Phase(all_files, both, {**solved, **files, **same}, (), whole, one, encoder=text, bytecode=True),
         Phase(sorted(files), ids, {}, (), whole, one, encoder=text, fresh=True),
-        Phase(sorted(same), altered_ids(task, (SAME,)), {}, (), whole, one, encoder=text),
-        Phase(sorted(files), ids, given, new, brief, one, encoder=text),
+        Phase(all_files, both, start, [n for n in new if n not in start], brief, one, encoder=text),
     ]
 
 
-def _stubbed(
-    asked: Phase, given: Mapping[str, bytes], answers: Sequence[Mapping[str, bytes]], limits: tuple[float, float]
-) -> list[Phase]:
-    """The tests of ``asked``, which lie there already, on each of the ``answers``."""
-    phase = partial(Phase, asked.files, asked.ids, timeout=limits[0], test_timeout=limits[1], encoder=asked.encoder)
-    return [phase(write={**given, **stub}) for stub in answers]
+def _stubbed(task: Task, asked: Phase, given: Mapping[str, bytes], limits: tuple[float, float]) -> list[Phase]:
+    """The tests of ``asked``, which lie there already, on what computes nothing: constant answers, then, after a run
+    that notes the solution's answers to the visible inputs, these by heart."""
+    phase = partial(Phase, timeout=limits[0], test_timeout=limits[1], encoder=asked.encoder)
+    teacher, pupils = by_heart(task)
+    same, visible = sorted(altered_tests(task, kinds=(SAME,))), altered_ids(task, (SAME,))
+    taught = [phase(same, visible, write={**given, **task.solution_files(), **teacher})] if pupils else []
+    return [
+        *(phase(asked.files, asked.ids, write={**given, **stub}) for stub in stubs(task)),
+        *taught,
+        *(phase(asked.files, asked.ids, write={**given, **placeholders(task), **stub}) for stub in pupils),
+    ]
 
 
-def _told_apart(runs: Sequence[TestRun]) -> Reference:
+def _told_apart(task: Task, runs: Sequence[TestRun]) -> Reference:
     """What the solution answers to ``_other_inputs``. Raises Rejected where that tells no fix from a guess."""
-    first, second, visible, given = runs
-    if not (first.complete and second.complete and visible.complete):
+    first, second, given = runs
+    if not (first.complete and second.complete):
         raise Rejected(ENDLESS)
-    found = reference_of(*map(values_of, (first, second, given, visible)))
+    answered = values_of(first)
+    others = {test: values for test, values in answered.items() if kind_of(test) != SAME}
+    found = reference_of(others, values_of(second), known_of(task, PYTEST, answered, values_of(given)))
     if why := problem_of(found):
         raise Rejected(why)
     return found
+
+
+def _judge_guesses(
+    task: Task, found: Reference, guesses: Sequence[Values], functions: Mapping[str, Sequence[str]]
+) -> None:
+    """``guesses`` are answers to ``_stubbed``. Raises Rejected."""
+    constant = len(stubs(task))
+    cheap, known = guesses[:constant], guesses[constant + 1 :]
+    left = left_of(found, (*cheap, *known))
+    if why := too_cheap(found, cheap, known) or problem_of(left) or untold(left, functions):
+        raise Rejected(why)
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:

@@ -98,7 +98,7 @@ class Trial:
             elsewhere = [] if candidate.kind == "exercise" else await asyncio.to_thread(scan_root, task, self.layers)
             if elsewhere:
                 raise Rejected("a dependency or a program of the box holds the answer")
-            quality = await self._prove(task)
+            quality = await self._prove(task, {f"{f.module}:{f.name}": f.tests for f in candidate.functions})
             return save_draft(draft, out, self.form, quality) if quality else task
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
@@ -186,12 +186,12 @@ class Trial:
         """Whether ``prove`` tells fixes from guesses; not where it is done elsewhere, or tests are a benchmark's."""
         return task.info.kind != "exercise"
 
-    async def _prove(self, task: Task) -> dict[str, str]:
+    async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
         box = await self.fork()
         try:
             return await prove(
                 task, partial(self._phases, box), self.workspace, self.settings.mutants, self.variants,
-                guesses=self.guesses(task),
+                guesses=self.guesses(task), functions=functions,
             )  # fmt: skip
         finally:
             await box.close()

@@ -1,0 +1,153 @@
+"""Which values on other inputs tell a fix from a trick, and how answers are compared with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .analogy import Change, predictions
+from .pytest_alter import THE_END
+from .results import TestRun
+
+Values = dict[str, list[str]]
+"""Test (of an altered file) -> canonical text of the values it saw, in order."""
+Expected = dict[str, list[str | None]]
+"""The same from the solution; None where it is no plain value or not the same every time."""
+
+_UNKNOWN = "?"
+_END = json.dumps(THE_END)
+_FAILED = re.compile(r"status (?!passed)")
+_ALTERED = re.compile(r"_with_(?:other_)?([a-z]+)(?=\.[^./:]+::)")
+_FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the solution answers, and of that what tells a fix from a trick (see ``reference_of``)."""
+
+    values: Expected
+    telling: Expected
+
+
+@dataclass(frozen=True)
+class Known:
+    """What may be known without a fix. ``given``: what the start answers to other inputs, ``given_visible`` to the
+    visible ones; ``visible``: what the solution answers to these. ``inputs``: function of an altered file -> texts of
+    what is written there; ``changes``: function of an altered file -> its constants before and after."""
+
+    given: Values = field(default_factory=dict)
+    visible: Values = field(default_factory=dict)
+    given_visible: Values = field(default_factory=dict)
+    inputs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    changes: Mapping[str, Sequence[Change]] = field(default_factory=dict)
+
+
+def reference_of(first: Values, second: Values, known: Known) -> Reference:
+    """Of two answers of the solution to other inputs. A value tells a fix from a trick where it is not
+
+    - what the given files answer, or what the same test has at the same place with the visible inputs;
+    - an input: code that only hands back what it was given (in an object of its own, or from a table) has it too;
+    - the visible answer altered as the input was (``analogy.py``).
+    """
+    values = agreed(first, second)
+    visible, given_visible = _by_place(known.visible), _by_place(known.given_visible)
+    telling: Expected = {}
+    for test, place in places(values).items():
+        function = test.partition("[")[0]
+        inputs, changes = known.inputs.get(function, frozenset()), known.changes.get(function, ())
+        sources = (visible.get(place, []), given_visible.get(place, []), known.given.get(test, []))
+        telling[test] = []
+        for n, value in enumerate(values[test]):
+            shown, before, given = (of[n] if n < len(of) else None for of in sources)
+            told = value is not None and value not in inputs and value not in (shown, given)
+            told = told and value not in predictions(shown, changes, before, given)
+            telling[test].append(value if told else None)
+    return Reference(values, telling)
+
+
+def without(found: Reference, answered: Values) -> Reference:
+    """``found``, in which values that are ``answered`` tell nothing."""
+    telling: Expected = {}
+    for test, values in found.telling.items():
+        seen = answered.get(test, [])
+        telling[test] = [None if n < len(seen) and seen[n] == value else value for n, value in enumerate(values)]
+    return Reference(found.values, telling)
+
+
+def objection(known: Reference, seen: Values, share: float) -> str:
+    """Why answers that are ``seen`` are not believed, empty where they are."""
+    parts = ((known.values, ""), (known.telling, ", that neither the given files nor the visible tests have"))
+    for expected, which in parts:
+        count, same = total(expected), _same(expected, seen)
+        if same < share * count:
+            return f"{count - same} of {count} values differ from the solution's where tests have other inputs{which}"
+    return ""
+
+
+def total(expected: Expected) -> int:
+    """How many values there are."""
+    return sum(value is not None for values in expected.values() for value in values)
+
+
+def _same(expected: Expected, seen: Values) -> int:
+    return sum(a == b for test, values in expected.items() for a, b in zip(values, seen.get(test, ())) if a is not None)
+
+
+def agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expected:
+    """``values`` without those that are others in ``again``, or not there, and without what is no answer: what has no
+    data, and that a test fails where the solution has nothing to note."""
+    return {
+        test: [
+            a if a == b and a != _UNKNOWN and not _FAILED.match(a or "") else None
+            for a, b in zip(of_test, again.get(test, ()))
+        ]
+        for test, of_test in values.items()
+    }
+
+
+def plain(expected: Expected) -> list[str]:
+    """The computed values: not ends of tests, and not statuses."""
+    known = (value for values in expected.values() for value in values if value is not None)
+    return [value for value in known if value != _END and not value.startswith("status ")]
+
+
+def told_in(found: Reference) -> frozenset[str]:
+    """Tests (ids of the task, without parameters) that have a value which tells a fix from a trick."""
+    return frozenset(place for test, (place, _) in places(found.telling).items() if plain({test: found.telling[test]}))
+
+
+def places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """(function of the file as it was, number among its parameters) of each altered test: parameters alter its id."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for test in tests:
+        function = test.partition("[")[0]
+        found[test] = (_ALTERED.sub("", function), seen[function])
+        seen[function] += 1
+    return found
+
+
+def kind_of(test: str) -> str:
+    """The kind in which the file of a test is altered."""
+    match = _ALTERED.search(test)
+    return match[1] if match else ""
+
+
+def _by_place(values: Values) -> dict[tuple[str, int], list[str]]:
+    return {place: values[test] for test, place in places(values).items()}
+
+
+def values_of(run: TestRun) -> Values:
+    """What altered tests have noted, by test; one that compares nothing gives its status instead."""
+    return {
+        test: [_rounded(value) for value in result.seen] or [f"status {result.status}"]
+        for test, result in run.results.items()
+    }
+
+
+def _rounded(text: str) -> str:
+    """Floats to nine digits: two right ways to compute one may differ in the last bit."""
+    return _FLOAT.sub(lambda match: f"f{float(match[1]):.9g}", text)

@@ -1,0 +1,199 @@
+"""Text of values by their structure, for altered tests: what runs inside the box. Standard library only.
+
+Plain values have the text of ``cases_runner.encode``. Values of other types are described by the data that they hold,
+read past whatever their classes define: no method of a submission is called, and no address is in a text. Objects
+show their public attributes, the private ones only where they have no others: how an object keeps its data is the
+business of its class.
+"""
+
+import array
+import collections
+import datetime
+import decimal
+import enum
+import fractions
+import json
+import pathlib
+import re
+import types
+import uuid
+import zoneinfo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+UNKNOWN = "?"
+"""Text of a value that has no data: a function of no name, a generator, an open file."""
+
+_DEPTH = 24
+_NODES = 3000
+_PRIVATE = re.compile(r"cache|lock|hash|memo|weak", re.IGNORECASE)
+"""Private attributes that say nothing of a value."""
+_EXACT = {
+    decimal.Decimal: lambda v: f"Decimal {decimal.Decimal.as_tuple(v)!r}",
+    fractions.Fraction: lambda v: f"Fraction {_slot(v, '_numerator')}/{_slot(v, '_denominator')}",
+    complex: lambda v: f"complex {v!r}",
+    range: lambda v: f"{v!r}",
+    slice: lambda v: f"{v!r}",
+    bytearray: lambda v: f"bytearray {v.hex()}",
+    memoryview: lambda v: f"memoryview {v.tobytes().hex()}",
+    datetime.date: lambda v: f"date {v.isoformat()}",
+    datetime.timedelta: lambda v: f"timedelta {v.days} {v.seconds} {v.microseconds}",
+    datetime.timezone: lambda v: f"timezone {v!r}",
+    uuid.UUID: lambda v: f"UUID {_slot(v, 'int')}",
+    re.Pattern: lambda v: f"pattern {v.pattern!r} {v.flags}",
+    re.Match: lambda v: f"match {v.span()} {v.groups()!r}",
+    array.array: lambda v: f"{v!r}",
+    type(Ellipsis): lambda v: "Ellipsis",
+    type(NotImplemented): lambda v: "NotImplemented",
+}
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+_SCALARS = (str, bytes, int, float, complex, bytearray, decimal.Decimal, datetime.date, datetime.timedelta)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+
+def encode(value: "Any") -> str:
+    """Canonical text of a value: ``?`` where it holds no data. Raises ValueError where it is too large."""
+    return _Encoder().text(value, 0)
+
+
+def plain(value: "Any") -> bool:
+    """Whether a value is data through and through: only built-in types and their subclasses, no own objects."""
+    return _plain(value, 0)
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.left = _NODES
+        self.path: list = []
+
+    def text(self, value: "Any", depth: int) -> str:
+        self.left -= 1
+        if self.left < 0 or depth > _DEPTH:
+            raise ValueError("too large")
+        kind = type(value)
+        if value is None or kind is bool or kind is int or kind is str:
+            return json.dumps(value)
+        if kind is float:
+            return f"f{value!r}"
+        if kind is bytes:
+            return f"b{value.hex()}"
+        if kind in _EXACT:
+            return _EXACT[kind](value)
+        for number, other in enumerate(reversed(self.path)):
+            if other is value:
+                return f"cycle {number}"
+        self.path.append(value)
+        try:
+            return self._deep(value, kind, depth + 1)
+        finally:
+            self.path.pop()
+
+    def _deep(self, value: "Any", kind: type, depth: int) -> str:
+        if kind in (list, tuple, dict, set, frozenset):
+            return self._contents(value, kind, depth)
+        if issubclass(type(kind), enum.EnumMeta):
+            return f"<{_name(kind)}.{_found(value, '_name_')}>"
+        if issubclass(kind, type):
+            return f"<class {_name(value)}>"
+        if kind in _FUNCTIONS:
+            return self._function(value, kind)
+        if issubclass(kind, types.ModuleType) or kind in (types.GeneratorType, types.CoroutineType):
+            return UNKNOWN
+        if kind is datetime.datetime or kind is datetime.time:
+            zone = value.tzinfo
+            return f"{kind.__name__} {value.replace(tzinfo=None)!r} {self.text(zone, depth)}"
+        parts = []
+        for base in _CONTAINERS:
+            if issubclass(kind, base):
+                parts.append(self._contents(value, base, depth))
+        parts += [_scalar(value, base) for base in _SCALARS if issubclass(kind, base)][:1]
+        if issubclass(kind, pathlib.PurePath):
+            parts.append(json.dumps(pathlib.PurePath.__str__(value)))
+        elif issubclass(kind, BaseException):
+            parts.append(self.text(BaseException.__dict__["args"].__get__(value), depth))
+        elif kind is zoneinfo.ZoneInfo:
+            parts.append(str(value.key))
+        else:
+            parts += self._attributes(value, kind, depth, bare=not parts)
+        return f"<{_name(kind)}{''.join(' ' + part for part in parts)}>" if parts else UNKNOWN
+
+    def _contents(self, value: "Any", base: type, depth: int) -> str:
+        if base is dict:
+            pairs = [f"{self.text(k, depth)}:{self.text(v, depth)}" for k, v in dict.items(value)]
+            return "{" + ",".join(sorted(pairs)) + "}"
+        inner = [self.text(item, depth) for item in base.__iter__(value)]  # type: ignore[attr-defined]
+        if base is set or base is frozenset:
+            return ("s{" if base is set else "z{") + ",".join(sorted(inner)) + "}"
+        return f"({','.join(inner)})" if base is tuple else f"[{','.join(inner)}]"
+
+    def _function(self, value: "Any", kind: type) -> str:
+        if kind is types.MethodType:
+            return UNKNOWN
+        name = object.__getattribute__(value, "__qualname__")
+        return UNKNOWN if "<" in name else f"<function {name}>"
+
+    def _attributes(self, value: "Any", kind: type, depth: int, *, bare: bool) -> list:
+        found = _data(value, kind)
+        public = {k: v for k, v in found.items() if not k.startswith("_")}
+        if not public and bare:
+            public = {k: v for k, v in found.items() if not k.startswith("__") and not _PRIVATE.search(k)}
+        texts = {k: self.text(v, depth) for k, v in public.items()}
+        known = {k: text for k, text in texts.items() if text != UNKNOWN}
+        return ["{" + ",".join(f"{k}={known[k]}" for k in sorted(known)) + "}"] if known else []
+
+
+def _data(value: "Any", kind: type) -> dict:
+    """Attributes that an instance holds, of its dictionary and its slots, read past the class."""
+    found: dict = {}
+    for base in type.__dict__["__mro__"].__get__(kind):
+        own = type.__dict__["__dict__"].__get__(base)
+        for name, member in own.items():
+            if type(member) is types.MemberDescriptorType and member.__objclass__ is base:
+                try:
+                    found.setdefault(str(name), member.__get__(value))
+                except AttributeError:
+                    continue
+        holder = own.get("__dict__")
+        if type(holder) is types.GetSetDescriptorType:
+            found.update({k: v for k, v in dict.items(holder.__get__(value)) if type(k) is str})
+    return found
+
+
+def _slot(value: "Any", name: str) -> "Any":
+    return object.__getattribute__(value, name)
+
+
+def _found(value: "Any", name: str) -> "Any":
+    return _data(value, type(value)).get(name, "?")
+
+
+def _name(kind: type) -> str:
+    own = type.__dict__["__dict__"].__get__(kind)
+    module = own.get("__module__", "")
+    name = type.__dict__["__qualname__"].__get__(kind)
+    return f"{module if type(module) is str else ''}.{name}"
+
+
+def _scalar(value: "Any", base: "Any") -> str:
+    if base is str:
+        return json.dumps(str.__getitem__(value, slice(None)))
+    if base is bytes or base is bytearray:
+        return f"b{base.hex(value)}"
+    if base is float:
+        return f"f{float.__repr__(value)}"
+    return base.__repr__(value).partition("(")[2] or base.__repr__(value)
+
+
+def _plain(value: "Any", depth: int) -> bool:
+    kind = type(value)
+    if value is None or kind is bool or issubclass(kind, _SCALARS) or kind in _EXACT:
+        return True
+    if depth > _DEPTH:
+        return False
+    for base in _CONTAINERS:
+        if issubclass(kind, base):
+            inner = [*dict.keys(value), *dict.values(value)] if base is dict else list(base.__iter__(value))
+            return len(inner) < _NODES and all(_plain(item, depth + 1) for item in inner)
+    return False
