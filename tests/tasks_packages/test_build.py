@@ -16,7 +16,7 @@ from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.backends import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.leaks import scan_task
+from woodshed.tasks.leaks import scan, scan_task
 from woodshed.tasks.packages.attack import UNREWARDED, attacked
 from woodshed.tasks.packages.build import build_package_tasks
 from woodshed.tasks.packages.catalogue import load_catalogue
@@ -58,6 +58,7 @@ def test_tasks_are_built_and_complete(built: Built) -> None:
     (line,) = built.report.packages
     assert line.kept == len(built.tasks) >= 3 and line.error == ""
     assert {t.info.kind == "delete_function" for t in built.tasks} == {True, False}
+    telling = 0
     for task in built.tasks:
         info = task.info
         assert info.family == "package" and info.grader == "pytest" and info.split in ("train", "heldout")
@@ -65,11 +66,14 @@ def test_tasks_are_built_and_complete(built: Built) -> None:
         assert info.provenance["package"] == "tinyshapes" and info.provenance["licence"] == "Apache-2.0"
         assert info.test_command.startswith("python -m pytest -q -x tests/test_shapes.py::")
         assert set(task.solution_files()) == {"tinyshapes/shapes.py"}
-        names = set(task.workspace_files())
-        assert names == {
-            "tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py", "pytest.ini",
-        }  # fmt: skip
+        names = {"tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py",
+                 "tests/test_other.py", "pytest.ini", "setup.py", "pyproject.toml", "docs/index.rst"}  # fmt: skip
+        told = bool(scan({"README.md": tiny.README}, task.workspace_files(), task.solution_files()))
+        assert set(task.workspace_files()) == (names if told else names | {"README.md"}), info.key
+        telling += told
+        assert info.quality["guard"] == "suite" and info.quality["guard_share"] == "1.00"
         assert scan_task(task) == []
+    assert 0 < telling < len(built.tasks), "README.md holds the answer of some tasks, and is missing in these alone"
     required = {i for t in built.tasks for i in (*t.info.fail_to_pass, *t.info.pass_to_pass)}
     unstable = {f"tests/test_shapes.py::test_{n}" for n in ("needs_the_other_first", "skipped", "broken_upstream")}
     assert not required & unstable

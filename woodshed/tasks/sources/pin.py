@@ -14,7 +14,7 @@ from woodshed.tasks.node.project import NodeProject, is_node_project
 from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import Suite, SuiteError, prepare
+from woodshed.tasks.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
 from woodshed.tasks.packages.source import fetch
 
 from ..install.lock import Install, find_install
@@ -31,7 +31,8 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person adds to what is found: places of ``code`` and ``tests``, packages that the tests ``need``.
+    """What a person adds to what is found: places of ``code`` and ``tests``, packages that the tests ``need``, import
+    ``roots``, the ``markers`` of the tests that are wanted (an expression, as for pytest's ``-m``).
 
     ``installs``: a folder that ``woodshed tasks install`` made; what tests need is then taken from there alone.
     """
@@ -40,6 +41,8 @@ class Wishes:
     tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     installs: Path | None = None
+    roots: tuple[str, ...] = ()
+    markers: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Pinned:
 class Pinner:
     """Pins sources of one build. ``base``: the pinned wheels of pytest. ``boxes`` bounds how many boxes work.
 
-    ``history``: the commits of git repositories are kept too.
+    ``history``: the commits of git repositories are kept too. ``suite_seconds``: limit of one run of a suite.
     """
 
     out: Path
@@ -67,6 +70,7 @@ class Pinner:
     wishes: Wishes = Wishes()
     cache: Path | None = None
     history: bool = False
+    suite_seconds: float = SUITE_SECONDS
 
     async def pin(self, spec: SourceSpec, name: str) -> Pinned:
         """Raises PackageError, which says what is wrong with the source and what to do."""
@@ -76,7 +80,10 @@ class Pinner:
         if spec.kind == "npm" or is_node_project(files):
             return await self._node(package, files, notes, self._install(spec))
         project = Project(files)
-        layout = find_layout(project, sources=self.wishes.code, tests=self.wishes.tests)
+        wishes = self.wishes
+        layout = find_layout(
+            project, sources=wishes.code, tests=wishes.tests, roots=wishes.roots, markers=wishes.markers
+        )
         package = described(package, project, layout)
         if package.licence == UNKNOWN:
             notes.append("no licence was recognised: find out before you pass these tasks on")
@@ -131,7 +138,7 @@ class Pinner:
         async with self.boxes:
             made, modules, said = await pin_node(
                 package, files, wishes.code, wishes.tests, wishes.needs, self.backend, self.layers, locked=modules,
-                cache=self.cache,
+                cache=self.cache, seconds=self.suite_seconds,
             )  # fmt: skip
         return Pinned(made, notes=(*notes, *said), modules=modules)
 
@@ -156,7 +163,9 @@ class Pinner:
         paths = tuple(self.layers.path(layer) for layer in names)
         try:
             async with self.boxes:
-                suite = await prepare(package, catalogue, files, self.backend, paths, cache=self.cache)
+                suite = await prepare(
+                    package, catalogue, files, self.backend, paths, cache=self.cache, seconds=self.suite_seconds
+                )
         except SuiteError as error:
             return None, error, error.text
         return suite, None, "\n".join([suite.problems, *suite.unstable.values()])
