@@ -6,17 +6,19 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from woodshed.grading.pytest_grader import grade_pytest
+from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.backends import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.tasks.leaks import scan, scan_task
+from woodshed.tasks.packages import prepare as preparation
 from woodshed.tasks.packages.attack import UNREWARDED, attacked
 from woodshed.tasks.packages.build import build_package_tasks
 from woodshed.tasks.packages.catalogue import load_catalogue
@@ -100,6 +102,38 @@ def test_suite_maps_functions_to_the_tests_that_run_them(built: Built) -> None:
     assert set(suite.unstable) == {  # type: ignore[attr-defined]
         f"tests/test_shapes.py::test_{n}" for n in ("needs_the_other_first", "skipped", "broken_upstream")
     }
+
+
+def test_a_killed_preparation_goes_on_with_its_second_run(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = load_catalogue(Path(built.settings.catalogue))
+    package = catalogue.packages["tinyshapes"]
+    files = read_sdist(fetch("tinyshapes", "1.0", package.file, package.sha256))
+    paths = tuple(map(built.layers.path, dependency_layers(catalogue, package, built.layers)))
+    real, traced = preparation.run_suite, list[bool]()
+
+    async def run(*arguments: Any, trace: bool, **more: Any) -> TestRun:
+        traced.append(trace)
+        if traced == [True, False]:
+            raise KeyboardInterrupt
+        return await real(*arguments, trace=trace, **more)
+
+    monkeypatch.setattr(preparation, "run_suite", run)
+    whole = with_backend(lambda b: prepare(package, catalogue, files, b, paths))  # from the cache of the build
+    with pytest.raises(KeyboardInterrupt):
+        with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
+    (half,) = (tmp_path / "suites").iterdir()
+    again = with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
+    assert traced == [True, False, False], "the traced run is not done again"
+    assert (
+        again.functions == whole.functions and again.unstable == whole.unstable and set(again.tests) == set(whole.tests)
+    )
+    assert not half.exists() and len(list((tmp_path / "suites").iterdir())) == 1
+    half.write_text("{ damaged")
+    next((tmp_path / "suites").glob("*[!d].json")).unlink()
+    with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
+    assert traced[3:] == [True, False]
 
 
 def test_untouched_fails_solution_passes_and_the_agents_command_runs(built: Built) -> None:

@@ -10,6 +10,7 @@ import pytest
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.options import marked, own_options
+from woodshed.tasks.sources.pin import missing_advice
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,
@@ -160,6 +161,19 @@ def test_import_errors_lead_to_stated_or_known_packages_only() -> None:
     known = distribution_of("dateutil", stated)
     assert known is not None and known.name == "python-dateutil"
     assert distribution_of("evil", stated) is None
+
+
+def test_advice_about_what_tests_miss() -> None:
+    """``--needs`` is of no use for what the project states and no pure-Python wheel brings."""
+    install = "run `woodshed tasks install` first, then build with --install"
+    assert missing_advice(["yaml"], {"pyyaml"}) == (
+        f"yaml is stated by the project but cannot be had as pure-Python wheels: {install}"
+    )
+    assert missing_advice(["yaml"], {"numpy"}) == "name the packages with --needs"
+    assert missing_advice(["numpy", "lxml", "mystery"], {"numpy", "lxml"}) == (
+        f"numpy, lxml are stated by the project but cannot be had as pure-Python wheels: {install}; "
+        "name the packages with --needs (mystery)"
+    )
 
 
 def test_a_test_path_that_is_the_package_leaves_its_code() -> None:

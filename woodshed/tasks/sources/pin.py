@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,15 @@ from ..install.use import installed_package, only_modules, only_wheels
 from .layout import find_layout
 from .obtain import described, obtain, project_names
 from .project import UNKNOWN, Project
-from .requirements import Requirement, canonical, distribution_of, missing_modules, needed, optional, wished
+from .requirements import (
+    canonical,
+    distribution_of,
+    missing_modules,
+    needed,
+    optional,
+    possible_names,
+    wished,
+)
 from .resolve import check_import_names, resolve
 from .spec import SourceSpec
 
@@ -106,16 +114,17 @@ class Pinner:
             if not more or attempt == _RETRIES:
                 break
             requirements += more
+        stated = {*possible, *(r.name for r in requirements)}
         notes += [f"{wanted} was left out: {why}" for wanted, why in resolved.left_out.items()]
         if failure is not None:
             if not missing:
                 raise failure
-            advice = _advice(missing, possible, resolved.left_out)
+            advice = missing_advice(missing, stated)
             raise PackageError(f"{failure}; the tests import {', '.join(missing)}: {advice}")
         if missing:
             notes.append(
                 f"some tests import {', '.join(missing)} and were not used; "
-                f"{_advice(missing, possible, resolved.left_out)}; use another --out"
+                f"{missing_advice(missing, stated)}; use another --out"
             )
         _of_use(name, suite)
         return Pinned(made, groups, tuple(notes))
@@ -184,16 +193,16 @@ def _of_use(name: str, suite: Suite | None) -> None:
         raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
 
 
-def _advice(missing: Sequence[str], possible: dict[str, Requirement], left_out: Mapping[str, str]) -> str:
-    """What to do about modules that tests miss: --needs helps only where nobody states what brings them."""
-    refused = {r.name for r in wished(list(left_out))}
-    stated = [m for m in missing if canonical(m) in refused or distribution_of(m, possible) is not None]
-    unknown = [m for m in missing if m not in stated]
+def missing_advice(missing: Sequence[str], names: Collection[str]) -> str:
+    """What to do about modules that tests miss. ``names``: canonical names of all that the project states; what is
+    among these and cannot be imported is compiled or contradicts the rest, and ``--needs`` does not help there."""
+    stated = [module for module in missing if set(possible_names(module)) & set(names)]
+    unknown = [module for module in missing if module not in stated]
     parts = []
     if stated:
         parts.append(
-            f"{', '.join(stated)} is stated by the project but is no pure-Python wheel: run `woodshed tasks install` "
-            "first, then build with --install"
+            f"{', '.join(stated)} {'is' if len(stated) == 1 else 'are'} stated by the project but cannot be had as "
+            "pure-Python wheels: run `woodshed tasks install` first, then build with --install"
         )
     if unknown:
         parts.append("name the packages with --needs" + (f" ({', '.join(unknown)})" if stated else ""))
