@@ -2,25 +2,34 @@
 
     python benchmarks/task_factory.py [--per-source 150] [--dir runs/task-factory] [--source SPEC ...]
 
-Runs the documented command (`woodshed tasks build`) over the sources below and writes results/tasks.json. Kill it at
-any moment: the same command goes on, and the seconds of all its starts count.
+Runs the documented command (`woodshed tasks build`) over the sources below, grades honest solutions and fakes on what
+it kept (task_audit.py) and writes results/tasks.json. Kill it at any moment: the same command goes on, and the seconds
+of all its starts count.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from result import write_result
+from task_audit import Verdict, audit
+from task_audit import figures as audited
 
+from woodshed.record.cache import cache_directory
 from woodshed.record.task import Task
+from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.change import change_of
 from woodshed.tasks.cost import spent
 from woodshed.tasks.leaks import scan
@@ -98,15 +107,19 @@ def measure(folder: Path, seconds: float) -> tuple[dict[str, float | None], dict
         reasons.update(line["rejected"])
     count, plants = leaks()
     statistics = collect([folder / "tasks"])
-    scores = [Task.load(path.parent).info.quality for path in sorted((folder / "tasks").glob("*/task.toml"))]
-    measured = [float(q["mutation_score"]) for q in scores if q]
+    tasks = [Task.load(path.parent) for path in sorted((folder / "tasks").glob("*/task.toml"))]
+    measured = [float(t.info.quality["mutation_score"]) for t in tasks if "mutation_score" in t.info.quality]
+    shares = [float(t.info.quality["guard_share"]) for t in tasks if "guard_share" in t.info.quality]
+    deleted = [change_of(t) for t in tasks if t.info.provenance.get("generator", "").startswith("delete_")]
+    several = [change for change in deleted if len(change.files) > 1]
     figures: dict[str, float | None] = {
         "repositories": len(used),
         "repositories_autoinstalled": sum(line["package"] not in vetted for line in used),
         "kept_tasks": kept,
         "kept_share": round(kept / max(1, tried), 3),
         "seconds_per_kept_task": round(seconds / max(1, kept), 2),
-        "deletion_tasks_multi_file_share": _multi_file_share(folder / "tasks"),
+        "deletion_tasks_multi_file_share": round(len(several) / len(deleted), 3) if deleted else None,
+        "required_share_of_stable_tests": round(sum(shares) / len(shares), 3) if shares else None,
         "tasks_per_core_hour": round(kept / (spent(folder / "tasks") / 3600), 1),
         "planted_leaks": count,
         "planted_leaks_found": sum(plants.values()),
@@ -121,6 +134,9 @@ def measure(folder: Path, seconds: float) -> tuple[dict[str, float | None], dict
         "rejected": dict(reasons.most_common()),
         "seconds": round(seconds, 1),
         "mutation_score_mean": round(sum(measured) / len(measured), 3) if measured else None,
+        "guards": dict(Counter(t.info.quality.get("guard", "") for t in tasks)),
+        "multi_file_deletions_median_lines": median(c.lines for c in several) if several else None,
+        "task_toml_kib_median": round(median((t.path / "task.toml").stat().st_size for t in tasks) / 1024, 1),
         "medians": statistics.groups()["generator"],
         "near_duplicates_across_splits": sum(p.crosses for p in statistics.duplicates),
         "planted": plants,
@@ -128,13 +144,18 @@ def measure(folder: Path, seconds: float) -> tuple[dict[str, float | None], dict
     return figures, detail
 
 
-def _multi_file_share(folder: Path) -> float | None:
-    """Of the tasks that were made by deleting code, the share whose solution changes two files or more."""
-    tasks = [Task.load(path.parent) for path in sorted(folder.glob("*/task.toml"))]
-    files = [
-        len(change_of(task).files) for task in tasks if task.info.provenance.get("generator", "").startswith("delete_")
-    ]
-    return round(sum(count > 1 for count in files) / len(files), 3) if files else None
+def audit_of(folder: Path, honest: int, fakes: int) -> list[Verdict]:
+    """The verdicts on honest solutions and fakes."""
+
+    async def run() -> list[Verdict]:
+        backend, layers = open_backend(), LayerStore(cache_directory() / "layers")
+        try:
+            parallel = len(os.sched_getaffinity(0))
+            return await audit(folder, backend, layers, honest=honest, fakes=fakes, parallel=parallel)
+        finally:
+            await backend.close()
+
+    return asyncio.run(run())
 
 
 def main() -> None:
@@ -142,13 +163,17 @@ def main() -> None:
     parser.add_argument("--per-source", type=int, default=150, help="tasks wanted of each source")
     parser.add_argument("--dir", type=Path, default=Path("runs/task-factory"), help="where the build works")
     parser.add_argument("--source", action="append", help="instead of the catalogue and ten packages beyond it")
+    parser.add_argument("--honest", type=int, default=600, help="honest solutions graded on kept tasks")
+    parser.add_argument("--fakes", type=int, default=600, help="stubs and exploits graded on kept tasks")
     parser.add_argument("--out", type=Path, default=None, help="instead of results/tasks.json")
     parser.add_argument("--build", action="append", default=[], help="one more word for the build command")
     arguments = parser.parse_args()
     catalogue = [f"pypi:{p.name}=={p.version}" for p in load_catalogue().packages.values()]
     sources = arguments.source or [*catalogue, *BEYOND]
     seconds = build(sources, arguments.per_source, arguments.dir, arguments.build)
-    write_result("tasks", *measure(arguments.dir, seconds), arguments.out)
+    figures, detail = measure(arguments.dir, seconds)
+    numbers, wrong = audited(audit_of(arguments.dir / "tasks", arguments.honest, arguments.fakes))
+    write_result("tasks", figures | numbers, detail | wrong, arguments.out)
 
 
 if __name__ == "__main__":

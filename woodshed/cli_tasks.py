@@ -72,6 +72,20 @@ def build(
     tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
     code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
     needs: Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")] = None,
+    root: Annotated[
+        list[str] | None, typer.Option(help="Import root, such as packages/core/src; again for several")
+    ] = None,
+    markers: Annotated[
+        str, typer.Option("--markers", "-m", help="Which tests, as for pytest's -m; default: what the project says")
+    ] = "",
+    suite_seconds: Annotated[float, typer.Option(min=1, help="Limit of one run of a whole suite")] = 300.0,
+    guard_seconds: Annotated[
+        float,
+        typer.Option(min=0.1, help="Time of the tests that a task requires: the whole suite where that is enough"),
+    ] = 10.0,
+    min_mutation_score: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the mutants that a task's tests must notice")
+    ] = 0.5,
     install: Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")] = None,
     heldout_share: Annotated[float, typer.Option(min=0, max=1, help="Share of functions kept for evaluation")] = 0.2,
     heldout: Annotated[list[str] | None, typer.Option(help="Source of which every function is kept for it")] = None,
@@ -99,7 +113,8 @@ def build(
         "tasks_per_package": per_source, "kinds": kind or list(get_args(Kind)), "prompt": prompt,
         "heldout_share": heldout_share, "heldout_packages": heldout, "seed": seed, "catalogue": catalogue,
         "parallel": parallel or _cores(), "level": level, "per_function": per_function, "mutants": mutants,
-        "exploits": exploits, "multi_file_share": multi_file_share,
+        "exploits": exploits, "multi_file_share": multi_file_share, "suite_seconds": suite_seconds,
+        "guard_seconds": guard_seconds, "min_mutation_score": min_mutation_score,
     }  # fmt: skip
     try:
         words = reworder(prompt_policy, prompt_model, prompt_key_env, out)
@@ -108,7 +123,8 @@ def build(
         raise _fail(error) from None
     except ValidationError as error:
         raise _fail(ValueError("; ".join(f"--{e['loc'][0]}: {e['msg']}" for e in error.errors()))) from None
-    wishes = Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install)
+    roots = tuple(path.strip("/") for path in root or ())
+    wishes = Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install, roots, markers)
     report = BuildReport()
     console = Console(stderr=True)
     with Bar(console) as progress:

@@ -6,17 +6,19 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from woodshed.grading.pytest_grader import grade_pytest
+from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.backends import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.leaks import scan_task
+from woodshed.tasks.leaks import scan, scan_task
+from woodshed.tasks.packages import prepare as preparation
 from woodshed.tasks.packages.attack import UNREWARDED, attacked
 from woodshed.tasks.packages.build import build_package_tasks
 from woodshed.tasks.packages.catalogue import load_catalogue
@@ -58,6 +60,7 @@ def test_tasks_are_built_and_complete(built: Built) -> None:
     (line,) = built.report.packages
     assert line.kept == len(built.tasks) >= 3 and line.error == ""
     assert {t.info.kind == "delete_function" for t in built.tasks} == {True, False}
+    telling = 0
     for task in built.tasks:
         info = task.info
         assert info.family == "package" and info.grader == "pytest" and info.split in ("train", "heldout")
@@ -65,11 +68,14 @@ def test_tasks_are_built_and_complete(built: Built) -> None:
         assert info.provenance["package"] == "tinyshapes" and info.provenance["licence"] == "Apache-2.0"
         assert info.test_command.startswith("python -m pytest -q -x tests/test_shapes.py::")
         assert set(task.solution_files()) == {"tinyshapes/shapes.py"}
-        names = set(task.workspace_files())
-        assert names == {
-            "tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py", "pytest.ini",
-        }  # fmt: skip
+        names = {"tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py",
+                 "tests/test_other.py", "pytest.ini", "setup.py", "pyproject.toml", "docs/index.rst"}  # fmt: skip
+        told = bool(scan({"README.md": tiny.README}, task.workspace_files(), task.solution_files()))
+        assert set(task.workspace_files()) == (names if told else names | {"README.md"}), info.key
+        telling += told
+        assert info.quality["guard"] == "suite" and info.quality["guard_share"] == "1.00"
         assert scan_task(task) == []
+    assert 0 < telling < len(built.tasks), "README.md holds the answer of some tasks, and is missing in these alone"
     required = {i for t in built.tasks for i in (*t.info.fail_to_pass, *t.info.pass_to_pass)}
     unstable = {f"tests/test_shapes.py::test_{n}" for n in ("needs_the_other_first", "skipped", "broken_upstream")}
     assert not required & unstable
@@ -96,6 +102,38 @@ def test_suite_maps_functions_to_the_tests_that_run_them(built: Built) -> None:
     assert set(suite.unstable) == {  # type: ignore[attr-defined]
         f"tests/test_shapes.py::test_{n}" for n in ("needs_the_other_first", "skipped", "broken_upstream")
     }
+
+
+def test_a_killed_preparation_goes_on_with_its_second_run(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = load_catalogue(Path(built.settings.catalogue))
+    package = catalogue.packages["tinyshapes"]
+    files = read_sdist(fetch("tinyshapes", "1.0", package.file, package.sha256))
+    paths = tuple(map(built.layers.path, dependency_layers(catalogue, package, built.layers)))
+    real, traced = preparation.run_suite, list[bool]()
+
+    async def run(*arguments: Any, trace: bool, **more: Any) -> TestRun:
+        traced.append(trace)
+        if traced == [True, False]:
+            raise KeyboardInterrupt
+        return await real(*arguments, trace=trace, **more)
+
+    monkeypatch.setattr(preparation, "run_suite", run)
+    whole = with_backend(lambda b: prepare(package, catalogue, files, b, paths))  # from the cache of the build
+    with pytest.raises(KeyboardInterrupt):
+        with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
+    (half,) = (tmp_path / "suites").iterdir()
+    again = with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
+    assert traced == [True, False, False], "the traced run is not done again"
+    assert (
+        again.functions == whole.functions and again.unstable == whole.unstable and set(again.tests) == set(whole.tests)
+    )
+    assert not half.exists() and len(list((tmp_path / "suites").iterdir())) == 1
+    half.write_text("{ damaged")
+    next((tmp_path / "suites").glob("*[!d].json")).unlink()
+    with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
+    assert traced[3:] == [True, False]
 
 
 def test_untouched_fails_solution_passes_and_the_agents_command_runs(built: Built) -> None:

@@ -24,6 +24,7 @@ from woodshed.tasks.packages.instruction import (
 from woodshed.tasks.packages.partition import unplanned
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.packages.surroundings import surroundings
 from woodshed.tasks.packages.workspace import protected_globs, submission_globs, workspace_of
 
 from . import tiny
@@ -37,17 +38,38 @@ SUITE = Suite("tinyshapes", TESTS, FUNCTIONS, {}, 1.0)
 WORKSPACE = {"tinyshapes/shapes.py": tiny.SHAPES}
 
 
-def test_workspace_holds_sources_and_tests_only() -> None:
+def test_workspace_holds_sources_tests_and_what_surrounds_them() -> None:
     kept = workspace_of(tiny.package(), tiny.FILES)
     assert set(kept) == {
         "tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py",
-        "tests/test_other.py", "pytest.ini",
+        "tests/test_other.py", "pytest.ini", "setup.py", "pyproject.toml", "docs/index.rst", "README.md",
     }  # fmt: skip
     assert kept["pytest.ini"] == b"[pytest]\naddopts = -p no:cacheprovider\npythonpath = .\n"
     assert submission_globs(tiny.package()) == ("tinyshapes/**/*.py",)
     assert "**/conftest.py" in protected_globs(tiny.package())
     with pytest.raises(PackageError, match="nothing under 'tests'"):
         workspace_of(tiny.package(), {"tinyshapes/a.py": b""})
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("README", True), ("readme.rst", True), ("LICENSE.txt", True), ("CONTRIBUTING.md", True), ("setup.cfg", True),
+        ("requirements-dev.txt", True), ("docs/guide/start.md", True), ("doc/index.txt", True), (".gitignore", True),
+        ("CHANGES.md", False), ("docs/changelog.rst", False), ("docs/news/3.0.rst", False), ("HISTORY.rst", False),
+        ("docs/release-notes.md", False), ("docs/conf.py", False), ("docs/_build/index.txt", False),
+        ("examples/README.md", False), ("uv.lock", False), ("noxfile.py", False), ("PKG-INFO", False),
+    ],
+)  # fmt: skip
+def test_what_surrounds_the_code(name: str, kept: bool) -> None:
+    assert set(surroundings({name: b"text"})) == ({name} if kept else set())
+
+
+def test_surroundings_are_small_text() -> None:
+    files = {f"docs/{n}.md": b"x" * (400 << 10) for n in range(9)}
+    assert set(surroundings(files)) == {f"docs/{n}.md" for n in range(5)}
+    assert surroundings({"README": b"\xff", "docs/a.md": b"a\0b", "docs/b.md": b"x" * (600 << 10)}) == {}
+    assert surroundings({"README": b"", "setup.py": b""}, ["README"], project=False) == {}
 
 
 def test_candidates_change_one_line_or_one_body_and_keep_the_format() -> None:

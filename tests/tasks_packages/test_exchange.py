@@ -100,8 +100,8 @@ def test_odd_files_survive(tmp_path: Path) -> None:
     odd = {'a "quoted" name.py': b"x = 1\n", "ü\\n.txt": b"no newline at the end", "data.bin": bytes(range(256))}
     task = save_task(
         tmp_path / "odd", name="tests/odd", instruction="mend it\n", workspace=odd,
-        info=TaskInfo(fail_to_pass=("t.py::test",), provenance={"package": "odd"}), tests={"test.sh": b"#!/bin/sh\n"},
-        solution={"data.bin": bytes(range(255, -1, -1)), "new/file.py": b"y = 2\n"},
+        info=TaskInfo(fail_to_pass=("t.py::test",), provenance={"package": "odd"}, timeout_sec=60),
+        tests={"test.sh": b"#!/bin/sh\n"}, solution={"data.bin": bytes(range(255, -1, -1)), "new/file.py": b"y = 2\n"},
     )  # fmt: skip
     export_tasks([task], "swebench", tmp_path / "out")
     made, _ = import_tasks(tmp_path / "out", tmp_path / "again")

@@ -100,6 +100,13 @@ def test_skipped():
 def test_broken_upstream():
     assert area(1, 1) == 2
 """
+README = b"""# Shapes
+
+The diagonal is computed so:
+
+    square = width * width + height * height
+    return math.sqrt(square)
+"""
 FILES = {
     "tinyshapes/__init__.py": b"",
     "tinyshapes/shapes.py": SHAPES,
@@ -112,6 +119,7 @@ FILES = {
     "tinyshapes.egg-info/SOURCES.txt": b"tinyshapes/shapes.py\n",
     "tinyshapes/__pycache__/shapes.cpython-311.pyc": b"\0",
     "docs/index.rst": b"docs\n",
+    "README.md": README,
 }
 
 

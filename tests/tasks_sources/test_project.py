@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import pytest
 
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.layout import find_layout
+from woodshed.tasks.sources.options import marked, own_options
+from woodshed.tasks.sources.pin import missing_advice
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,
@@ -47,6 +52,54 @@ def test_settings_of_the_project_decide() -> None:
     assert layout.ini == ("python_files =\n    check_*.py", "markers =\n    slow: takes long")
     given = find_layout(Project(files), sources=["a/__init__.py"], tests=["tests"])
     assert (given.sources, given.tests) == (("a/__init__.py",), ("tests",))
+
+
+ADDOPTS = (
+    "--strict-config -p nothing -n auto --cov pkg -m 'not stress' -kfast --ignore=tests/slow --ignore ../outside "
+    "--deselect tests/test_a.py::test_net --import-mode importlib --doctest-modules"
+)
+OWN = ("-m", "not stress", "-k", "fast", "--import-mode=importlib", "--ignore=tests/slow",
+       "--deselect=tests/test_a.py::test_net")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "config"),
+    [
+        ("pytest.ini", f"[pytest]\naddopts = {ADDOPTS}\n"),
+        ("setup.cfg", f"[tool:pytest]\naddopts =\n    {ADDOPTS}\n"),
+        ("pyproject.toml", f"[tool.pytest.ini_options]\naddopts = {json.dumps(ADDOPTS)}\n"),
+        ("pyproject.toml", f"[tool.pytest.ini_options]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
+    ],
+)
+def test_the_projects_own_arguments_are_kept_where_they_are_safe(file: str, config: str) -> None:
+    project = Project({file: config.encode()})
+    assert own_options(project) == OWN
+    assert marked(OWN) == "not stress" and marked(OWN[2:]) == ""
+    assert own_options(project, "slow or (net and not x)")[:2] == ("-m", "slow or (net and not x)")
+    with pytest.raises(PackageError, match="--markers not: write an expression"):
+        own_options(project, "not")
+
+
+def test_arguments_that_cannot_be_split_are_none() -> None:
+    assert own_options(Project({"pytest.ini": b"[pytest]\naddopts = -m 'not closed\n"})) == ()
+
+
+def test_import_roots_of_a_monorepo() -> None:
+    files = {
+        "pyproject.toml": b"", "tools/pyproject.toml": b"", "tools/x/__init__.py": b"", "docs/conf.py": b"",
+        "packages/core/pyproject.toml": b"", "packages/core/src/core/__init__.py": b"",
+        "packages/core/tests/test_core.py": TEST, "packages/web/setup.py": b"", "packages/web/web/__init__.py": b"",
+        "packages/web/docs/__init__.py": b"", "packages/web/tests/test_web.py": TEST,
+    }  # fmt: skip
+    layout = find_layout(Project(files))
+    assert layout.path == ("packages/core/src", "packages/web", ".")
+    assert layout.sources == ("packages/core/src/core", "packages/web/web")
+    assert layout.tests == ("packages/core/tests", "packages/web/tests")
+    given = find_layout(Project(files), roots=["packages/core/src/", "tools"])
+    assert given.path == ("packages/core/src", "tools", ".")
+    assert given.sources == ("packages/core/src/core", "tools/x")
+    with pytest.raises(PackageError, match="'packages/none' is neither"):
+        find_layout(Project(files), roots=["packages/none"])
 
 
 def test_what_cannot_be_found_is_said() -> None:
@@ -108,6 +161,19 @@ def test_import_errors_lead_to_stated_or_known_packages_only() -> None:
     known = distribution_of("dateutil", stated)
     assert known is not None and known.name == "python-dateutil"
     assert distribution_of("evil", stated) is None
+
+
+def test_advice_about_what_tests_miss() -> None:
+    """``--needs`` is of no use for what the project states and no pure-Python wheel brings."""
+    install = "run `woodshed tasks install` first, then build with --install"
+    assert missing_advice(["yaml"], {"pyyaml"}) == (
+        f"yaml is stated by the project but cannot be had as pure-Python wheels: {install}"
+    )
+    assert missing_advice(["yaml"], {"numpy"}) == "name the packages with --needs"
+    assert missing_advice(["numpy", "lxml", "mystery"], {"numpy", "lxml"}) == (
+        f"numpy, lxml are stated by the project but cannot be had as pure-Python wheels: {install}; "
+        "name the packages with --needs (mystery)"
+    )
 
 
 def test_a_test_path_that_is_the_package_leaves_its_code() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.record.task import Task
 from woodshed.tasks.check import check_folders
 from woodshed.tasks.packages.history import Commit, parse_log, replayable
 from woodshed.tasks.packages.index import PackageError
@@ -105,6 +106,33 @@ def test_a_commit_that_touches_a_template_becomes_a_task(place: Place, tmp_path:
     (task,) = place.build(str(folder), out=tmp_path / "out", **chosen)
     assert template in task.solution_files() and "dearest" in task.instruction
     assert changed_functions("", "def f():\n    return '\0'\n") == []
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_commit_whose_message_says_too_little_shows_its_tests(place: Place, tmp_path: Path, long: bool) -> None:
+    folder = tmp_path / "prices"
+    other = b"from prices import total\n\n\ndef test_none():\n    assert total([]) == 0\n"
+    repos.repository(folder, {**repos.PROJECT, "tests/test_more.py": other, "tests/table.json": b"[1]"})
+    comment = b"    # as the accountants have it\n" * (200 if long else 0)
+    test = b"def test_last():\n    assert split(110, 3) == [36, 37, 37]\n" + comment
+    test += b"    assert split(50, 4) == [12, 12, 13, 13] and split(99, 5) == [19, 20, 20, 20, 20]\n"
+    tests = repos.TESTS.partition(b"def test_split")[0] + test + b"\n\ndef test_one():\n    assert split(7, 1) == [7]\n"
+    code = repos.CODE.replace(b"[share + 1] * rest + [share] * (people - rest)",
+                              b"[share] * (people - rest) + [share + 1] * rest")  # fmt: skip
+    repos.write(folder, {
+        "src/prices/__init__.py": code, "tests/test_prices.py": tests, "tests/table.json": b"[2]",
+    })  # fmt: skip
+    repos.git(folder, "commit", "-q", "-a", "-m", "Be careful when splitting\n")
+    report = BuildReport()
+    chosen = {"kinds": ["replay"], "heldout_share": 0.0, "level": "terse"}
+    (task,) = place.build(str(folder), out=tmp_path / "out", report=report, **chosen) or [report.table()]
+    assert isinstance(task, Task), task
+    assert task.info.fail_to_pass == ("tests/test_prices.py::test_last",)
+    given = task.workspace_files()
+    assert given["tests/table.json"] == b"[2]", "data of tests is never hidden"
+    assert (b"[36, 37, 37]" in given["tests/test_prices.py"]) == long
+    assert ("[36, 37, 37]" in task.instruction) == (not long)
+    assert "Be careful when splitting" in task.instruction
 
 
 def test_a_second_build_needs_only_what_it_kept(place: Place, history: Path, tmp_path: Path) -> None:

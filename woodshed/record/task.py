@@ -221,6 +221,7 @@ def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
 
 def _info_table(info: TaskInfo) -> dict[str, Any]:
     table = {f.name: getattr(info, f.name) for f in fields(TaskInfo)}
+    table["timeout_sec"] = float(info.timeout_sec)  # 60 and 60.0 are one task, and must be one file
     return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k != "quality" or v}
 
 

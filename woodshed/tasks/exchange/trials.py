@@ -91,8 +91,6 @@ class InstanceTrials:
     ) -> Task:
         required = (*listed.fail_to_pass, *listed.pass_to_pass)
         trial.suite = Suite(trial.package.name, dict(listed.seconds), (), {}, 0.0)
-        # None of the listed tests is left away for want of room.
-        trial.settings = trial.settings.model_copy(update={"max_tests": len(required)})
         function = CoveredFunction(changed[0], instance.id, 1, 1, 0, required)
         added = {n: d for n, d in trial.workspace.items() if n not in state.after or n == "pytest.ini"}  # of an install
         stated = {

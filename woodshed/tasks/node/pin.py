@@ -12,6 +12,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.packages.catalogue import Catalogue, Module, Package
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import SUITE_SECONDS
 
 from .modules import module_layers
 from .npm import resolve
@@ -44,6 +45,7 @@ async def pin_node(
     *,
     locked: tuple[Module, ...] | None = None,
     cache: Path | None = None,
+    seconds: float = SUITE_SECONDS,
 ) -> tuple[Package, tuple[Module, ...], tuple[str, ...]]:
     """(the package with its layout, its npm packages, what a person should know).
 
@@ -61,7 +63,7 @@ async def pin_node(
     catalogue = Catalogue({name: made}, {}, {name: modules})
     names = await asyncio.to_thread(module_layers, catalogue, made, layers, cache=cache)
     paths = tuple(layers.path(layer) for layer in names)
-    suite = await prepare(made, catalogue, files, backend, paths, cache=cache)
+    suite = await prepare(made, catalogue, files, backend, paths, cache=cache, seconds=seconds)
     if not suite.functions:
         raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
     notes = [f"{package} was left out: it needs {project.name} itself" for package in guilty]

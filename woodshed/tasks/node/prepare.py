@@ -22,23 +22,32 @@ from woodshed.record.cache import cache_directory
 from woodshed.sandbox.protocol import Backend, BoxSpec, Limits
 from woodshed.tasks.packages.catalogue import Catalogue, Package
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import WORKDIR, CoveredFunction, Suite, SuiteError, load_suite, stable_tests
+from woodshed.tasks.packages.prepare import (
+    SUITE_SECONDS,
+    WORKDIR,
+    CoveredFunction,
+    Suite,
+    SuiteError,
+    load_suite,
+    stable_tests,
+)
 
 from .functions import JsFunction, functions_of
 from .project import test_files
 from .workspace import is_source, workspace_of
 
-_VERSION = 1  # raise when what a suite map means changes
-_RUN_SECONDS = 300.0
+_VERSION = 2  # raise when what a suite map means changes
 
 
-def package_spec(package: Package, layers: tuple[Path, ...], files: Mapping[str, bytes]) -> BoxSpec:
+def package_spec(
+    package: Package, layers: tuple[Path, ...], files: Mapping[str, bytes], seconds: float = SUITE_SECONDS
+) -> BoxSpec:
     """A box with the modules below and ``files`` (relative to the workdir) in the workspace."""
     return BoxSpec(
         layers=layers,
         files={f"{WORKDIR}/{name}": data for name, data in files.items()},
         workdir=WORKDIR,
-        limits=Limits(cpu_seconds=900.0),
+        limits=Limits(cpu_seconds=max(900.0, 3 * seconds)),
     )
 
 
@@ -50,10 +59,12 @@ async def prepare(
     layers: tuple[Path, ...],
     *,
     cache: Path | None = None,
+    seconds: float = SUITE_SECONDS,
 ) -> Suite:
     """The suite of a project, from the cache or by running it in a box.
 
-    Raises SuiteError where the suite does not run to its end or no test passes twice, PackageError without Node.
+    ``seconds``: limit of one run. Raises SuiteError where the suite does not run to its end or no test passes twice,
+    PackageError without Node.
     """
     folder = (cache or cache_directory()) / "suites"
     target = folder / f"{package.name}-{await asyncio.to_thread(_key, package, catalogue)}.json"
@@ -62,10 +73,10 @@ async def prepare(
     workspace = workspace_of(package, files)
     tests = test_files(workspace, package.tests)
     roots = [f"{WORKDIR}/{root}" for root in package.sources]
-    box = await backend.create(package_spec(package, layers, workspace))
+    box = await backend.create(package_spec(package, layers, workspace, seconds))
     try:
-        first = await run_node(box, tests, None, workdir=WORKDIR, timeout=_RUN_SECONDS, test_timeout=20, trace=roots)
-        second = await run_node(box, tests, None, workdir=WORKDIR, timeout=_RUN_SECONDS, test_timeout=20)
+        first = await run_node(box, tests, None, workdir=WORKDIR, timeout=seconds, test_timeout=20, trace=roots)
+        second = await run_node(box, tests, None, workdir=WORKDIR, timeout=seconds, test_timeout=20)
     finally:
         await box.close()
     stable, unstable = stable_tests(first, second)

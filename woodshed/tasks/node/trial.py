@@ -65,10 +65,11 @@ class NodeTrial(Trial):
 
     async def _open(self) -> Snapshot:
         paths = tuple(self.layers.path(name) for name in self.layer_names)
-        box = await self.backend.create(package_spec(self.package, paths, self.workspace))
+        limit = self.settings.suite_seconds
+        box = await self.backend.create(package_spec(self.package, paths, self.workspace, limit))
         try:
             base = await box.snapshot("fs")
-            (run,) = await self._phases(box, [Phase(self.test_files(self.workspace), (), timeout=300.0)])
+            (run,) = await self._phases(box, [Phase(self.test_files(self.workspace), (), timeout=limit)])
             self._uncollected = uncollected(run)
             return base
         finally:

@@ -1,4 +1,5 @@
-"""The workspace of a Node project: its code, its tests and their plain data, by an allow-list of file types."""
+"""The workspace of a Node project: its code, its tests and their plain data, by an allow-list of file types, and its
+documentation."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from pathlib import PurePosixPath
 from woodshed.grading.node.syntax import SUFFIXES
 from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.workspace import MAX_FILE_BYTES, below
+from woodshed.tasks.packages.surroundings import MAX_FILE_BYTES, surroundings
+from woodshed.tasks.packages.workspace import below
 
 from .project import NodeProject
 
@@ -21,7 +23,8 @@ _FORBIDDEN = _words("node_modules .git dist build coverage .nyc_output docs")
 
 
 def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Code and tests that go into the workspace, and a ``package.json`` that only says how the code is loaded.
+    """Code, tests and documentation that go into the workspace, and a ``package.json`` that only says how the code is
+    loaded.
 
     Raises PackageError where a source or test root holds nothing.
     """
@@ -33,6 +36,7 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
     for root in roots:
         if not any(below(name, root) for name in kept):
             raise PackageError(f"{package.name} {package.version}: nothing that can be used lies under {root!r}")
+    kept |= surroundings(files, kept, project=False)
     kept["package.json"] = NodeProject(files).minimal_package()
     return kept
 

@@ -115,7 +115,9 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
     names, files = await asyncio.to_thread(_fetch, shared, package)
     paths = tuple(shared.layers.path(name) for name in names)
     async with shared.boxes:
-        suite = await tools.prepare(package, shared.catalogue, files, shared.backend, paths, cache=shared.cache)
+        suite = await tools.prepare(
+            package, shared.catalogue, files, shared.backend, paths, cache=shared.cache, seconds=settings.suite_seconds
+        )
     line.tests, line.functions = len(suite.tests), len(suite.functions)
     ledger = Ledger(shared.out / f".{package.name}.jsonl", _fingerprint(settings, package))
     shared.ledgers[package.name] = ledger
@@ -176,4 +178,5 @@ def _fetch(shared: Shared, package: Package) -> tuple[tuple[str, ...], dict[str,
 
 def _fingerprint(settings: PackageTaskSettings, package: Package) -> str:
     """What decides the verdict on a candidate besides the candidate itself."""
-    return f"{GATES}:{package.sha256[:12]}:{settings.max_tests}:{settings.max_test_seconds}:{settings.test_timeout_sec}"
+    limits = (settings.max_tests, settings.guard_seconds, settings.test_timeout_sec, settings.min_mutation_score)
+    return ":".join(map(str, (GATES, package.sha256[:12], *limits, settings.mutants)))

@@ -39,11 +39,11 @@ class Package:
     ``sources``: files or folders of the code under test, relative to the root of the distribution. ``tests``: files
     or folders of its tests. ``path``: import roots (entries of PYTHONPATH). ``needs``: groups of wheels besides
     ``pytest``. ``exclude``: globs of test files that cannot run in a box (network, plugins). ``ini``: lines of the
-    pytest configuration that the suite relies on. ``origin``: the source as it was named (``pypi:NAME==VERSION``, a
-    folder, a repository), empty for the catalogue's own; ``commit``: of a repository. ``history`` and
-    ``history_sha256``: the bundle with the commits up to that one, where commits are replayed. ``language``: ``node``,
-    or empty for Python; ``integrity``: of an npm archive, as the registry states it. ``asked``: what a person said that
-    its tests need, also where that could not be had.
+    pytest configuration that the suite relies on; ``options``: arguments of pytest that are part of it. ``origin``: the
+    source as it was named (``pypi:NAME==VERSION``, a folder, a repository), empty for the catalogue's own; ``commit``:
+    of a repository. ``history`` and ``history_sha256``: the bundle with the commits up to that one, where commits are
+    replayed. ``language``: ``node``, or empty for Python; ``integrity``: of an npm archive, as the registry states it.
+    ``asked``: what a person said that its tests need, also where that could not be had.
 
     ``below``: the wheels or modules below its workspace, in no catalogue's file; ``Catalogue.furnished`` sets it.
 
@@ -62,6 +62,7 @@ class Package:
     needs: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     ini: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     origin: str = ""
     commit: str = ""
     plugins: tuple[str, ...] = ()

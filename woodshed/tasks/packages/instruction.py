@@ -29,7 +29,7 @@ _DELETED = (
 
 def bug_report(rng: random.Random, module: str, test: str, text: str) -> str:
     """What fails, with the observed and the expected value as the failing test's own assertion states them."""
-    file, _, name = test.partition("::")
+    file, _, name = short_test(test).partition("::")
     observed = textwrap.indent(_clip(text), "    ")
     return rng.choice(_BUG).format(module=module_name(module), file=file, test=name, observed=observed)
 
@@ -42,7 +42,12 @@ def located_bug_report(
     That is line ``first``, looked up in Python code where None. Raises KeyError.
     """
     first = _span(source, name).line if first is None else first
-    values = {"path": path, "name": name, "line": first, "test": test.rpartition("::")[2]}
+    values = {
+        "path": path,
+        "name": name,
+        "line": first,
+        "test": short_test(test).removeprefix(test.partition("[")[0].rpartition("::")[0] + "::"),
+    }
     return rng.choice(_LOCATED).format(observed=textwrap.indent(_clip(text, lines=4), "    "), **values)
 
 
@@ -95,7 +100,22 @@ def _span(source: str, name: str) -> FunctionSpan:
     return spans[-1]
 
 
+def short_test(test: str, most: int = 60) -> str:
+    """The id of a test with its parameters cut to ``most`` characters: some are whole documents."""
+    function, bracket, parameters = test.partition("[")
+    parameters = without_addresses(parameters.removesuffix("]"))
+    if len(parameters) > most:
+        parameters = parameters[:most] + "..."
+    return f"{function}[{parameters}]" if bracket else function
+
+
+def without_addresses(text: str) -> str:
+    """``text`` without the addresses of objects, which differ from run to run and say nothing."""
+    text = re.sub(r"(?i)(\bat )?\b0x(?(1)[0-9a-f]{5,}|[0-9a-f]{9,})\b", lambda m: f"{m[1] or ''}0x...", text)
+    return re.sub(r"\b1(?:39|40)\d{12}\b", "...", text)  # what id() gives on Linux
+
+
 def _clip(text: str, lines: int = 8, width: int = 160) -> str:
-    text = re.sub(r"\b0x[0-9a-f]{9,}\b", "0x...", text)  # addresses differ from run to run and say nothing
+    text = without_addresses(text)
     kept = [line.rstrip()[:width] for line in text.strip().splitlines() if line.strip()]
     return "\n".join(kept[:lines])

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from woodshed.grading.pytest_grader import TestRun, run_pytest
+from woodshed.grading.pytest_grader import run_pytest
+from woodshed.grading.results import TestResult, TestRun
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 from woodshed.sandbox.protocol import Backend, BoxSpec, Limits, Sandbox
@@ -25,8 +26,11 @@ from .dependencies import python_path
 from .index import PackageError
 from .workspace import is_source, is_test, workspace_of
 
-_VERSION = 5  # raise when what a suite map means changes
+_VERSION = 6  # raise when what a suite map means changes
 WORKDIR = "/workspace"
+SUITE_SECONDS = 300.0
+"""Limit of one run of a whole suite, where nothing else is said."""
+_TEST_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Suite:
     seconds: float
     problems: str = ""
 
-    def fastest(self, tests: Iterable[str], most: int, max_seconds: float) -> list[str]:
-        """At most ``most`` of the ``tests``, of ``max_seconds`` measured time in all (at least one).
+    def fastest(self, tests: Iterable[str], most: int, max_seconds: float, *, least: int = 1) -> list[str]:
+        """At most ``most`` of the ``tests``, of ``max_seconds`` measured time in all (but at least ``least``).
 
         The fastest come first, and one set of parameters of every test before a second one of any.
         """
@@ -70,7 +74,7 @@ class Suite:
         total = 0.0
         for _, seconds, test in sorted(ranked)[:most]:
             total += seconds
-            if chosen and total > max_seconds:
+            if len(chosen) >= least and total > max_seconds:
                 break
             chosen.append(test)
         return chosen
@@ -84,14 +88,19 @@ class SuiteError(PackageError):
         self.text = text
 
 
-def package_spec(package: Package, layers: tuple[Path, ...], files: Mapping[str, bytes]) -> BoxSpec:
-    """A box with the dependencies below and ``files`` (relative to the workdir) in the workspace."""
+def package_spec(
+    package: Package, layers: tuple[Path, ...], files: Mapping[str, bytes], seconds: float = SUITE_SECONDS
+) -> BoxSpec:
+    """A box with the dependencies below and ``files`` (relative to the workdir) in the workspace.
+
+    ``seconds``: limit of one run of the suite, of which it can hold a few.
+    """
     return BoxSpec(
         layers=layers,
         files={f"{WORKDIR}/{name}": data for name, data in files.items()},
         workdir=WORKDIR,
         env={"PYTHONPATH": ":".join(python_path(package, WORKDIR)), "PYTHONDONTWRITEBYTECODE": "1"},
-        limits=Limits(cpu_seconds=900.0),
+        limits=Limits(cpu_seconds=max(900.0, 3 * seconds)),
     )
 
 
@@ -101,12 +110,14 @@ def suite_files(package: Package, workspace: Mapping[str, bytes]) -> list[str]:
     return [root for root in roots if any(n == root or n.startswith(root + "/") for n in workspace)]
 
 
-async def run_suite(box: Sandbox, package: Package, workspace: Mapping[str, bytes], *, trace: bool) -> TestRun:
-    """The whole suite in a box: traced and in order, or untraced and in the opposite order."""
+async def run_suite(
+    box: Sandbox, package: Package, workspace: Mapping[str, bytes], *, trace: bool, seconds: float = SUITE_SECONDS
+) -> TestRun:
+    """The whole suite in a box: traced and in order, or untraced and in the opposite order; ``seconds``: its limit."""
     roots = [f"{WORKDIR}/{root}" for root in package.sources] if trace else []
     return await run_pytest(
         box, suite_files(package, workspace), None, path=python_path(package, WORKDIR), workdir=WORKDIR,
-        timeout=300.0, test_timeout=20.0, reverse=not trace, trace=roots,
+        timeout=seconds, test_timeout=_TEST_SECONDS, reverse=not trace, trace=roots,
     )  # fmt: skip
 
 
@@ -118,32 +129,55 @@ async def prepare(
     layers: tuple[Path, ...],
     *,
     cache: Path | None = None,
+    seconds: float = SUITE_SECONDS,
 ) -> Suite:
-    """The suite of a package, from the cache or by running it in a box.
+    """The suite of a package, from the cache or by running it in a box. A killed start leaves the first run, too.
 
-    ``files`` are those of the source distribution, ``layers`` the host folders of its dependencies. Raises
-    SuiteError where the suite does not run to its end or no test passes twice.
+    ``files`` are those of the source distribution, ``layers`` the host folders of its dependencies, ``seconds`` is the
+    limit of one run. Raises SuiteError where the suite does not run to its end or no test passes twice.
     """
     target = (cache or cache_directory()) / "suites" / f"{package.name}-{_key(package, catalogue)}.json"
     if target.is_file():
         return load_suite(target)
     workspace = workspace_of(package, files)
-    box = await backend.create(package_spec(package, layers, workspace))
+    half = target.with_suffix(".traced.json")
+    first, second = _read_run(half), None
+    box = await backend.create(package_spec(package, layers, workspace, seconds))
     try:
-        first = await run_suite(box, package, workspace, trace=True)
-        second = await run_suite(box, package, workspace, trace=False)
+        if first is None:
+            first = await run_suite(box, package, workspace, trace=True, seconds=seconds)
+            if first.complete:
+                write_whole(half, json.dumps(asdict(first)))
+        if first.complete:
+            second = await run_suite(box, package, workspace, trace=False, seconds=seconds)
     finally:
         await box.close()
-    for run in (first, second):
-        if not run.complete:
-            raise SuiteError(f"{package.name} {package.version}: {_incomplete(run)}", run.detail)
+    if second is None or not second.complete:
+        run = second or first
+        raise SuiteError(f"{package.name} {package.version}: {_incomplete(run)}", run.detail)
     suite = _suite(package, workspace, first, second)
     if not suite.tests:
         why = first.detail or next(iter(suite.unstable.values()), "no test was collected")
         text = "\n".join([first.detail, *suite.unstable.values()])
         raise SuiteError(f"{package.name} {package.version}: no test passes in the box: {why}", text)
     write_whole(target, json.dumps(asdict(suite)))
+    half.unlink(missing_ok=True)
     return suite
+
+
+def _read_run(path: Path) -> TestRun | None:
+    """A run that an earlier start wrote; None where there is none that can be read."""
+    try:
+        table = json.loads(path.read_text("utf-8"))
+        places = [[(str(f), str(n), int(line)) for f, n, line in r["covered"]] for r in table["results"].values()]
+        results = {
+            test: TestResult(**{**row, "covered": covered})
+            for (test, row), covered in zip(table.pop("results").items(), places)
+        }
+        problems, imported = tuple(table.pop("problems")), tuple(map(tuple, table.pop("imported")))
+        return TestRun(results, **table, problems=problems, imported=imported)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def stable_tests(first: TestRun, second: TestRun) -> tuple[dict[str, float], dict[str, str]]:
@@ -184,16 +218,18 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, sec
 
 
 def coarse(seconds: float) -> float:
-    """Rounded up to 0.02 s times a power of four: which tests a task requires must not depend on noise."""
-    step = 0.02
+    """Rounded up to 1.25 ms times a power of four: which tests a task requires must not depend on noise."""
+    step = 0.00125
     while step < seconds:
         step *= 4
-    return round(step, 2)
+    return round(step, 5)
 
 
 def _incomplete(run: TestRun) -> str:
     if not run.results and run.detail.startswith("status 5"):
         return "pytest collects no test from it"
+    if run.detail.startswith("timed out"):
+        return f"its suite {run.detail}: allow more with --suite-seconds, or leave slow tests out with --markers"
     return f"its suite did not run to the end: {run.detail}"
 
 

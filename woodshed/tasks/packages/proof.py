@@ -29,8 +29,10 @@ GATES = 7
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
 instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
+WEAK = "its tests notice too few mutants of the solution"
+
 _BRIEF_SECONDS = 20.0
-"""Limit of all tests on one mutant or stub, some of which never end."""
+"""Limit of all tests on one mutant or stub, some of which never end, beside four times what the solution takes."""
 
 
 def difference(have: Mapping[str, bytes], want: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
@@ -45,13 +47,15 @@ Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
 async def prove(
     task: Task, run: Callable[[list[Phase]], Awaitable[list[TestRun]]], base: Mapping[str, bytes],
     most_mutants: int, variants: Variants, *, guesses: bool, functions: Mapping[str, Sequence[str]],
+    least_score: float = 0.0,
 ) -> dict[str, str]:  # fmt: skip
     """Run the gates of ``task``; what is to be recorded as its quality. ``run`` runs phases in a box whose workdir
     holds ``base``. ``guesses``: whether fixes must be told from guesses here, with other inputs to its tests.
-    ``functions``: what is changed, with the tests that run it.
+    ``functions``: what is changed, with the tests that run it. ``least_score``: the share of mutants that the required
+    tests must notice.
 
     Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
-    an emptied one passes, or code that computes nothing does.
+    an emptied one passes, code that computes nothing does, or too many mutants of the solution do.
     """
     info, gold, start = task.info, task.solution_files(), task.workspace_files()
     if any(is_stray(name) for name in gold):
@@ -77,20 +81,25 @@ async def prove(
     # The rest is only for those that got so far. Some of it never ends.
     stubbed = _stubbed(task, asked[1], given, _patience(task, answers[0])) if found else []
     limits = _patience(task, first)
-    mutated = [Phase(files, required, {**solved, **mutant}, (), *limits, stop_at="failure") for mutant in mutants]
+    # Files of failing tests first: that is where mutants are noticed.
+    first_files = sorted(files, key=lambda name: not any(t.startswith(f"{name}::") for t in info.fail_to_pass))
+    mutated = [Phase(first_files, required, {**solved, **mutant}, (), *limits, stop_at="failure") for mutant in mutants]
     runs = await run([*stubbed, *mutated])
     if found:
         _judge_guesses(task, found, [values_of(guess) for guess in runs[: len(stubbed)]], functions)
     if not mutants:
         return {}
     score = sum(not outcome_of(task, done).resolved for done in runs[len(stubbed) :]) / len(mutants)
+    if len(mutants) > 1 and score < least_score:  # a single one may be equivalent to the solution
+        raise Rejected(WEAK)
     return {"mutation_score": f"{score:.2f}", "mutants": str(len(mutants))}
 
 
 def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
     """Limits in seconds of all tests and of one, where the solution took as long as ``solved`` did."""
-    one = 1.0 + 8 * max((result.seconds for result in solved.results.values()), default=0.0)
-    return min(task.info.timeout_sec, _BRIEF_SECONDS), min(test_timeout(task), one)
+    taken = [result.seconds for result in solved.results.values()]
+    one = 1.0 + 8 * max(taken, default=0.0)
+    return min(task.info.timeout_sec, _BRIEF_SECONDS + 4 * sum(taken)), min(test_timeout(task), one)
 
 
 def _other_inputs(

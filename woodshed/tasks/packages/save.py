@@ -66,7 +66,7 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
         family="package", split=candidate.split, key=candidate.key, grader=form.grader, kind=candidate.detail,
         workdir=WORKDIR, submission=form.submission(package), protected=form.protected(package),
         fail_to_pass=tuple(draft.broken), pass_to_pass=tuple(draft.whole), test_command=form.command(draft),
-        layers=draft.layers, timeout_sec=max(draft.test_timeout * 3, round(20 * draft.seconds)),
+        layers=draft.layers, timeout_sec=_timeout(draft),
         provenance=_provenance(package, candidate), quality=dict(quality or {}),
     )  # fmt: skip
     return save_task(
@@ -80,6 +80,12 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
         environment=form.image(package),
         config={"environment": {"network_mode": "no-network", "workdir": WORKDIR, **form.environment(package)}},
     )  # fmt: skip
+
+
+def _timeout(draft: Draft) -> float:
+    """Seconds for the required tests on a busy machine: what pytest adds to each test is not in its measured time."""
+    tests = len(draft.broken) + len(draft.whole)
+    return float(max(draft.test_timeout * 3, round(20 * draft.seconds + 0.05 * tests)))
 
 
 def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
@@ -102,7 +108,7 @@ def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
 
 def _kept(package: Package, workspace: Mapping[str, bytes], required: set[str]) -> frozenset[str]:
     """The workspace without the test modules that hold no required test and that no kept one imports."""
-    spare = {n for n in workspace if is_test(package, n) and _is_test_module(n)} - required
+    spare = {n for n in workspace if is_test(package, n) and is_test_module(n)} - required
     while True:
         texts = b"\n".join(d for n, d in workspace.items() if n.endswith(".py") and n not in spare)
         words = set(re.findall(rb"\w+", texts))
@@ -134,7 +140,8 @@ def test_command(broken: Sequence[str], whole: Sequence[str], most: int = 6) -> 
 test_command.__test__ = False  # type: ignore[attr-defined]
 
 
-def _is_test_module(name: str) -> bool:
+def is_test_module(name: str) -> bool:
+    """Whether pytest would look for tests in a file of this name."""
     path = PurePosixPath(name)
     return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
 

@@ -53,14 +53,19 @@ class PackageTaskSettings(Settings):
     heldout_share: float = Field(default=0.2, ge=0.0, le=1.0)
     """Share of the functions of the other packages that are held out, chosen by a hash of package and function."""
 
-    max_tests: int = Field(default=40, ge=1)
-    """At most this many required tests for a task; every failing one is always among them."""
+    guard_seconds: float = Field(default=10.0, gt=0.0)
+    """Measured time that the required tests of a task may take together. The whole stable suite is required where that
+    is enough; else the tests of the touched modules and of what imports them come first."""
 
-    max_test_seconds: float = Field(default=3.0, gt=0.0)
-    """At most this much measured time of passing tests that cover the function."""
+    max_tests: int = Field(default=1500, ge=1)
+    """At most this many required tests for a task, nearest to the change first; every test of a replayed commit is
+    among them."""
 
     test_timeout_sec: float = Field(default=10.0, gt=0.0)
     """Limit of one test; a changed function may loop for ever."""
+
+    suite_seconds: float = Field(default=300.0, gt=0.0)
+    """Limit of one run of a whole suite, of which a package needs two before its first candidate."""
 
     attempts: int = Field(default=4, ge=1)
     """Candidates tried for each task wanted before a package is given up."""
@@ -71,6 +76,9 @@ class PackageTaskSettings(Settings):
     mutants: int = Field(default=0, ge=0)
     """Mutants of the solution that the required tests of each task are tried on; the share that they notice is
     recorded as the task's mutation score. 0 measures none."""
+
+    min_mutation_score: float = Field(default=0.5, ge=0.0, le=1.0)
+    """A task whose required tests notice less than this share of at least two mutants is not kept."""
 
     exploits: int = Field(default=0, ge=0)
     """Exploits tried on one task of each package, after it is built; a task on which one is rewarded is dropped."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Sandbox, Snapshot
 from woodshed.tasks.leaks import scan_task
+from woodshed.tasks.prompts.sufficiency import read_instruction
 from woodshed.tasks.prompts.write import Facts, Shown, Writer
 from woodshed.tasks.reasons import defined_names, wrong_reason
 from woodshed.tasks.root_leaks import scan_root
@@ -28,14 +29,14 @@ from woodshed.tasks.root_leaks import scan_root
 from .candidates import Candidate
 from .catalogue import Package
 from .dependencies import python_path
+from .guards import Guard, Imports, guard
 from .partition import Splits, unplanned
 from .prepare import WORKDIR, Suite, coarse, package_spec, suite_files
 from .proof import difference, prove, python_variants
 from .rejected import Rejected
-from .save import PYTHON_FORM, Draft, Form, save_draft
+from .save import PYTHON_FORM, Draft, Form, is_test_module, save_draft
 from .settings import PackageTaskSettings
-
-_SPARED = 8  # tests of the same files that do not run the function, required to keep passing
+from .surroundings import is_surrounding
 
 _COLLECTED = (0, 1, 5)
 """Exit statuses of pytest where it only collected: all well, some files could not be, no test was run."""
@@ -80,46 +81,76 @@ class Trial:
             raise Rejected("one of its parts was dropped")
         start = {**self.workspace, **candidate.files} if candidate.start is None else candidate.start
         gold = {name: self.workspace[name] for name in candidate.files}
-        run = await self._changed_run(candidate, start, self._tests(candidate))
+        guarded = self._guard(candidate)
+        run = await self._changed_run(candidate, start, guarded.tests)
         broken, whole = self._sorted(candidate, run, defined_names(start, gold))
         slowest = sum(self.suite.tests[t] for t in (*broken, *whole))
         texts = {t: r.text for t, r in run.results.items() if t in broken}
         parts = [self.kept[part.slug] for part in candidate.parts]
         facts = Facts(candidate, self.workspace, start, gold, tuple(broken), texts, parts, self.shown(candidate))
+        text = await self.writer.write(facts)
+        if candidate.commit is not None:
+            text, start = self._told(text, start, gold, broken)
         draft = Draft(
             candidate, self.package, self.workspace, start, gold, broken, whole, slowest, self.layer_names,
-            self.settings.test_timeout_sec, await self.writer.write(facts),
+            self.settings.test_timeout_sec, text,
         )  # fmt: skip
         try:
-            task = save_draft(draft, out, self.form)
-            if scan_task(task):
-                raise Rejected("the answer leaks")
+            draft, task = self._without_leaks(draft, save_draft(draft, out, self.form), out)
             # what an exercise asks for is common knowledge, and the standard library has some of it
             elsewhere = [] if candidate.kind == "exercise" else await asyncio.to_thread(scan_root, task, self.layers)
             if elsewhere:
                 raise Rejected("a dependency or a program of the box holds the answer")
-            quality = await self._prove(task, {f"{f.module}:{f.name}": f.tests for f in candidate.functions})
-            return save_draft(draft, out, self.form, quality) if quality else task
+            quality = guarded.quality(len(broken) + len(whole), len(self.suite.tests))
+            functions = {f"{f.module}:{f.name}": f.tests for f in candidate.functions}
+            return save_draft(draft, out, self.form, quality | await self._prove(task, functions))
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
 
-    def _tests(self, candidate: Candidate) -> list[str]:
-        """Tests that run what is changed, then some of the same files that do not; of other files if there are none."""
-        most, limit = 2 * self.settings.max_tests, self.settings.max_test_seconds
-        about = dict.fromkeys(test for f in candidate.functions for test in f.tests)
-        covering = list(about) if candidate.takes_all_tests else self.suite.fastest(about, most, limit)
-        for part in candidate.parts:  # all that the parts broke must be seen to break
-            covering += [t for t in self.kept[part.slug].info.fail_to_pass if t not in covering]
-        files = {test.partition("::")[0] for test in covering}
-        others = [t for t in self.suite.tests if t not in about and t not in covering]
-        spared = [t for t in others if t.partition("::")[0] in files]
-        if not spared and (candidate.also or candidate.commit is not None):
-            spared = others
-        spared.sort(key=lambda t: (self.suite.tests[t], t))
-        return [*covering, *spared[:_SPARED]]
+    def _told(
+        self, text: str, start: Mapping[str, bytes], gold: Mapping[str, bytes], broken: Sequence[str]
+    ) -> tuple[str, Mapping[str, bytes]]:
+        """Instruction and workspace of a commit whose tests are hidden, with as much of these as it takes to know what
+        they ask for: data and helpers always, the tests in the instruction, or as files where they are long."""
+        changed = {n: d for n, d in self.workspace.items() if self.form.is_test(self.package, n) and start.get(n) != d}
+        files = {test.partition("::")[0] for test in broken}
+        start = {**start, **{n: d for n, d in changed.items() if n not in files and not is_test_module(n)}}
+        reading = read_instruction(text, start, gold, {n: changed[n] for n in files if n in changed}, broken)
+        if reading.suffices:
+            return text, start
+        if shown := reading.shown():
+            return text.rstrip("\n") + shown, start
+        return text, {**start, **{n: d for n, d in changed.items() if n in files}}
 
-    async def _changed_run(self, candidate: Candidate, start: Mapping[str, bytes], tests: list[str]) -> TestRun:
+    def _without_leaks(self, draft: Draft, task: Task, out: Path) -> tuple[Draft, Task]:
+        """The task without documentation that holds its answer. Raises Rejected where anything else does."""
+        leaks = {leak.path for leak in scan_task(task)}
+        if leaks and all(is_surrounding(path) for path in leaks):
+            draft = replace(draft, start={n: d for n, d in draft.start.items() if n not in leaks})
+            shutil.rmtree(out)
+            task = save_draft(draft, out, self.form)
+            leaks = {leak.path for leak in scan_task(task)}
+        if leaks:
+            raise Rejected("the answer leaks")
+        return draft, task
+
+    def _guard(self, candidate: Candidate) -> Guard:
+        """The tests that decide what the change breaks, and that a fix must leave whole."""
+        must = dict.fromkeys(test for f in candidate.functions for test in f.tests if candidate.takes_all_tests)
+        for part in candidate.parts:  # all that the parts broke must be seen to break
+            must |= dict.fromkeys(self.kept[part.slug].info.fail_to_pass)
+        return guard(
+            self.suite, candidate.functions, candidate.files, self.imports, must=tuple(must),
+            most=self.settings.max_tests, seconds=self.settings.guard_seconds,
+        )  # fmt: skip
+
+    @cached_property
+    def imports(self) -> Imports:
+        """Which modules of the workspace import which."""
+        return Imports(self.workspace, self.package.path)
+
+    async def _changed_run(self, candidate: Candidate, start: Mapping[str, bytes], tests: Sequence[str]) -> TestRun:
         if not tests:
             raise Rejected("no test runs it")
         is_test = self.form.is_test
@@ -128,8 +159,9 @@ class Trial:
         slowest = 5.0 + 8 * max(self.suite.tests[t] for t in tests)
         files = sorted({t.partition("::")[0] for t in tests})
         changed, collecting = difference(self.workspace, graded), difference(graded, start)
+        whole = 90.0 + 20 * sum(self.suite.tests[t] for t in tests)
         run, collected = await self.runs([
-            Phase(files, tests, *changed, 90.0, slowest, stop_at="hang"),
+            Phase(files, tests, *changed, whole, slowest, stop_at="hang"),
             Phase(self.test_files(start), (), *collecting, 60.0),
         ])  # fmt: skip
         if run.detail.startswith("timed out"):
@@ -165,7 +197,6 @@ class Trial:
         for part in candidate.parts:
             if not set(self.kept[part.slug].info.fail_to_pass) <= set(broken):
                 raise Rejected("one change hides another")
-        whole = whole[: max(1, self.settings.max_tests - len(broken))]
         broken.sort()
         whole.sort(key=lambda test: (test not in about, test))  # tests that run the function stay first
         return broken, whole
@@ -191,7 +222,7 @@ class Trial:
         try:
             return await prove(
                 task, partial(self._phases, box), self.workspace, self.settings.mutants, self.variants,
-                guesses=self.guesses(task), functions=functions,
+                guesses=self.guesses(task), functions=functions, least_score=self.settings.min_mutation_score,
             )  # fmt: skip
         finally:
             await box.close()
@@ -206,10 +237,11 @@ class Trial:
     async def _open(self) -> Snapshot:
         """The box that all others are forked from: the workspace, and the bytecode of everything in it."""
         paths = tuple(self.layers.path(name) for name in self.layer_names)
-        box = await self.backend.create(package_spec(self.package, paths, self.workspace))
+        limit = self.settings.suite_seconds
+        box = await self.backend.create(package_spec(self.package, paths, self.workspace, limit))
         try:
             files = self.test_files(self.workspace)
-            (run,) = await self._phases(box, [Phase(files, (), timeout=300.0, bytecode=True)])
+            (run,) = await self._phases(box, [Phase(files, (), timeout=limit, bytecode=True)])
             self._uncollected = uncollected(run)
             return await box.snapshot("fs")
         finally:
@@ -219,7 +251,7 @@ class Trial:
         """The tests of ``files`` that pass in both orders, each with its time. Raises Rejected."""
         first, second = await self.runs(
             [
-                Phase(files, None, timeout=120.0, test_timeout=20.0, reverse=again, fresh=again)
+                Phase(files, None, timeout=self.settings.suite_seconds, test_timeout=20.0, reverse=again, fresh=again)
                 for again in (False, True)
             ]
         )

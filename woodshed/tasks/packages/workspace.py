@@ -1,16 +1,19 @@
 """The workspace of a package: what an agent may see of it, scrubbed by an allow-list of file types.
 
-Only code under test, its tests and their plain-text data are taken. Metadata, documentation, change logs, bytecode,
-caches, build products and version control of a source distribution can hold the answer, and none is copied.
+Code under test, its tests and their plain-text data are taken, and what a repository has around them
+(``surroundings.py``). Metadata, change logs, bytecode, caches, build products and version control of a source
+distribution can hold the answer, and none is copied.
 """
 
 from __future__ import annotations
 
+import shlex
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
 from .catalogue import Package
 from .index import PackageError
+from .surroundings import MAX_FILE_BYTES, surroundings
 
 
 def _words(text: str) -> frozenset[str]:
@@ -20,11 +23,11 @@ def _words(text: str) -> frozenset[str]:
 ALLOWED_SUFFIXES = _words(".py .pyi .typed .txt .json .toml .sql .csv .tsv .yaml .yml .ini .cfg .xml .html .rst .md")
 _FORBIDDEN_PARTS = ("__pycache__", "build", "dist", ".git", ".tox", ".nox", "docs", "node_modules")
 _CONFIGURATION = _words("pytest.ini .pytest.ini tox.ini setup.cfg setup.py pyproject.toml sitecustomize.py")
-MAX_FILE_BYTES = 512 << 10
 
 
 def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Source and test files of a source distribution that go into the workspace, plus our ``pytest.ini``.
+    """Source and test files of a source distribution that go into the workspace, what a repository has around them,
+    and our ``pytest.ini``.
 
     Raises PackageError where a source or test root that the catalogue names holds nothing.
     """
@@ -39,6 +42,7 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
     for root in roots:
         if not any(below(name, root) for name in kept):
             raise PackageError(f"{package.name} {package.version}: the source distribution has nothing under {root!r}")
+    kept |= surroundings(files, kept)
     kept["pytest.ini"] = pytest_ini(package)
     return kept
 
@@ -54,9 +58,10 @@ def is_source(package: Package, name: str) -> bool:
 
 
 def pytest_ini(package: Package) -> bytes:
-    """The only pytest configuration in force: nothing of the distribution's own is kept."""
+    """The only pytest configuration in force; of the distribution's own it has what says which tests there are."""
     loaded = "".join(f" -p {name}" for name in package.plugins)  # no other plugin is loaded where tasks are graded
-    addopts = f"addopts = -p no:cacheprovider{loaded}"
+    own = f" {shlex.join(package.options)}" if package.options else ""
+    addopts = f"addopts = -p no:cacheprovider{loaded}{own}"
     lines = ["[pytest]", addopts, f"pythonpath = {' '.join(package.path)}", *package.ini]
     return ("\n".join(lines) + "\n").encode()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from woodshed.tasks.packages.instruction import module_name
+from woodshed.tasks.packages.instruction import module_name, without_addresses
 
 _NORMAL = (
     "`{module}` misbehaves. A check that should hold says:\n\n    {observed}\n\nFind out why and fix it; "
@@ -20,7 +20,7 @@ _TERSE = (
 
 def vague_report(rng: random.Random, level: str, module: str, name: str, test: str, observed: str) -> str:
     """``name``: the function at fault, of which at most the last part is told; ``observed``: what a test says."""
-    lines = [line.strip() for line in observed.splitlines() if line.strip()]
+    lines = [line.strip() for line in without_addresses(observed).splitlines() if line.strip()]
     values = {
         "module": module_name(module), "file": test.partition("::")[0], "area": name.rpartition(".")[2].strip("_"),
         "observed": (lines or ["a test fails"])[0][:160],

@@ -11,6 +11,7 @@ from woodshed.tasks.packages.settings import PackageTaskSettings
 
 from ..install.lock import find_install
 from .lock import NAME
+from .options import marked
 from .pin import Wishes
 from .requirements import canonical, wished
 from .spec import SourceSpec, source_name
@@ -37,9 +38,16 @@ def check_held_out(settings: PackageTaskSettings, sources: Collection[str]) -> N
 def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: Wishes) -> None:
     """PackageError where a source was locked without what is wished."""
     locked = f"{spec.text} is locked in {NAME}"
-    for option, asked, have in (("--code", wishes.code, known.sources), ("--tests", wishes.tests, known.tests)):
+    places = (
+        ("--code", wishes.code, known.sources), ("--tests", wishes.tests, known.tests),
+        ("--root", wishes.roots, known.path),
+    )  # fmt: skip
+    for option, asked, have in places:
         if asked and not set(asked) <= set(have):
             raise PackageError(f"{locked} with {option} {', '.join(have)}; use another --out")
+    if wishes.markers and wishes.markers.split() != marked(known.options).split():
+        have_markers = f"with --markers '{marked(known.options)}'" if marked(known.options) else "without --markers"
+        raise PackageError(f"{locked} {have_markers}; use another --out")
     if lacking := _lacking(known, catalogue, wishes):
         raise PackageError(f"{locked} without --needs {', '.join(lacking)}; use another --out")
     if wishes.installs is not None and known.install != _digest(spec, known, wishes):

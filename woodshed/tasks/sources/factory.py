@@ -75,7 +75,7 @@ async def build_from_sources(
 
         boxes = asyncio.Semaphore(settings.parallel)
         base, history = lock.catalogue.wheels["pytest"], "replay" in settings.kinds
-        pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history)
+        pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history, settings.suite_seconds)
         writer, ledgers = Writer(settings, reworder), dict[str, Ledger]()
         read, tasks = list[tuple[list[Task], PackageYield]](), list[Task]()
         if collections:

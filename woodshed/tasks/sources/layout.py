@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from woodshed.tasks.packages.index import PackageError
 
+from .options import own_options
 from .project import Project
 
 _NOT_CODE = {
@@ -18,25 +19,38 @@ _NOT_CODE = {
     "changelog.d", "news", "node_modules", "venv", "env",
 }  # fmt: skip
 _NOT_MODULES = {"setup.py", "conftest.py", "noxfile.py", "tasks.py", "fabfile.py", "manage.py", "bootstrap.py"}
-_PYTEST_OPTIONS = ("python_files", "python_classes", "python_functions", "markers")
+_PYTEST_OPTIONS = (
+    "python_files", "python_classes", "python_functions", "markers", "norecursedirs", "usefixtures",
+    "consider_namespace_packages",
+)  # fmt: skip
+_MEMBER_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+_MEMBER_DEPTH = 3
+"""Folders below the root in which the projects of a monorepo are looked for."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """As in ``Package``: ``sources``, ``tests``, ``path`` (import roots), ``ini`` (lines of pytest configuration)."""
+    """As in ``Package``: ``sources``, ``tests``, ``path`` (import roots), ``ini`` (lines of pytest configuration),
+    ``options`` (arguments of pytest)."""
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]
     path: tuple[str, ...]
     ini: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
 
-def find_layout(project: Project, *, sources: Sequence[str] = (), tests: Sequence[str] = ()) -> Layout:
-    """The layout of a project; ``sources`` and ``tests`` given by a person are taken as they are.
+def find_layout(
+    project: Project, *, sources: Sequence[str] = (), tests: Sequence[str] = (), roots: Sequence[str] = (),
+    markers: str = "",
+) -> Layout:  # fmt: skip
+    """The layout of a project; ``sources``, ``tests`` and import ``roots`` given by a person are taken as they are.
 
-    Raises PackageError where it has no pytest suite or no Python code, or a path that was given holds nothing.
+    ``markers``: which tests a person wants, in place of what the project says of itself. Raises PackageError where it
+    has no pytest suite or no Python code, or a path that was given holds nothing.
     """
-    for root in (*sources, *tests):
+    roots = [root.strip("/") for root in roots]
+    for root in (*sources, *tests, *(r for r in roots if r != ".")):
         if not any(_below(name, root) for name in project.files):
             raise PackageError(f"{root!r} is neither a file nor a folder of the project")
     found_tests = tuple(tests) or _tests(project)
@@ -45,19 +59,21 @@ def find_layout(project: Project, *, sources: Sequence[str] = (), tests: Sequenc
             "no tests: there is no testpaths setting, no folder called tests or test, and no file test_*.py; "
             "give their place with --tests"
         )
-    base, found = _sources(project, found_tests)
+    bases, found = _sources(project, found_tests, roots)
     found = tuple(sources) or found
     if not found:
         raise PackageError("no Python code besides tests was found; give its place with --code")
-    if sources:
-        base = "src" if all(root.startswith("src/") for root in sources) else "."
+    if sources and not roots:
+        within = [base for base in (*bases, "src") if any(_below(root, base) for root in sources)]
+        covered = all(any(_below(root, base) for base in within) for root in sources)
+        bases = tuple(dict.fromkeys(within)) if covered else (".",)
     extra = [p.strip("/") or "." for p in project.pytest.get("pythonpath", "").split()]
-    path = tuple(dict.fromkeys([base, *(p for p in extra if ".." not in PurePosixPath(p).parts)]))
-    if base != ".":
+    path = tuple(dict.fromkeys([*bases, *(p for p in extra if ".." not in PurePosixPath(p).parts)]))
+    if bases != (".",):
         path = (*(p for p in path if p != "."), ".")  # tests may import each other as tests.something
     if "conftest.py" in project.files:
         found_tests = (*found_tests, "conftest.py")
-    return Layout(found, found_tests, path, ini_lines(project))
+    return Layout(found, found_tests, path, ini_lines(project), own_options(project, markers))
 
 
 def _tests(project: Project) -> tuple[str, ...]:
@@ -92,26 +108,59 @@ def _narrowed(root: str, modules: Sequence[str]) -> list[str]:
     return found if all(_below(folder, root) for folder in found) else [root]
 
 
-def _sources(project: Project, tests: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """(import root, roots of the code). ``src/`` first, then packages beside ``setup.py``, then single modules."""
+def _sources(
+    project: Project, tests: Sequence[str], roots: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(import roots, roots of the code): those that are given; else ``src/``, packages beside ``setup.py``, the
+    projects of a monorepo, single modules."""
     code = [n for n in project.files if n.endswith(".py") and not any(_below(n, t) for t in tests)]
+    if roots:
+        return tuple(roots), _below_all(code, roots)
     where = project.table("tool", "setuptools", "packages", "find").get("where")
     bases = [str(w).strip("/") for w in where] if isinstance(where, list) else []
     for base in (*(b for b in bases if b not in ("", ".")), "src", "lib"):
         below = _top(code, base)
         if below:
-            return base, below
-    return ".", _top(code, "")
+            return (base,), below
+    above = _top(code, "")
+    if not any(f"{name}/__init__.py" in project.files for name in above) and (members := _members(project, code)):
+        return members, _below_all(code, members, members=True)
+    return (".",), above
 
 
-def _top(code: Sequence[str], base: str) -> tuple[str, ...]:
+def _below_all(code: Sequence[str], roots: Sequence[str], *, members: bool = False) -> tuple[str, ...]:
+    found = [
+        name for root in roots
+        for name in _top(code, "" if root == "." else root, member=members and not root.endswith("/src"))
+    ]  # fmt: skip
+    return tuple(dict.fromkeys(found))
+
+
+def _members(project: Project, code: Sequence[str]) -> tuple[str, ...]:
+    """Import roots of the projects of a monorepo: folders with project files of their own, or ``src`` in these."""
+    folders = {
+        PurePosixPath(name).parent for name in project.files
+        if PurePosixPath(name).name in _MEMBER_FILES and 0 < name.count("/") <= _MEMBER_DEPTH
+    }  # fmt: skip
+    found = []
+    for folder in sorted(f.as_posix() for f in folders if not _NOT_CODE & set(f.parts)):
+        packages = [n for n in _top(code, f"{folder}/src") if f"{n}/__init__.py" in project.files]
+        root = f"{folder}/src" if packages else folder
+        if any(f"{n}/__init__.py" in project.files for n in _top(code, root, member=not packages)):
+            found.append(root)
+    return tuple(found)
+
+
+def _top(code: Sequence[str], base: str, *, member: bool = False) -> tuple[str, ...]:
+    """What can be imported from ``base``. ``member``: it is a project's folder, which holds more than code."""
+    mixed = member or not base
     prefix = f"{base}/" if base else ""
     inner = [n.removeprefix(prefix) for n in code if n.startswith(prefix)]
     folders = sorted({n.partition("/")[0] for n in inner if "/" in n})
-    folders = [f for f in folders if f.isidentifier() and (base or f.lower() not in _NOT_CODE)]
+    folders = [f for f in folders if f.isidentifier() and (not mixed or f.lower() not in _NOT_CODE)]
     packages = [f for f in folders if f"{f}/__init__.py" in inner]
     modules = sorted(n for n in inner if "/" not in n and n not in _NOT_MODULES and _module(n))
-    if not base:
+    if mixed:
         modules = [] if packages else modules
     # A folder without __init__.py is a namespace package if there is nothing else that could be meant.
     chosen = [*packages, *modules] or folders

@@ -22,7 +22,7 @@ from .spec import SourceSpec
 
 NAME = "sources.toml"
 _HEAD = "# Locks what the tasks in this folder are made from. Written by `woodshed tasks build`; do not edit.\n"
-_FREE = {"folder", "packages", "catalogue", "tasks_per_package", "attempts", "parallel"}
+_FREE = {"folder", "packages", "catalogue", "tasks_per_package", "attempts", "parallel", "suite_seconds"}
 
 
 class SourceLock:

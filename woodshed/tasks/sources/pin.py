@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from woodshed.tasks.node.project import NodeProject, is_node_project
 from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import Suite, SuiteError, prepare
+from woodshed.tasks.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
 from woodshed.tasks.packages.source import fetch
 
 from ..install.lock import Install, find_install
@@ -22,7 +22,15 @@ from ..install.use import installed_package, only_modules, only_wheels
 from .layout import find_layout
 from .obtain import described, obtain, project_names
 from .project import UNKNOWN, Project
-from .requirements import Requirement, canonical, distribution_of, missing_modules, needed, optional, wished
+from .requirements import (
+    canonical,
+    distribution_of,
+    missing_modules,
+    needed,
+    optional,
+    possible_names,
+    wished,
+)
 from .resolve import check_import_names, resolve
 from .spec import SourceSpec
 
@@ -31,7 +39,8 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person adds to what is found: places of ``code`` and ``tests``, packages that the tests ``need``.
+    """What a person adds to what is found: places of ``code`` and ``tests``, packages that the tests ``need``, import
+    ``roots``, the ``markers`` of the tests that are wanted (an expression, as for pytest's ``-m``).
 
     ``installs``: a folder that ``woodshed tasks install`` made; what tests need is then taken from there alone.
     """
@@ -40,6 +49,8 @@ class Wishes:
     tests: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     installs: Path | None = None
+    roots: tuple[str, ...] = ()
+    markers: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Pinned:
 class Pinner:
     """Pins sources of one build. ``base``: the pinned wheels of pytest. ``boxes`` bounds how many boxes work.
 
-    ``history``: the commits of git repositories are kept too.
+    ``history``: the commits of git repositories are kept too. ``suite_seconds``: limit of one run of a suite.
     """
 
     out: Path
@@ -67,6 +78,7 @@ class Pinner:
     wishes: Wishes = Wishes()
     cache: Path | None = None
     history: bool = False
+    suite_seconds: float = SUITE_SECONDS
 
     async def pin(self, spec: SourceSpec, name: str) -> Pinned:
         """Raises PackageError, which says what is wrong with the source and what to do."""
@@ -76,7 +88,10 @@ class Pinner:
         if spec.kind == "npm" or is_node_project(files):
             return await self._node(package, files, notes, self._install(spec))
         project = Project(files)
-        layout = find_layout(project, sources=self.wishes.code, tests=self.wishes.tests)
+        wishes = self.wishes
+        layout = find_layout(
+            project, sources=wishes.code, tests=wishes.tests, roots=wishes.roots, markers=wishes.markers
+        )
         package = described(package, project, layout)
         if package.licence == UNKNOWN:
             notes.append("no licence was recognised: find out before you pass these tasks on")
@@ -99,16 +114,17 @@ class Pinner:
             if not more or attempt == _RETRIES:
                 break
             requirements += more
+        stated = {*possible, *(r.name for r in requirements)}
         notes += [f"{wanted} was left out: {why}" for wanted, why in resolved.left_out.items()]
         if failure is not None:
             if not missing:
                 raise failure
-            advice = _advice(missing, possible, resolved.left_out)
+            advice = missing_advice(missing, stated)
             raise PackageError(f"{failure}; the tests import {', '.join(missing)}: {advice}")
         if missing:
             notes.append(
                 f"some tests import {', '.join(missing)} and were not used; "
-                f"{_advice(missing, possible, resolved.left_out)}; use another --out"
+                f"{missing_advice(missing, stated)}; use another --out"
             )
         _of_use(name, suite)
         return Pinned(made, groups, tuple(notes))
@@ -131,7 +147,7 @@ class Pinner:
         async with self.boxes:
             made, modules, said = await pin_node(
                 package, files, wishes.code, wishes.tests, wishes.needs, self.backend, self.layers, locked=modules,
-                cache=self.cache,
+                cache=self.cache, seconds=self.suite_seconds,
             )  # fmt: skip
         return Pinned(made, notes=(*notes, *said), modules=modules)
 
@@ -156,7 +172,9 @@ class Pinner:
         paths = tuple(self.layers.path(layer) for layer in names)
         try:
             async with self.boxes:
-                suite = await prepare(package, catalogue, files, self.backend, paths, cache=self.cache)
+                suite = await prepare(
+                    package, catalogue, files, self.backend, paths, cache=self.cache, seconds=self.suite_seconds
+                )
         except SuiteError as error:
             return None, error, error.text
         return suite, None, "\n".join([suite.problems, *suite.unstable.values()])
@@ -175,16 +193,16 @@ def _of_use(name: str, suite: Suite | None) -> None:
         raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
 
 
-def _advice(missing: Sequence[str], possible: dict[str, Requirement], left_out: Mapping[str, str]) -> str:
-    """What to do about modules that tests miss: --needs helps only where nobody states what brings them."""
-    refused = {r.name for r in wished(list(left_out))}
-    stated = [m for m in missing if canonical(m) in refused or distribution_of(m, possible) is not None]
-    unknown = [m for m in missing if m not in stated]
+def missing_advice(missing: Sequence[str], names: Collection[str]) -> str:
+    """What to do about modules that tests miss. ``names``: canonical names of all that the project states; what is
+    among these and cannot be imported is compiled or contradicts the rest, and ``--needs`` does not help there."""
+    stated = [module for module in missing if set(possible_names(module)) & set(names)]
+    unknown = [module for module in missing if module not in stated]
     parts = []
     if stated:
         parts.append(
-            f"{', '.join(stated)} is stated by the project but is no pure-Python wheel: run `woodshed tasks install` "
-            "first, then build with --install"
+            f"{', '.join(stated)} {'is' if len(stated) == 1 else 'are'} stated by the project but cannot be had as "
+            "pure-Python wheels: run `woodshed tasks install` first, then build with --install"
         )
     if unknown:
         parts.append("name the packages with --needs" + (f" ({', '.join(unknown)})" if stated else ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import email
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,6 +75,18 @@ class Project:
         if table:
             return {k: "\n".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in table.items()}
         return self.section("tox.ini", "pytest") or self.section("setup.cfg", "tool:pytest")
+
+    @cached_property
+    def addopts(self) -> list[str]:
+        """The arguments that the configuration gives pytest; none where they cannot be split as a shell does."""
+        listed = self.table("tool", "pytest", "ini_options").get("addopts")
+        stated = self.pytest.get("addopts", "")
+        if isinstance(listed, list) and stated == "\n".join(map(str, listed)):
+            return [str(word) for word in listed]
+        try:
+            return shlex.split(stated)
+        except ValueError:
+            return []
 
     @cached_property
     def licence(self) -> str:

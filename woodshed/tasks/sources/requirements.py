@@ -95,12 +95,17 @@ def distribution_of(module: str, stated: dict[str, Requirement]) -> Requirement 
 
     A module of neither is not guessed: whoever owns a name on an index could own the task.
     """
-    names = [canonical(module), canonical(_DISTRIBUTIONS.get(module, module))]
-    for name in (*names, *(f"python-{n}" for n in names), *(f"py{n}" for n in names)):
+    for name in possible_names(module):
         if name in stated:
             return stated[name]
     known = _DISTRIBUTIONS.get(module)
     return Requirement(canonical(known), known, "known import name") if known else None
+
+
+def possible_names(module: str) -> list[str]:
+    """Canonical names of distributions that may bring ``import module``, the likeliest first."""
+    names = [canonical(module), canonical(_DISTRIBUTIONS.get(module, module))]
+    return list(dict.fromkeys([*names, *(f"python-{n}" for n in names), *(f"py{n}" for n in names)]))
 
 
 def missing_modules(text: str) -> list[str]:

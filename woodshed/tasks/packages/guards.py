@@ -1,0 +1,137 @@
+"""Which tests a task requires: all of the suite where that is quick, else those nearest to the change first.
+
+A change that repairs its own function and breaks the neighbour must not be rewarded. So what guards a task are the
+tests that run the changed functions, then those that run anything of the touched modules, then those that run modules
+which import these, then all others, as far as the time allows.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePosixPath
+
+from .prepare import CoveredFunction, Suite
+
+CHANGED, MODULE, IMPORTER, ELSEWHERE = range(4)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``tests``: what is required, nearest first. ``scope``: ``suite`` where that is every stable test, ``modules``
+    where it is every test of the touched modules and of what imports them, ``part`` where time or number did not
+    allow that. ``share``: of the stable tests."""
+
+    tests: tuple[str, ...]
+    scope: str
+    share: float
+
+    def quality(self, required: int, stable: int) -> dict[str, str]:
+        """What is recorded of it in a task that requires so many of so many tests."""
+        return {"guard": self.scope, "guard_share": f"{required / max(1, stable):.2f}"}
+
+
+def guard(
+    suite: Suite, functions: Sequence[CoveredFunction], files: Iterable[str], imports: Imports, *,
+    must: Sequence[str] = (), most: int, seconds: float,
+) -> Guard:  # fmt: skip
+    """The guard of a change to ``functions`` in ``files``: at most ``most`` tests of ``seconds`` measured time in all,
+    one set of parameters of every test of a rank before a second one of any. ``must`` stand first whatever they take.
+    """
+    ranks = _ranks(suite, functions, set(files), imports)
+    chosen = dict.fromkeys(must)
+    spent = sum(suite.tests[test] for test in chosen)
+    for rank in (CHANGED, MODULE, IMPORTER, ELSEWHERE):
+        tests = [test for test in suite.tests if ranks[test] == rank and test not in chosen]
+        taken = suite.fastest(tests, max(0, most - len(chosen)), seconds - spent, least=0 if chosen else 1)
+        chosen |= dict.fromkeys(taken)
+        spent += sum(suite.tests[test] for test in taken)
+    scope = "part"
+    if len(chosen) == len(suite.tests):
+        scope = "suite"
+    elif all(test in chosen for test, rank in ranks.items() if rank != ELSEWHERE):
+        scope = "modules"
+    return Guard(tuple(chosen), scope, len(chosen) / max(1, len(suite.tests)))
+
+
+def _ranks(suite: Suite, functions: Sequence[CoveredFunction], files: set[str], imports: Imports) -> dict[str, int]:
+    ranks = dict.fromkeys(suite.tests, ELSEWHERE)
+    importers = imports.importers(files)
+    for test in ranks:
+        if test.partition("::")[0] in importers:
+            ranks[test] = IMPORTER
+    for function in suite.functions:
+        rank = MODULE if function.module in files else IMPORTER if function.module in importers else ELSEWHERE
+        for test in function.tests:
+            ranks[test] = min(ranks[test], rank)
+    for function in functions:
+        ranks |= {test: CHANGED for test in function.tests if test in ranks}
+    return ranks
+
+
+@dataclass(frozen=True)
+class Imports:
+    """Which modules of a workspace import which. ``path``: import roots, as in ``Package``."""
+
+    workspace: Mapping[str, bytes] = field(repr=False)
+    path: tuple[str, ...]
+
+    def importers(self, files: Iterable[str]) -> frozenset[str]:
+        """Files that import one of ``files``, or a file that does, without these themselves.
+
+        A package's ``__init__.py`` that only hands names on does not count: everything imports it.
+        """
+        found, queue = set[str](), list(files)
+        first = frozenset(queue)
+        while queue:
+            for name in self._importing.get(queue.pop(), ()):
+                if name not in found and PurePosixPath(name).name != "__init__.py":
+                    found.add(name)
+                    queue.append(name)
+        return frozenset(found) - first
+
+    @cached_property
+    def _importing(self) -> dict[str, set[str]]:
+        """file -> files that import it."""
+        files = {name: file for file in self.workspace for name in self._names(file)}
+        table: dict[str, set[str]] = {}
+        for file, data in self.workspace.items():
+            own = next(iter(self._names(file)), "")
+            for name in _imported(data, own, PurePosixPath(file).name == "__init__.py") if own else ():
+                if (target := files.get(name)) is not None and target != file:
+                    table.setdefault(target, set()).add(file)
+        return table
+
+    def _names(self, file: str) -> list[str]:
+        """Dotted names under which a file can be imported, the shortest first."""
+        if not file.endswith(".py"):
+            return []
+        names = []
+        for root in self.path:
+            prefix = "" if root == "." else f"{root}/"
+            if file.startswith(prefix):
+                parts = PurePosixPath(file.removeprefix(prefix)).with_suffix("").parts
+                names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+        return sorted(filter(None, names), key=len)
+
+
+def _imported(data: bytes, own: str, is_package: bool) -> set[str]:
+    """Dotted names that a module imports anywhere, of modules or of what may be one."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return set()
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = own.split(".")
+                kept = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*kept, *filter(None, [base])])
+            found |= {base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
+    return found - {""}
