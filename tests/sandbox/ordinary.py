@@ -40,7 +40,7 @@ def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False, tim
             skipped = shutil.ignore_patterns("__pycache__")
             shutil.copytree(Path(woodshed.__file__).parent / folder, package / folder, ignore=skipped)
         shutil.copy(woodshed.__file__, package)
-        environment = {"HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}
+        environment = {"HOME": "/nonexistent", "PATH": "/usr/bin:/bin", "WOODSHED_CACHE": str(place / "cache")}
         try:
             shutil.copy(find_runsc(), place / "runsc")
             environment["WOODSHED_RUNSC"] = str(place / "runsc")
@@ -50,7 +50,8 @@ def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False, tim
             environment |= _virtual_machines(place)
         state.mkdir()
         subprocess.run(["chmod", "-R", "a+rX", str(package.parent)], check=True)
-        for folder in (place, state):
+        (place / "cache").mkdir(exist_ok=True)
+        for folder in (place, state, place / "cache"):
             folder.chmod(0o777)
         command = [python, "-I", "-c", _CODE, str(package.parent), code, str(state), *arguments]
         done = subprocess.run(

@@ -46,9 +46,7 @@ class Submission(dict[str, bytes]):
 def collected(task: Task, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS) -> Submission:
     """The submission among the ``files`` of an agent's box."""
     crossed = crossing(task.info, files, settings)
-    root = task.workspace
-    names = (p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and not p.is_symlink())
-    return Submission(crossed, [n for n in names if n not in crossed and submittable(task.info, n)])
+    return Submission(crossed, [n for n in task.workspace_names() if n not in crossed and submittable(task.info, n)])
 
 
 def submittable(info: TaskInfo, path: str) -> bool:

@@ -6,6 +6,7 @@ import errno
 import posixpath
 from pathlib import Path
 
+from woodshed.record.walk import all_below
 from woodshed.sandbox.protocol import Sandbox, SandboxError
 
 _BATCH = 32 << 20
@@ -27,7 +28,7 @@ async def send_folder(box: Sandbox, source: Path, target: str) -> None:
     batch: dict[str, bytes] = {}
     folders: list[str] = []
     programs: list[str] = []
-    for path in sorted(source.rglob("*")):
+    for path in all_below(source):
         place = posixpath.join(target, path.relative_to(source).as_posix())
         if path.is_dir():
             folders.append(place)

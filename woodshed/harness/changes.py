@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from woodshed.record.walk import all_below
 from woodshed.sandbox.protocol import Sandbox
 
 SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
@@ -18,19 +19,22 @@ class FolderError(Exception):
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Regular files by relative path, without caches and version control. Raises FolderError beyond 64 MiB."""
+    """Regular files by relative path, without caches and version control. Raises FolderError beyond 64 MiB, and
+    where something cannot be read."""
     if not folder.is_dir():
         raise FolderError(f"{folder}: not a folder")
     files: dict[str, bytes] = {}
     total = 0
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if SKIPPED.intersection(relative.parts) or path.is_symlink() or not path.is_file():
-            continue
-        total += path.stat().st_size
-        if total > MAX_TOTAL:
-            raise FolderError(f"{folder}: more than {MAX_TOTAL >> 20} MiB of files; name a smaller folder")
-        files[relative.as_posix()] = path.read_bytes()
+    try:
+        for path in all_below(folder, skip=SKIPPED):
+            if path.name in SKIPPED or path.is_symlink() or not path.is_file():
+                continue
+            total += path.stat().st_size
+            if total > MAX_TOTAL:
+                raise FolderError(f"{folder}: more than {MAX_TOTAL >> 20} MiB of files; name a smaller folder")
+            files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    except OSError as error:
+        raise FolderError(f"{folder}: cannot be read: {error}") from None
     return files
 
 

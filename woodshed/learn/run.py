@@ -22,6 +22,7 @@ from ..grading.monitors.judge import JudgeError, judge_key
 from ..policy.config import ConfigError, DecoderConfig
 from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
+from ..record.cache import cache_directory
 from ..record.task import TaskError
 from ..sandbox.protocol import SandboxError
 from ..tasks.packages.catalogue import load_catalogue
@@ -162,8 +163,9 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
     if recipe.weights.store:
         _check_store(recipe, run)
     try:
+        cache_directory()
         check_boxes(recipe.sandbox)
-    except SandboxError as error:
+    except (OSError, SandboxError) as error:
         raise RunError(str(error)) from None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from .atomic import write_whole
 from .fault import HostFault, is_shortage
 from .toml import to_toml
+from .walk import all_below
 
 HISTORY = "history.jsonl"
 """What policies did on a task (``record/history.py``); it lies in the directory and is no part of the task."""
@@ -109,6 +110,10 @@ class Task:
 
     def workspace_files(self) -> dict[str, bytes]:
         return _files(self.workspace)
+
+    def workspace_names(self) -> list[str]:
+        """Paths of the workspace's files, whose contents stay unread."""
+        return [path.relative_to(self.workspace).as_posix() for path in _plain_files(self.workspace)]
 
     def test_files(self) -> dict[str, bytes]:
         return _files(self.path / "tests")
@@ -231,15 +236,26 @@ def _names(folder: Path) -> set[str]:
 
 def _files(folder: Path) -> dict[str, bytes]:
     """Raises TaskError for a folder that cannot be read, HostFault where the machine lacks what that needs."""
-    if not folder.is_dir():
-        return {}
-    found = (p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    paths = _plain_files(folder)
     try:
-        return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(found)}
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    except OSError as error:  # in the middle of grading it would pass for one that a box answers
+        raise _unreadable(folder, error) from error
+
+
+def _plain_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    try:
+        return [path for path in all_below(folder) if path.is_file() and not path.is_symlink()]
     except OSError as error:
-        if is_shortage(error):
-            raise HostFault(f"{folder}: cannot be read now: {error}") from error
-        raise TaskError(f"{folder}: cannot be read: {error}") from error
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path, error: OSError) -> Exception:
+    if is_shortage(error):
+        return HostFault(f"{folder}: cannot be read now: {error}")
+    return TaskError(f"{folder}: cannot be read: {error}")
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:

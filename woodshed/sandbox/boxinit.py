@@ -12,14 +12,13 @@ import os
 import resource
 import signal
 import socket
-import sys
 from typing import Any, NamedTuple
 
 from . import boxnet, hostparts, kernel, pyrun, seccomp
 from .agent import Agent
 from .cgroups import Joining
 from .frames import encode
-from .template import HOME, SYSTEM_PATH, UID, search_path
+from .template import HOME, SYSTEM_PATH, UID, command_path, search_path
 
 CONTROL, UPPER, OFFER, EVENTS = 3, 4, 5, 6
 NAMESPACES = (
@@ -215,7 +214,7 @@ def _confine(spec: dict[str, Any]) -> None:
     kernel.mount("proc", "/proc", flags=_PROC | kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY)
     os.umask(0o022)
     environment = {
-        "PATH": SYSTEM_PATH if spec["whole"] else f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PATH": SYSTEM_PATH if spec["whole"] else command_path(),
         "HOME": HOME,
         "LANG": "C.UTF-8",
         # Bytecode is trusted by time stamp (whole seconds) and size: an edit of equal length within one second would

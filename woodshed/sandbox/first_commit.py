@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from woodshed.record.walk import all_below
+
 from .protocol import SandboxError
 
 _BRANCH = "refs/heads/main"
@@ -54,7 +56,7 @@ def _committed(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
     Path(folder, "config").write_text(_CONFIG)
     _git(folder, "fast-import", "--quiet", stream=_stream(files))
     _git(folder, "read-tree", _BRANCH)
-    kept = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+    kept = [path for path in all_below(Path(folder)) if path.is_file()]
     return {f".git/{path.relative_to(folder)}": path.read_bytes() for path in kept}
 
 

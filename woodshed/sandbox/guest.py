@@ -21,7 +21,7 @@ from . import frames, kernel, pyrun, seccomp
 from .agent import Agent
 from .guestnet import Connections
 from .processes import memory, processes
-from .template import HOME, UID, search_path
+from .template import HOME, UID, command_path, search_path
 
 IN, _OUT = 16, 17
 _BECOME_USER = [
@@ -145,7 +145,7 @@ def serve(spec: dict[str, Any], kind: type[Guest], request: int | None = None) -
     for place in spec["places"]:
         _give(place, everything=spec.get("image", False))
     environment = {
-        "PATH": spec.get("path") or f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8",
+        "PATH": spec.get("path") or command_path(), "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1", **(os.environ if spec.get("image") else {}), "HOME": HOME, **spec["env"],
     }  # fmt: skip
     os.environ.clear()

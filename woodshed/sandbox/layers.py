@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from woodshed.record.walk import all_below
+
 from .protocol import SandboxError
 from .template import BOX_UID
 
@@ -71,7 +73,7 @@ class LayerStore:
 def digest(folder: Path) -> str:
     """sha256 (hex) over the paths, kinds, execute bits and contents below ``folder``; not times, not owners."""
     sha = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
+    for path in all_below(folder):
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
             kind, data = b"l", os.fsencode(os.readlink(path))
@@ -88,7 +90,7 @@ def digest(folder: Path) -> str:
 
 def _open_up(folder: Path) -> None:
     """Readable for all, and owned by boxes' user where root fills the store: its folders are writable in a box."""
-    for path in (folder, *folder.rglob("*")):
+    for path in (folder, *all_below(folder)):
         if os.geteuid() == 0:
             os.lchown(path, BOX_UID, BOX_UID)
         if not path.is_symlink():

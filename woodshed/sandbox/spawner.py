@@ -85,7 +85,8 @@ class Spawner:
         self._folder = folder = owned_folder(self._root)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            interpreter = getattr(sys, "_base_executable", None) or sys.executable
+            # Not by a link: boxes have the interpreter's folder at its real path and no other.
+            interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
             self._process = _spawn(interpreter, self._program, theirs)
         ours.setblocking(False)
         self._loop = asyncio.get_running_loop()

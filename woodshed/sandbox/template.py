@@ -108,6 +108,11 @@ def own_prefix() -> str:
     return "" if prefix == "/usr" or prefix.startswith("/usr/") else prefix
 
 
+def command_path() -> str:
+    """PATH of commands in a box: ``python3`` is the interpreter that its own Python code runs in."""
+    return f"{os.path.realpath(sys.base_prefix)}/bin:/usr/local/bin:/usr/bin:/bin"
+
+
 def search_path() -> list[str]:
     """``sys.path`` of an interpreter in the box: the standard library and what layers put into SITE_PACKAGES."""
     installed = {"site-packages", "dist-packages"}

@@ -33,13 +33,14 @@ def library() -> ctypes.CDLL:
     compiler = _compiler()
     machine = platform.machine()
     tuned = "-mcpu=native" if machine in ("aarch64", "arm64") else "-march=native"
-    path = cache_directory() / "native" / f"{_digest(compiler, tuned)}.so"
+    name = f"{_digest(compiler, tuned)}.so"
     try:
+        path = cache_directory() / "native" / name
         if not path.exists():
             write_whole(path, _compiled(compiler, tuned))
         found = ctypes.CDLL(str(path))
     except OSError as error:
-        raise NoKernels(f"{path} cannot be written or loaded; delete what is there: {error}") from error
+        raise NoKernels(f"{name} cannot be written or loaded; delete what is in the cache: {error}") from error
     if found.woodshed_registers() < 16 * 8:
         raise NoKernels(f"this processor ({machine}) has no vectors of eight numbers")
     return found

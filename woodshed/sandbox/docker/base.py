@@ -7,6 +7,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from woodshed.record.walk import all_below
+
 from .. import template
 from ..masks import installed_packages
 from ..template import UID
@@ -34,7 +36,7 @@ def stack(work: Path, layers: Sequence[Path], root: Path | None, out: Path) -> l
             binds += [(str(mask), place) for place in installed_packages(source)]
         folders.insert(0, base)
     # Each name once, of the topmost folder that has it: engines take no archive that says a name twice.
-    members = {path.relative_to(folder).as_posix(): path for folder in folders for path in (folder, *folder.rglob("*"))}
+    members = {path.relative_to(folder).as_posix(): path for folder in folders for path in (folder, *all_below(folder))}
     with tarfile.open(out, "w") as archive:
         for name in sorted(members):
             archive.add(members[name], name, recursive=False, filter=_ours)

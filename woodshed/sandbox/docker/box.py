@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import sys
 from pathlib import Path
@@ -109,7 +110,9 @@ def _guest(spec: BoxSpec, foreign: bool) -> dict[str, Any]:
 
 def _path(spec: BoxSpec) -> str:
     """Of commands in a root or in our own base; an image may say another."""
-    return SYSTEM_PATH if spec.root is not None or spec.image else f"{sys.base_prefix}/bin:{SYSTEM_PATH}"
+    return (
+        SYSTEM_PATH if spec.root is not None or spec.image else f"{os.path.realpath(sys.base_prefix)}/bin:{SYSTEM_PATH}"
+    )
 
 
 def agent_binds(work: Path, runtime: Path) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from woodshed.record.cache import cache_directory
+from woodshed.record.walk import all_below
 
 from ..payload import PLACE
 from ..protocol import Unsupported
@@ -68,7 +69,7 @@ def _fill(work: Path, executable: str, setpriv: str) -> None:
     programs = [Path(executable), Path(setpriv), *sorted((target / "lib-dynload").glob("*.so"))]
     for name, path in _libraries(programs).items():
         shutil.copy(path, work / "ld.so" if name.startswith("ld-") else work / "lib" / name)
-    for each in (work, *work.rglob("*")):  # the box's user reads it, whoever owns it
+    for each in (work, *all_below(work)):  # the box's user reads it, whoever owns it
         if not each.is_symlink():
             each.chmod(0o755 if each.is_dir() or each.stat().st_mode & 0o100 else 0o644)
 

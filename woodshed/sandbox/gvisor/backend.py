@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from woodshed.record.jsonl import JsonLines
+from woodshed.record.walk import all_below
 
 from ..box import OUT_OF_MEMORY
 from ..channel import Channel
@@ -169,7 +170,7 @@ def _below_workdir(spec: BoxSpec) -> _Below:
     found: dict[str, Path] = {}
     for layer in spec.layers:
         root = Path(layer) / spec.workdir.lstrip("/")
-        for path in sorted(root.rglob("*")) if root.is_dir() else ():
+        for path in all_below(root) if root.is_dir() else ():
             name = f"{spec.workdir}/{path.relative_to(root).as_posix()}"
             if name in found and (path.is_symlink() or not path.is_dir()):  # it hides a folder of a lower layer
                 found = {other: there for other, there in found.items() if not other.startswith(f"{name}/")}

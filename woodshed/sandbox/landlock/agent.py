@@ -20,6 +20,7 @@ from ..agent import Agent
 from ..guest import Guest, take_over
 from ..masks import installed_packages
 from ..processes import kill_all, memory, processes
+from ..template import command_path
 from . import rules
 
 _TOP = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -77,7 +78,7 @@ def main() -> None:
     spec |= {"domain": rules.ruleset(rights), "restrict": rules.restrict, "workdir": f"{folder}/workspace"}
     rules.restrict(rules.ruleset([*rights, ("/proc", rules.READ)]))
     environment = {
-        "PATH": f"{os.path.realpath(sys.base_prefix)}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": f"{folder}/home",
+        "PATH": command_path(), "HOME": f"{folder}/home",
         "TMPDIR": f"{folder}/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": f"{folder}/packages",
         "GIT_CONFIG_NOSYSTEM": "1",  # a file that exists and cannot be read is an error to git

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from woodshed.record.walk import all_below
+
 from ..box import ChannelBox
 from ..channel import Channel
 from ..faults import of_the_machine
@@ -131,7 +133,7 @@ class LandlockBackend:
         await asyncio.to_thread(_copy, box.folder, kept)
         name = kept.name
         self._snapshots[name] = (box.spec, kept)
-        return Snapshot(name, "fs", self.name, None, sum(p.lstat().st_size for p in kept.rglob("*")))
+        return Snapshot(name, "fs", self.name, None, sum(p.lstat().st_size for p in all_below(kept)))
 
     async def retire(self, box: LandlockBox) -> None:
         """Called through ``box.close``."""
@@ -198,7 +200,7 @@ def _lay_out(folder: Path, spec: BoxSpec) -> None:
         (folder / name).mkdir()
     places = {spec.workdir.strip("/"): "workspace", SITE_PACKAGES.strip("/"): "packages"}
     for layer in spec.layers:
-        for path in Path(layer).rglob("*"):
+        for path in all_below(Path(layer)):
             name = path.relative_to(layer).as_posix()
             if not path.is_dir() and not name.startswith(tuple(f"{place}/" for place in places)):
                 raise Unsupported(
@@ -217,7 +219,7 @@ def _give(folder: Path) -> int:
     if os.geteuid() != 0:
         return os.geteuid()
     user = _USERS + secrets.randbelow(_MANY)
-    for path in (folder, *folder.rglob("*")):
+    for path in (folder, *all_below(folder)):
         os.lchown(path, user, user)
     return user
 

@@ -11,6 +11,8 @@ import re
 import stat
 from pathlib import Path
 
+from woodshed.record.walk import all_below
+
 from .qemu import Missing, Programs
 
 _WANTED = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio_rng", "erofs", "overlay")
@@ -74,7 +76,7 @@ def build(programs: Programs) -> bytes:
 
 def _modules(folder: Path) -> dict[str, bytes]:
     """Name to contents of what is not built into the kernel, in the order in which it can be loaded."""
-    there = {path.name.partition(".ko")[0].replace("-", "_"): path for path in folder.rglob("*.ko*")}
+    there = {path.name.partition(".ko")[0].replace("-", "_"): path for path in all_below(folder) if ".ko" in path.name}
     builtin = (folder / "modules.builtin").read_text().split()
     known = {Path(line).name.removesuffix(".ko").replace("-", "_") for line in builtin}
     loaded: dict[str, bytes] = {}

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from woodshed.record.walk import all_below
+
 from ..layers import LayerStore, digest
 from ..protocol import SandboxError
 
@@ -26,7 +28,7 @@ def name_of(layer: Path) -> str:
 def pack(layer: Path, out: BinaryIO) -> None:
     """Write a layer. Owners and times are left out."""
     with tarfile.open(fileobj=out, mode="w|") as tar:
-        for path in sorted(layer.rglob("*")):
+        for path in all_below(layer):
             status, member = path.lstat(), tarfile.TarInfo(str(path.relative_to(layer)))
             member.mode = 0o755 if status.st_mode & 0o100 else 0o644
             if stat.S_ISREG(status.st_mode):

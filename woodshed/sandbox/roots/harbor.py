@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from woodshed.record.walk import all_below
+
 from ..layers import digest
 from ..protocol import Backend, BoxSpec, Egress, Limits, Sandbox, SandboxError
 from ..template import SYSTEM_PATH
@@ -134,7 +136,7 @@ async def _copy(box: Sandbox, step: Step, folder: Path, workdir: str, values: di
             raise DockerfileError(f"{where}: COPY {name}: there is no such file in {folder}")
         into = to.endswith("/") or len(names) > 1 or len(found) > 1 or to in (".", "..")
         for path in inside:
-            for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            for each in all_below(path) if path.is_dir() else [path]:
                 if each.is_symlink():
                     raise DockerfileError(f"{where}: COPY of a symbolic link ({each.name}) cannot be followed")
                 if each.is_file():

@@ -20,6 +20,7 @@ from woodshed.grading.results import TestRun
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 from woodshed.sandbox.protocol import Backend, BoxSpec, Limits
+from woodshed.sandbox.template import command_path
 from woodshed.tasks.packages.catalogue import Catalogue, Package
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.prepare import (
@@ -132,7 +133,7 @@ def _key(package: Package, catalogue: Catalogue) -> str:
 def node_version() -> str:
     """Version of the Node that boxes have. Raises PackageError where there is none, or it is older than 20."""
     try:
-        said = subprocess.run(["/usr/bin/env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "node", "--version"],
+        said = subprocess.run(["/usr/bin/env", "-i", f"PATH={command_path()}", "node", "--version"],
                               capture_output=True, text=True, timeout=60)  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         said = None

@@ -47,7 +47,7 @@ def read_folder(folder: Path) -> Snapshot:
     files: dict[str, bytes] = {}
     total = 0
     try:
-        for root, folders, names in os.walk(folder):
+        for root, folders, names in os.walk(folder, onerror=_refuse):
             folders[:] = sorted(f for f in folders if f not in _SKIPPED and not Path(root, f, "pyvenv.cfg").exists())
             for name in sorted(names):
                 path = Path(root, name)
@@ -64,6 +64,10 @@ def read_folder(folder: Path) -> Snapshot:
     if not files:
         raise PackageError(f"{folder}: holds no files")
     return Snapshot(files)
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def read_repository(place: str, commit: str) -> Snapshot:

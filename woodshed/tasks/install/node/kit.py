@@ -12,6 +12,7 @@ from woodshed.grading.install.changes import changes
 from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
+from woodshed.sandbox.template import command_path
 from woodshed.tasks.install.kit import TOOLS, Archive, Left, Pinned, Served
 from woodshed.tasks.install.space import Ground
 from woodshed.tasks.install.use import only_modules
@@ -94,7 +95,7 @@ project itself is not on that registry, and there is no other network. Node and 
             "audit": "false", "fund": "false", "update_notifier": "false", "offline": "true", "cache": "/tmp/npm",
             "loglevel": "warn", "ignore_scripts": "true",
         }  # fmt: skip
-        path = {"PATH": f"{TOOLS}/bin:/usr/local/bin:/usr/bin:/bin"}
+        path = {"PATH": f"{TOOLS}/bin:{command_path()}"}
         return path | {f"npm_config_{key}": value for key, value in quiet.items()}
 
     def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:

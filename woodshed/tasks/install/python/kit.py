@@ -17,7 +17,7 @@ from woodshed.grading.install.changes import changes, python_refusal
 from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.sandbox.template import HOME
+from woodshed.sandbox.template import HOME, command_path
 from woodshed.tasks.install.kit import TOOLS, Left, Pinned, Served
 from woodshed.tasks.install.space import Ground
 from woodshed.tasks.install.use import only_wheels
@@ -63,7 +63,7 @@ there."""
     def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:
         return {
             **self.environment(ground), "PIP_INDEX_URL": f"{index}/simple",
-            "PATH": f"{TOOLS}/bin:{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{TOOLS}/bin:{HOME}/.local/bin:{command_path()}",
             "PYTHONDONTWRITEBYTECODE": "", "PIP_CONSTRAINT": f"{TOOLS}/constraints.txt", "PIP_USER": "1",
             "PIP_ONLY_BINARY": ":all:",
             "PIP_NO_INPUT": "1", "PIP_NO_CACHE_DIR": "1", "PIP_NO_COMPILE": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1",
