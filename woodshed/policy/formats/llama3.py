@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from woodshed.policy.formats.base import (
     FormatError,
@@ -23,6 +24,7 @@ from woodshed.policy.formats.base import (
     schema_of,
     text_content,
 )
+from woodshed.policy.formats.grammar import GrammarRefused, Node, Reply, Seq, Text, any_of, arguments_of, seq
 from woodshed.policy.formats.llama3_template import TEMPLATE
 from woodshed.policy.formats.reading import call_of_json, read_json_at, without_stop
 from woodshed.policy.tokenizer import Piece
@@ -41,6 +43,8 @@ _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant"
 _LINE = re.compile(r"^[ \t]*\{", re.MULTILINE)
 _BETWEEN = re.compile(r"[ \t\r\n;]*")
 _FIRST_KEYS = ('{"name":', '{"type":"function"')
+_LIKE_A_CALL = r'(?s:(.*\n)?[ \t]*\{\s*"(name"\s*:|type"\s*:\s*"function").*)'
+"""A regular expression (Rust's syntax) of texts in which ``_first_call`` may find a call."""
 _WRITE = 'expected {"name": NAME, "parameters": {...}}'
 
 
@@ -79,6 +83,27 @@ class Llama3Format:
     def generation(self) -> list[Piece]:
         return _header("assistant")
 
+    def reply_grammar(self, reply: Reply) -> Node | None:
+        if reply.schema is not None and reply.tools and not reply.must_call and _may_be_call(reply.schema):
+            raise GrammarRefused(
+                'an object that may have "name" and "parameters" or "arguments" would be read as a call; '
+                "rename a property, or forbid other properties (additionalProperties: false)"
+            )
+        calls: list[Node] = []
+        if reply.tools:
+            call = any_of(
+                [
+                    seq(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": ', arguments_of(schema), "}")
+                    for name, schema in reply.functions()
+                ]
+            )
+            calls = [call, *reply.rest(call, Piece("; "))]
+        before = Text(end=Piece(TAG, True), unlike=(_LIKE_A_CALL,))
+        return reply.options(
+            calls=Seq(tuple(calls)), text=Text(without=(TAG,), unlike=(_LIKE_A_CALL,)),
+            text_and_calls=any_of([Seq(tuple(calls)), Seq((before, *calls))]),
+        )  # fmt: skip
+
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Calls follow ``<|python_tag|>``, or begin a line where there is none; without tools nothing is a call.
 
@@ -102,6 +127,15 @@ class Llama3Format:
 
     def chat_template(self) -> str | None:
         return TEMPLATE
+
+
+def _may_be_call(schema: Mapping[str, Any]) -> bool:
+    """Whether an object that follows the schema may have the members of a call."""
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, Mapping) else {}
+    if schema.get("type") != "object" or schema.get("additionalProperties") is not False:
+        return True
+    return "name" in known and bool({"parameters", "arguments"} & known.keys())
 
 
 def _header(role: str) -> list[Piece]:
