@@ -24,7 +24,7 @@ from woodshed.policy.formats.base import (
     schema_of,
     text_content,
 )
-from woodshed.policy.formats.grammar import GrammarRefused, Node, Reply, Seq, Text, any_of, arguments_of, seq
+from woodshed.policy.formats.grammar import GrammarRefused, Json, Node, Reply, Seq, Text, any_of, arguments_of, seq
 from woodshed.policy.formats.llama3_template import TEMPLATE
 from woodshed.policy.formats.reading import call_of_json, read_json_at, without_stop
 from woodshed.policy.tokenizer import Piece
@@ -91,12 +91,10 @@ class Llama3Format:
             )
         calls: list[Node] = []
         if reply.tools:
-            call = any_of(
-                [
-                    seq(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": ', arguments_of(schema), "}")
-                    for name, schema in reply.functions()
-                ]
-            )
+            # Beside an answer in JSON, a call is one JSON value too: a lexer that has begun with a longer literal does
+            # not go back to the "{" of the answer. Beside free text the literal is what ends the text.
+            whole = reply.schema is not None and not reply.must_call
+            call = any_of([_call(name, schema, whole=whole) for name, schema in reply.functions()])
             calls = [call, *reply.rest(call, Piece("; "))]
         before = Text(end=Piece(TAG, True), unlike=(_LIKE_A_CALL,))
         return reply.options(
@@ -127,6 +125,28 @@ class Llama3Format:
 
     def chat_template(self) -> str | None:
         return TEMPLATE
+
+
+def _call(name: str, schema: Mapping[str, Any] | None, *, whole: bool) -> Node:
+    """A call; as one JSON value where it is to be ``whole``, with references into the arguments' schema moved."""
+    if not whole:
+        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
+        return seq(head, arguments_of(schema), "}")
+    properties = {"name": {"const": name}, "parameters": {"type": "object"} if schema is None else _moved(schema)}
+    required = ["name", "parameters"]
+    return Json({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+
+
+def _moved(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_moved(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = "#/properties/parameters" + reference[1:]
+    return moved
 
 
 def _may_be_call(schema: Mapping[str, Any]) -> bool:

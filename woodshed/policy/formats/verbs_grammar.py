@@ -15,7 +15,7 @@ _PATTERNS = {
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
     "boolean": "(true|false)",
 }
-_PLAIN = frozenset({"type", "title", "description", "default", "examples"})
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples"})
 
 
 def verb_grammar(verb: Verb, tool: Tool) -> Node:
@@ -33,23 +33,36 @@ def _template(verb: Verb, schema: Mapping[str, Any]) -> list[Node] | None:
     """The parts of the filled-in template; None where JSON has to be written."""
     parts = FIELD.split(verb.template or "")
     fields = parts[1::2]
-    if not fields or not set(verb.required) <= set(fields) or not all(_plain(schema, name) for name in fields):
+    if not fields or not set(verb.required) <= set(fields):
         return None
     if schema.keys() - {"type", "properties", "required", "additionalProperties", "title", "description", "x-compact"}:
         return None
     nodes: list[Node] = [Piece(parts[0])] if parts[0] else []
     for i, (name, literal) in enumerate(zip(fields, parts[2::2], strict=True)):
-        pattern = _PATTERNS.get(verb.types[name])
-        unlike: tuple[str, ...] = ()
-        if pattern is None:
-            pattern = f"[^{quoted(literal[0])}]*" if literal else ANY
-            if not i and not parts[0]:
-                unlike = (r"\{" + ANY,)  # would be read as JSON arguments
-        nodes.append(Text(pattern, end=Piece(literal) if literal else None, unlike=unlike))
+        value = _value(schema["properties"][name], literal, first=not i and not parts[0])
+        if value is None:
+            return None
+        nodes.append(value)
     return nodes
 
 
-def _plain(schema: Mapping[str, Any], name: str) -> bool:
-    """Whether the property is of a simple type and nothing else is asked of it."""
-    of = schema.get("properties", {}).get(name)
-    return isinstance(of, Mapping) and of.get("type") in (*_PATTERNS, "string") and not of.keys() - _PLAIN
+def _value(schema: Any, literal: str, *, first: bool) -> Node | None:
+    """A field and the literal behind it; None where a text cannot say exactly what the property allows.
+
+    What stands ``first`` does not begin as JSON arguments do.
+    """
+    if not isinstance(schema, Mapping):
+        return None
+    asked, end = schema.keys() - _ANNOTATIONS, Piece(literal) if literal else None
+    texts = schema.get("enum")
+    if asked <= {"enum", "type"} and isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        if not all((literal[:1] or "\0") not in text and not (first and text.startswith("{")) for text in texts):
+            return None
+        return any_of([Piece(text + literal) for text in texts])
+    if asked != {"type"}:
+        return None
+    if (pattern := _PATTERNS.get(schema["type"])) is not None:
+        return Text(pattern, end=end)
+    if schema["type"] != "string":
+        return None
+    return Text(f"[^{quoted(literal[0])}]*" if literal else ANY, end=end, unlike=(r"\{" + ANY,) if first else ())
