@@ -71,6 +71,9 @@ class Letters:
         count = len(self.reply)
         return Completion(list(self.reply), [-0.5] * count, [self.version] * count, "stop")
 
+    def grammars_refused(self) -> str | None:
+        return "it says what it is told"
+
     def release(self, session: str) -> None:
         return None
 

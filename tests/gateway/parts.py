@@ -89,6 +89,9 @@ class ScriptedEngine:
         self.calls.append((session, list(tokens), completion))
         return completion
 
+    def grammars_refused(self) -> str | None:
+        return "it says what it is told"
+
     def release(self, session: str) -> None:
         self.released.append(session)
 

@@ -141,7 +141,11 @@ class Forward:
             hidden_ND = hidden_ND.index_select(0, self._tensor(np.array(at)))
         samplings = [request.sampling for request, _, width in due for _ in range(width)]
         uniforms = [u for request, _, width in due for u in request.uniforms(width)]
-        ids, logprobs = sample(self._logits(hidden_ND), samplings, uniforms)
+        allowed, first_row = [], 0
+        for request, _, width in due:
+            allowed += list(enumerate(request.allowed(), first_row))
+            first_row += width
+        ids, logprobs = sample(self._logits(hidden_ND), samplings, uniforms, allowed)
         results, start = [], 0
         for request, first, width in due:
             count = request.agreeing(ids[start : start + width])

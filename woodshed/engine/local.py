@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.engine import graphs
@@ -23,6 +24,7 @@ from woodshed.engine.delivery import Outbox
 from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
 from woodshed.engine.fair import FairQueue
 from woodshed.engine.forward import Forward
+from woodshed.engine.grammar import MISSING, GrammarError, Grammars, Matcher, library
 from woodshed.engine.native import kernels as native
 from woodshed.engine.native.build import NoKernels
 from woodshed.engine.native.kernels import Kernels
@@ -45,8 +47,8 @@ class LocalEngine:
     """Samples from a decoder in this process; implements ``woodshed.engine.protocol.Engine``.
 
     The engine owns ``decoder`` from here on: it moves it to ``device`` and changes its weights in place. ``version`` is
-    the PolicyVersion of the weights it starts with; ``mtp`` guesses tokens for it and keeps the weights it has. Callers
-    may live in any event loop of any thread.
+    the PolicyVersion of the weights it starts with; ``mtp`` guesses tokens for it and keeps the weights it has;
+    without ``grammars`` requests that have a grammar are refused. Callers may live in any event loop of any thread.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class LocalEngine:
         device: str | torch.device = "cpu",
         version: int = 0,
         mtp: MtpHead | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
+        self._grammars = grammars
         config = decoder.config
         if self.settings.context is not None and self.settings.context > config.max_positions:
             raise ValueError(f"engine.context is {self.settings.context}; the policy's limit is {config.max_positions}")
@@ -129,6 +133,9 @@ class LocalEngine:
                 f"a sequence of {len(prompt) + limit} tokens at {self._cache.token_bytes} bytes a token does not fit "
                 f"engine.cache_bytes {self.settings.cache_bytes}; raise it or lower max_tokens"
             )
+        matcher = None
+        if sampling.grammar is not None:  # compiled elsewhere than in the engine's thread and the event loop
+            matcher = await asyncio.to_thread(self._matcher, sampling, prompt)
         loop = asyncio.get_running_loop()
         request = Request(
             prompt=prompt,
@@ -140,6 +147,7 @@ class LocalEngine:
             future=loop.create_future(),
             rng=self._random if sampling.seed is None else seeded(sampling.seed, sampling.drawn),
             stop_ids=frozenset(sampling.stop_ids),
+            matcher=matcher,
         )
         with self._wake:
             self.check_open()
@@ -166,6 +174,12 @@ class LocalEngine:
         swap = Swap(version, state, kv, loop, loop.create_future())
         self._post(lambda: self._swaps.append(swap))
         return await swap.future
+
+    def grammars_refused(self) -> str | None:
+        """Why this engine takes no ``Sampling.grammar``; None where it does."""
+        if self._grammars is None:
+            return "it was opened without the policy's tokenizer"
+        return None if library() else MISSING
 
     def release(self, session: str) -> None:
         """Forget a session; what it still runs ends with stop reason ``cancelled``."""
@@ -207,6 +221,18 @@ class LocalEngine:
             self._closed = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+
+    def _matcher(self, sampling: Sampling, prompt: NDArray[np.int32]) -> Matcher:
+        """The matcher of a request, behind the tokens of its completion that were sampled before. Raises ValueError."""
+        if self._grammars is None:
+            raise GrammarError(f"sampling.grammar: the engine takes none, {self.grammars_refused()}")
+        assert sampling.grammar is not None
+        if sampling.drawn > len(prompt):
+            raise ValueError(f"sampling.drawn is {sampling.drawn}; the prompt has {len(prompt)} tokens")
+        matcher = self._grammars.start(sampling.grammar, sampling.stop_ids)
+        if sampling.drawn:
+            matcher.advance(prompt[-sampling.drawn :].tolist())
+        return matcher
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
@@ -331,7 +357,10 @@ class LocalEngine:
     def _accept(self, request: Request, token: int, logprob: float) -> bool:
         """False where the request is over."""
         if math.isnan(logprob):
-            self._fail(request, EngineError(f"the policy (version {self._version}) yields logits that are not finite"))
+            why = f"the policy (version {self._version}) yields logits that are not finite"
+            if request.matcher is not None and not request.matcher.allowed().any():
+                why = f"the grammar cannot be followed any further: {request.matcher.problem}"
+            self._fail(request, EngineError(why))
             return False
         self._cache.tokens[request.row, request.total] = token
         try:

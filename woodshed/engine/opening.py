@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from woodshed.engine.follow import ChainWatch
+from woodshed.engine.grammar import Grammars
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.settings import ServerSettings
 from woodshed.policy.device import resolve
@@ -34,8 +35,9 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
         device = torch.device("cuda", gpu % torch.cuda.device_count())
     policy = load_policy(settings.policy, device=device)
     engine = LocalEngine(
-        policy.decoder, settings=settings.engine, device=device, version=policy.version, mtp=policy.mtp
-    )
+        policy.decoder, settings=settings.engine, device=device, version=policy.version, mtp=policy.mtp,
+        grammars=Grammars.of(policy.tokenizer),
+    )  # fmt: skip
     stack.push_async_callback(engine.close)
     if settings.weights is None:
         return Opened(policy, engine, None)

@@ -18,6 +18,9 @@ class Sampling:
 
     ``drawn``: tokens of this completion that were sampled before, elsewhere; the numbers that ``seed`` gave them are
     skipped. So a completion that goes on in another engine has the tokens that it would have had in the first.
+
+    ``grammar`` (see ``engine/grammar.py``): only tokens that it allows are sampled, before everything else that narrows
+    the choice, and ``stop_ids`` only where it is fulfilled.
     """
 
     max_tokens: int = 256
@@ -29,15 +32,16 @@ class Sampling:
     seed: int | None = None
     drawn: int = 0
     logit_bias: dict[int, float] = field(default_factory=dict)
+    grammar: str | None = None
 
 
 @dataclass
 class Completion:
     """Sampled tokens with what was true at sampling time.
 
-    ``logprobs`` are natural logs under the distribution that was sampled from (after temperature and truncation; at
-    temperature 1 without truncation that is the policy itself). ``versions`` give the PolicyVersion per token.
-    ``routes`` is int16 ``[n, L, K]`` or None. ``prompt_routes`` likewise for the tokens of the request that were
+    ``logprobs`` are natural logs under the distribution that was sampled from (after grammar, temperature and
+    truncation; at temperature 1 without the others that is the policy itself). ``versions`` give the PolicyVersion per
+    token. ``routes`` is int16 ``[n, L, K]`` or None. ``prompt_routes`` likewise for the tokens of the request that were
     prefilled for it (the last ``len(prompt_routes)`` prompt tokens).
     """
 
@@ -73,6 +77,10 @@ class Engine(Protocol):
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion: ...
+
+    def grammars_refused(self) -> str | None:
+        """Why this engine takes no ``Sampling.grammar``; None where it does."""
+        ...
 
     def release(self, session: str) -> None: ...
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from woodshed.engine.grammar import Matcher
 from woodshed.engine.pace import Pace
 from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
 
@@ -30,9 +31,9 @@ class Request:
 
     ``prompt`` int32 ``[P]``. ``limit`` is how many tokens may be sampled (``max_tokens``, or less where the context
     ends). ``row`` is its row of the cache while it runs. ``reused`` prompt tokens were in the session's own cache,
-    ``cached`` include those copied from another session. ``draft`` are guesses that the next step
-    checks. ``routes`` int16 ``[n, L, K]`` are those of the first n tokens where they have been computed anew since
-    tokens were sampled after them.
+    ``cached`` include those copied from another session. ``draft`` are guesses that the next step checks. ``matcher``
+    stands behind the last of ``tokens``. ``routes`` int16 ``[n, L, K]`` are those of the first n tokens where they have
+    been computed anew since tokens were sampled after them.
     """
 
     prompt: NDArray[np.int32]
@@ -54,6 +55,7 @@ class Request:
     cancelled: bool = False
     draft: list[int] = field(default_factory=list)
     pace: Pace | None = None
+    matcher: Matcher | None = None
     routes: NDArray[np.int16] | None = None
     _uniforms: deque[float] = field(default_factory=deque)
 
@@ -73,6 +75,11 @@ class Request:
             self._uniforms.append(self.rng.random())
         return list(itertools.islice(self._uniforms, count))
 
+    def allowed(self) -> list[NDArray[np.uint8]]:
+        """The tokens that its grammar allows at the next position and after each token of the draft, see ``Matcher``;
+        empty where it has none."""
+        return [] if self.matcher is None else self.matcher.allowed_after(self.draft)
+
     def agreeing(self, sampled: Sequence[int]) -> int:
         """How many of the tokens sampled behind one another count: up to the first that was not guessed, a stop token,
         or the limit. ``sampled`` has one token more than ``draft``."""
@@ -88,6 +95,8 @@ class Request:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
+        if self.matcher is not None and token not in self.stop_ids:
+            self.matcher.advance([token])
         enough = self.on_token is not None and self.on_token(token, logprob, version) is True
         if token in self.stop_ids:
             return "stop"

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.engine.protocol import Sampling
+
+Allowed = Sequence[tuple[int, NDArray[np.uint8]]]
+"""(row, the tokens that it may have as bits, little endian); tokens without a bit are not allowed."""
 
 NUMBERS_AT_ONCE = 1 << 17
 """Of the logits that a CPU draws from, so that what is made of them stays in its cache."""
@@ -39,10 +43,16 @@ def truncate(logits_BV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
     return torch.empty_like(logits_BV).scatter_(-1, order_BV, sorted_BV)
 
 
-def adjusted_logits(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Float32 logits ``[B, V]`` after bias, temperature and truncation (bias first). Temperature 0 leaves the scale."""
+def adjusted_logits(logits_BV: Tensor, samplings: Sequence[Sampling], allowed: Allowed = ()) -> Tensor:
+    """Float32 logits ``[B, V]`` after grammar, bias, temperature and truncation, in this order. Temperature 0 leaves
+    the scale."""
     logits_BV = logits_BV.float()
     device = logits_BV.device
+    if allowed:
+        index = torch.tensor([row for row, _ in allowed], device=device)
+        bits = np.unpackbits(np.stack([b for _, b in allowed]), axis=1, count=logits_BV.shape[1], bitorder="little")
+        kept_BV = torch.from_numpy(bits.view(np.bool_)).to(device)
+        logits_BV = logits_BV.index_copy(0, index, logits_BV[index].masked_fill(~kept_BV, -torch.inf))
     biased = [(row, s.logit_bias) for row, s in enumerate(samplings) if s.logit_bias]
     if biased:
         logits_BV = logits_BV.clone()
@@ -67,7 +77,7 @@ def adjusted_logits(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def sample(
-    logits_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
+    logits_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], allowed: Allowed = ()
 ) -> tuple[list[int], list[float]]:
     """One token id and its natural log-probability per row.
 
@@ -75,7 +85,7 @@ def sample(
     distribution drawn from; greedy decoding (temperature 0) draws from a point mass, so there it is 0. A row whose
     logits are not finite yields log-probability nan.
     """
-    logits_BV = adjusted_logits(logits_BV, samplings)
+    logits_BV = adjusted_logits(logits_BV, samplings, allowed)
     greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
     if len(greedy) == len(samplings):
         return _greedy(logits_BV)

@@ -34,7 +34,7 @@ class Speculation:
                     wanted.setdefault(count, []).append(request)
         for count, requests in wanted.items():
             for request, draft in zip(requests, drafter.draft(requests, count)):
-                request.draft = draft
+                request.draft = draft if request.matcher is None else draft[: request.matcher.fitting(draft)]
 
     def saw(self, request: Request, kept: int) -> None:
         """``kept`` tokens of the request's draft were right; the draft is used up."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from woodshed.record.segment import Span
+from woodshed.record.segment import Constraint, Span
 
 from .recorder import Mark, OpenSegment, Recorder
 from .rendering import Rendering
@@ -238,6 +238,8 @@ def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUs
     }  # fmt: skip
     if not start:
         head["tools"] = segment.tools
+    if constraints := [c.to_json() for c in segment.constraints if c.start >= start]:
+        head["constraints"] = constraints
     arrays = [
         segment.tokens[start:].tobytes(), bytes(segment.sampled[start:]),
         segment.logprobs[start:].tobytes(), segment.versions[start:].tobytes(),
@@ -282,3 +284,4 @@ def _replay(recorder: Recorder, head: dict[str, Any], data: bytes) -> None:
     at, ends = head["ends"]
     segment.ends[at:] = ends
     segment.pending = tuple(head["pending"])
+    segment.constraints += [Constraint.from_json(c) for c in head.get("constraints", ())]

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from woodshed.engine.grammar import library
 from woodshed.engine.protocol import Completion
-from woodshed.record.segment import Segment, Span
+from woodshed.record.segment import Constraint, Segment, Span
 
 from .messages import Message, normalise, same_message
 from .rendering import Part, Rendering, Tools
@@ -42,6 +43,7 @@ class Before(NamedTuple):
     spans: list[Span]
     pending: tuple[int, ...]
     undelivered: bool
+    constraints: list[Constraint]
 
 
 @dataclass(eq=False)
@@ -67,6 +69,7 @@ class OpenSegment:
     pending: tuple[int, ...] = ()
     busy: bool = False
     undelivered: bool = False
+    constraints: list[Constraint] = field(default_factory=list)
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.tokens.extend(ids)
@@ -85,11 +88,11 @@ class OpenSegment:
     def before(self) -> Before:
         """For ``put_back``."""
         lists = self.messages, list(self.ends), list(self.spans)
-        return Before(len(self.tokens), *lists, self.pending, self.undelivered)
+        return Before(len(self.tokens), *lists, self.pending, self.undelivered, list(self.constraints))
 
     def put_back(self, before: Before) -> None:
         """As it was then."""
-        end, self.messages, self.ends, self.spans, self.pending, self.undelivered = before
+        end, self.messages, self.ends, self.spans, self.pending, self.undelivered, self.constraints = before
         for held in (self.tokens, self.sampled, self.logprobs, self.versions):
             del held[end:]
         self.routes.forget(end)
@@ -111,6 +114,7 @@ class OpenSegment:
             versions=np.array(self.versions, np.int32),
             spans=list(self.spans),
             routes=self.routes.freeze(len(self.tokens)),
+            constraints=list(self.constraints),
         )
         segment.check()
         return segment
@@ -118,7 +122,8 @@ class OpenSegment:
 
 @dataclass
 class Turn:
-    """One request, planned and not yet committed. ``prompt`` is what the engine gets, ``parts`` what is new in it."""
+    """One request, planned and not yet committed. ``prompt`` is what the engine gets, ``parts`` what is new in it;
+    ``grammar`` is what it samples under."""
 
     segment: OpenSegment
     tools: Tools
@@ -126,6 +131,7 @@ class Turn:
     prompt: list[int]
     parts: list[Part]
     fresh: bool
+    grammar: str | None = None
     before: Before | None = None
     """The segment before the turn was committed."""
 
@@ -144,7 +150,7 @@ class Recorder:
         self.started = 0
         self.prefix_breaks = 0
 
-    def plan(self, messages: list[Any], tools: Tools) -> Turn:
+    def plan(self, messages: list[Any], tools: Tools, grammar: str | None = None) -> Turn:
         """Decide which segment the request extends and encode what is new. Raises ApiError for a bad message.
 
         The segment is reserved until ``commit`` or ``abandon``.
@@ -162,7 +168,7 @@ class Recorder:
         for _, _, ids in parts:
             prompt += ids
         segment.busy = True
-        return Turn(segment, tools, messages, prompt, parts, fresh)
+        return Turn(segment, tools, messages, prompt, parts, fresh, grammar)
 
     def abandon(self, turn: Turn) -> None:
         """The request came to nothing; the segment is as it was."""
@@ -177,6 +183,10 @@ class Recorder:
             self._append(segment, role, index, ids)
         segment.add_sampled(completion.tokens, completion.logprobs, completion.versions)
         total = len(segment.tokens)
+        if turn.grammar is not None and completion.tokens:
+            start = total - len(completion.tokens)
+            made_by = library() or ""
+            segment.constraints.append(Constraint(start, total, turn.grammar, self.rendering.stop_ids, made_by))
         last = segment.spans[-1]
         segment.spans[-1] = Span(last.start, total, last.role, last.message)
         segment.ends[-1] = total

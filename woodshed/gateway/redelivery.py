@@ -17,15 +17,26 @@ from .terms import TurnUsage
 from .trajectories import OpenTrajectory
 
 
-def recorded(trajectory: OpenTrajectory, messages: list[Any], tools: Tools) -> tuple[OpenSegment, TurnUsage] | None:
-    """The segment whose last turn answered exactly these messages and may not have arrived, and what that turn took."""
+def recorded(
+    trajectory: OpenTrajectory, messages: list[Any], tools: Tools, grammar: str | None = None
+) -> tuple[OpenSegment, TurnUsage] | None:
+    """The segment whose last turn answered exactly these messages under this grammar and may not have arrived, and what
+    that turn took."""
     for index, segment in enumerate(trajectory.recorder.segments):
         if not segment.undelivered or segment.busy or segment.tools != tools:
+            continue
+        if _last_grammar(segment) != grammar:
             continue
         if len(segment.messages) == len(messages) + 1 and segment.common_messages(messages) == len(messages):
             usage = next((turn for turn in reversed(trajectory.usage) if turn.segment == index), None)
             return None if usage is None else (segment, usage)
     return None
+
+
+def _last_grammar(segment: OpenSegment) -> str | None:
+    """What the last turn was sampled under."""
+    last = segment.constraints[-1] if segment.constraints else None
+    return last.grammar if last is not None and last.end == len(segment.tokens) else None
 
 
 def completion_of(segment: OpenSegment, usage: TurnUsage, *, may_stop: bool) -> Completion:

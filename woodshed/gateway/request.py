@@ -7,6 +7,23 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplyRules:
+    """What a reply has to be. ``constraints.py`` makes a grammar of it.
+
+    ``must_call``: it calls a tool. ``only``: names of the tools that it may call; None is all. ``one_call``: at most
+    one call. ``strict``: tools whose arguments follow their schema even where no call is forced. ``schema``: the JSON
+    schema of its text, which the client named in ``schema_field``.
+    """
+
+    must_call: bool = False
+    only: tuple[str, ...] | None = None
+    one_call: bool = False
+    strict: tuple[str, ...] = ()
+    schema: dict[str, Any] | None = None
+    schema_field: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One turn to sample.
 
@@ -28,3 +45,4 @@ class Request:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
+    rules: ReplyRules = ReplyRules()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from woodshed.record.segment import Segment, Span
+from woodshed.record.segment import Constraint, Segment, Span
 
 CONTENT_TYPE = "application/x-woodshed-segments"
 _MAGIC = b"WSSG1\n"
@@ -52,6 +52,8 @@ def encode(finished: Finished) -> bytes:
         routes = None if segment.routes is None else list(segment.routes.shape)
         spans = [[s.start, s.end, s.role, s.message] for s in segment.spans]
         shapes.append({"length": len(segment), "routes": routes, "spans": spans})
+        if segment.constraints:
+            shapes[-1]["constraints"] = [constraint.to_json() for constraint in segment.constraints]
         parts += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
         if segment.routes is not None:
             parts.append(np.ascontiguousarray(segment.routes, "<i2").tobytes())
@@ -88,7 +90,9 @@ def _segment(data: bytes, position: int, shape: dict[str, Any]) -> tuple[Segment
     routes = None
     if shape["routes"] is not None:
         routes, position = _take(data, position, "<i2", shape["routes"])
-    segment = Segment(**values, spans=[Span(*span) for span in shape["spans"]], routes=routes)
+    constraints = [Constraint.from_json(c) for c in shape.get("constraints", ())]
+    spans = [Span(*span) for span in shape["spans"]]
+    segment = Segment(**values, spans=spans, routes=routes, constraints=constraints)
     segment.check()
     return segment, position
 

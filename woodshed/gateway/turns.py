@@ -11,6 +11,7 @@ from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClos
 from woodshed.engine.protocol import Completion, Engine, OnToken, Sampling
 from woodshed.policy.formats.base import ParsedMessage
 
+from .constraints import Constraints
 from .errors import ApiError, ContextTooLong
 from .journal import Journal, JournalError
 from .messages import Message
@@ -77,6 +78,7 @@ class Turns:
         self.metrics = metrics
         self.max_tokens = max_tokens
         self.journal = journal
+        self.constraints = Constraints(rendering, engine)
 
     def parser(self, request: Request) -> Parse:
         """Reads sampled text under the request's tools. Raises ApiError where the format cannot use a schema."""
@@ -95,12 +97,13 @@ class Turns:
         A request that is cancelled, or whose trajectory is closed meanwhile, records nothing. Raises ApiError.
         """
         parse = self.parser(request)
-        if (again := self._recorded(trajectory, request, parse)) is not None:
+        grammar = await self.constraints.grammar(request)
+        if (again := self._recorded(trajectory, request, parse, grammar)) is not None:
             if listener is not None:
                 listener.planned(again.prompt_tokens)
             return again
         trajectory.terms.check(trajectory.used(), len(trajectory.running))
-        turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools))
+        turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools), grammar)
         task = asyncio.current_task()
         assert task is not None
         trajectory.running[task] = 0
@@ -144,9 +147,11 @@ class Turns:
             except JournalError as error:  # nobody waits for an answer; a restart would forget it
                 log.error("%s", error)
 
-    def _recorded(self, trajectory: OpenTrajectory, request: Request, parse: Parse) -> Answer | None:
+    def _recorded(
+        self, trajectory: OpenTrajectory, request: Request, parse: Parse, grammar: str | None
+    ) -> Answer | None:
         """The answer that was recorded and may not have arrived."""
-        found = recorded(trajectory, request.messages, self.rendering.known(request.tools))
+        found = recorded(trajectory, request.messages, self.rendering.known(request.tools), grammar)
         if found is None:
             return None
         segment, usage = found
@@ -174,6 +179,7 @@ class Turns:
             stop_ids=self.rendering.stop_ids,
             seed=request.seed,
             logit_bias=request.logit_bias,
+            grammar=turn.grammar,
         )
         sampling = trajectory.terms.apply(sampling, trajectory.used(), len(turn.prompt))
         on_token = None if watch is None else _listening(watch)

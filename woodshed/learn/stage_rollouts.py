@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import uvloop
 
+from ..engine.grammar import Grammars
 from ..evaluate.run import evaluate
 from ..grading.monitors import count, quarantined
 from ..recipe.recipe import Recipe
@@ -43,6 +45,14 @@ def evaluate_after(recipe: Recipe, run: RunDirectory) -> None:
 
 def reinforce(recipe: Recipe, run: RunDirectory) -> None:
     uvloop.run(_reinforce(recipe, run))
+
+
+@cache
+def _grammars(run: RunDirectory) -> Grammars:
+    """Of the vocabulary that the policy samples from; torch is imported only where a grammar was used."""
+    from ..policy.hf import load_chat
+
+    return Grammars(load_chat(run.policy("sft"))[1])
 
 
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
@@ -108,6 +118,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             generation_budget=settings.generation_budget,
             rollouts=settings.groups_per_step * settings.group_size,
             left_out=lambda trajectory: quarantined(trajectory, settings.monitors),
+            grammars=lambda: _grammars(run),
         )
         statistics = {**vars(counts), **describe(groups), "boxes": boxes()}
         note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"

@@ -77,6 +77,11 @@ class Tokenizer:
     def __len__(self) -> int:
         return self.vocab_size
 
+    @property
+    def rows(self) -> int:
+        """How many ids there are, those included that decode to nothing."""
+        return len(self._bytes)
+
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Token ids. Without ``allow_special`` a control token's name is encoded as the characters it consists of."""
         if allow_special:

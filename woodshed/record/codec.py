@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .segment import Segment, Span
+from .segment import Constraint, Segment, Span
 from .trajectory import Effort, Outcome, ToolEvent, Trajectory
 
 _MAGIC = b"WSTR1\n"
@@ -24,7 +24,10 @@ def trajectory_to_bytes(trajectory: Trajectory) -> bytes:
     for segment in trajectory.segments:
         routes = None if segment.routes is None else list(segment.routes.shape)
         spans = [[s.start, s.end, s.role, s.message] for s in segment.spans]
-        head["segments"].append({"length": len(segment), "routes": routes, "spans": spans})
+        about = {"length": len(segment), "routes": routes, "spans": spans}
+        if segment.constraints:
+            about["constraints"] = [constraint.to_json() for constraint in segment.constraints]
+        head["segments"].append(about)
         arrays += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
         if segment.routes is not None:
             arrays.append(np.ascontiguousarray(segment.routes, "<i2").tobytes())
@@ -49,7 +52,9 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
         if item["routes"] is not None:
             flat, position = _take(data, position, "<i2", int(np.prod(item["routes"])))
             routes = flat.reshape(item["routes"])
-        segments.append(Segment(**values, spans=[Span(*s) for s in item["spans"]], routes=routes))
+        constraints = [Constraint.from_json(c) for c in item.get("constraints", ())]
+        spans = [Span(*s) for s in item["spans"]]
+        segments.append(Segment(**values, spans=spans, routes=routes, constraints=constraints))
     if position != len(data):
         raise ValueError(f"trajectory record has {len(data) - position} bytes too many")
     head["outcome"] = Outcome(**head["outcome"]) if head["outcome"] else None

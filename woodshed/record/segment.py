@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,32 @@ class Span:
     message: int
 
 
+@dataclass(frozen=True)
+class Constraint:
+    """Tokens ``[start, end)`` of a segment were sampled under a grammar (``Sampling.grammar``).
+
+    ``library`` is the name and version of what read it. Which tokens were allowed at each position follows from the
+    rest, so that it is computed again for training.
+    """
+
+    start: int
+    end: int
+    grammar: str
+    stop_ids: tuple[int, ...]
+    library: str
+
+    def to_json(self) -> list[Any]:
+        return [self.start, self.end, self.grammar, list(self.stop_ids), self.library]
+
+    @staticmethod
+    def from_json(data: Sequence[Any]) -> Constraint:
+        """Raises TypeError or ValueError for what ``to_json`` did not write."""
+        start, end, grammar, stop_ids, library = data
+        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(grammar, str):
+            raise ValueError(f"constraint: {data!r:.80} is none")
+        return Constraint(start, end, grammar, tuple(map(int, stop_ids)), str(library))
+
+
 @dataclass
 class Segment:
     """Token-exact record of one context window.
@@ -29,7 +57,8 @@ class Segment:
     ``tokens`` int32 ``[T]``; ``sampled`` bool ``[T]`` (True where the policy sampled the token); ``logprobs``
     float32 ``[T]`` (natural log, behaviour policy at sampling time, 0 where not sampled); ``versions`` int32
     ``[T]`` (PolicyVersion that sampled the token, -1 where not sampled); ``routes`` int16 ``[T, L, K]`` expert ids
-    or None (-1 where unknown).
+    or None (-1 where unknown). ``constraints``: under which grammars tokens were sampled; their ``logprobs`` are those
+    among the allowed tokens.
     """
 
     tokens: NDArray[np.int32]
@@ -38,6 +67,7 @@ class Segment:
     versions: NDArray[np.int32]
     spans: list[Span] = field(default_factory=list)
     routes: NDArray[np.int16] | None = None
+    constraints: list[Constraint] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -54,6 +84,14 @@ class Segment:
             raise ValueError("segment: a token that was not sampled carries a log-probability or a version")
         if np.any(self.versions[self.sampled] < 0):
             raise ValueError("segment: a sampled token carries no policy version")
+        for constraint in self.constraints:
+            if (
+                not 0 <= constraint.start < constraint.end <= t
+                or not self.sampled[constraint.start : constraint.end].all()
+            ):
+                raise ValueError(
+                    f"segment: tokens {constraint.start} to {constraint.end} have a grammar and were not sampled"
+                )
         edge = 0
         for span in self.spans:
             if span.start != edge or span.end < span.start:

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.record.segment import Segment
+from woodshed.engine.grammar import GrammarError, Grammars, library
+from woodshed.record.segment import Constraint, Segment
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.credit import Credit
 from woodshed.rl.credit.kl import k1_advantages
@@ -60,13 +61,15 @@ def build_batch(
     kl_beta: float = 0.0,
     ref_logprobs: RefLogprobs | None = None,
     left_out: Callable[[Trajectory], bool] = lambda _: False,
+    grammars: Callable[[], Grammars] | None = None,
 ) -> tuple[TrainBatch, BatchStats]:
     """(batch, stats). The loss is ``-(1 / (rollouts * generation_budget)) * sum A_t * logp_t`` (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
     batch, a constant too (default: as many as given). ``kl_beta`` above 0 needs ``ref_logprobs``; then a rollout of
-    zero advantage is trained for its KL term. ``left_out``: whether a graded rollout is quarantined. Raises ValueError
-    for a group that mixes tasks.
+    zero advantage is trained for its KL term. ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives
+    those of the policy's vocabulary, for tokens that were sampled under one; their ``ref_logprobs`` are among the
+    allowed tokens too. Raises ValueError for a group that mixes tasks, and where grammars are missing.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
@@ -96,7 +99,7 @@ def build_batch(
                 stats.zero_advantage += 1
                 continue
             stats.trained += 1
-            rows += _sequences(trajectory, float(advantage), kl_beta, ref_logprobs, stats)
+            rows += _sequences(trajectory, float(advantage), kl_beta, ref_logprobs, stats, grammars)
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
     count = rollouts if rollouts is not None else max(1, stats.rollouts)
@@ -106,7 +109,12 @@ def build_batch(
 
 
 def _sequences(
-    trajectory: Trajectory, advantage: float, kl_beta: float, ref_logprobs: RefLogprobs | None, stats: BatchStats
+    trajectory: Trajectory,
+    advantage: float,
+    kl_beta: float,
+    ref_logprobs: RefLogprobs | None,
+    stats: BatchStats,
+    grammars: Callable[[], Grammars] | None,
 ) -> list[TrainSequence]:
     rows = []
     for segment in trajectory.segments:
@@ -122,6 +130,9 @@ def _sequences(
         if kl_beta and ref_logprobs is not None:
             ref_T = ref_logprobs(segment)
             advantages_T = k1_advantages(advantage, segment.logprobs, ref_T, kl_beta)
+        allowed = allowed_of = None
+        if segment.constraints:
+            allowed, allowed_of = allowed_sets(segment, None if grammars is None else grammars())
         rows.append(
             TrainSequence(
                 segment.tokens,
@@ -131,6 +142,42 @@ def _sequences(
                 versions=segment.versions,
                 routes=segment.routes,
                 trajectory=trajectory.id,
+                allowed=allowed,
+                allowed_of=allowed_of,
             )
         )
     return rows
+
+
+def allowed_sets(segment: Segment, grammars: Grammars | None) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """``allowed`` and ``allowed_of`` (see ``TrainBatch``) of a segment: its grammars are followed once more.
+
+    Raises ValueError where that cannot be done, or a token turns out to be forbidden.
+    """
+    known: dict[bytes, int] = {}
+    of_T = np.full(len(segment), -1, np.int32)
+    for constraint in segment.constraints:
+        if grammars is None:
+            raise ValueError("tokens were sampled under a grammar, and there are no grammars to follow it with")
+        if constraint.library != library():
+            message = f"tokens were sampled under a grammar of {constraint.library}; this is {library() or 'not there'}"
+            raise ValueError(message)
+        _follow(segment, constraint, grammars, known, of_T)
+    return np.frombuffer(b"".join(known), np.uint8).reshape(len(known), -1).copy(), of_T
+
+
+def _follow(
+    segment: Segment, constraint: Constraint, grammars: Grammars, known: dict[bytes, int], of_T: NDArray[np.int32]
+) -> None:
+    tokens = segment.tokens[constraint.start : constraint.end].tolist()
+    try:
+        matcher = grammars.start(constraint.grammar, constraint.stop_ids)
+        for at, token in enumerate(tokens, constraint.start):
+            bits = matcher.allowed()
+            of_T[at] = known.setdefault(bits.tobytes(), len(known))
+            if not bits[token >> 3] >> (token & 7) & 1:
+                raise GrammarError(f"token {token} at {at} is forbidden")
+            if token not in constraint.stop_ids:
+                matcher.advance([token])
+    except GrammarError as error:
+        raise ValueError(f"a completion does not follow the grammar that it was sampled under: {error}") from None

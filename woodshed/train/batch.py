@@ -39,6 +39,8 @@ class Sequence:
     versions: NDArray[np.int32] | None = None
     routes: NDArray[np.int16] | None = None
     trajectory: str = ""
+    allowed: NDArray[np.uint8] | None = None
+    allowed_of: NDArray[np.int32] | None = None
 
 
 @dataclass
@@ -48,8 +50,10 @@ class TrainBatch:
     ``tokens`` int32 ``[N]``; ``lengths`` int32 ``[S]``; ``weights`` float32 ``[N]`` per loss part (signed);
     ``denominators`` one number above 0 per part; ``behaviour_logprobs`` float32 ``[N]`` (nan where not sampled);
     ``ref_logprobs`` float32 ``[N]`` or None (nan where unknown); ``versions`` int32 ``[N]`` (-1 where not sampled);
-    ``routes`` int16 ``[N, L, K]`` or None; ``trajectories`` S ids. ``step`` counts from 1: training on the batch of
-    step n makes PolicyVersion n. S may be 0 (a step in which there was nothing to learn).
+    ``routes`` int16 ``[N, L, K]`` or None; ``trajectories`` S ids. ``allowed`` uint8 ``[K, ceil(V / 8)]`` are sets of
+    tokens as bits (little endian) and ``allowed_of`` int32 ``[N]`` says from which of them a token was sampled, -1 for
+    the whole vocabulary; both are None where every token was sampled from that. ``step`` counts from 1: training on the
+    batch of step n makes PolicyVersion n. S may be 0 (a step in which there was nothing to learn).
     """
 
     id: str
@@ -64,6 +68,8 @@ class TrainBatch:
     ref_logprobs: NDArray[np.float32] | None = None
     routes: NDArray[np.int16] | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    allowed: NDArray[np.uint8] | None = None
+    allowed_of: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -83,15 +89,30 @@ class TrainBatch:
         if len(self.trajectories) != len(self.lengths):
             raise BatchError(f"{where}: {len(self.trajectories)} trajectory ids for {len(self.lengths)} sequences")
         streams: dict[str, NDArray | None] = {f"weights[{k!r}]": v for k, v in self.weights.items()}
-        for name in ("behaviour_logprobs", "versions", "ref_logprobs", "routes"):
+        for name in ("behaviour_logprobs", "versions", "ref_logprobs", "routes", "allowed_of"):
             streams[name] = getattr(self, name)
         for name, stream in streams.items():
             if stream is not None and len(stream) != n:
                 raise BatchError(f"{where}: {name} has {len(stream)} entries, tokens has {n}")
         if self.routes is not None and self.routes.ndim != 3:
             raise BatchError(f"{where}: routes has shape {self.routes.shape}, expected [{n}, layers, k]")
+        self._check_allowed(where)
         for part, weight in self.weights.items():
             self._check_part(part, weight, where)
+
+    def _check_allowed(self, where: str) -> None:
+        if self.allowed is None or self.allowed_of is None:
+            if self.allowed is not None or self.allowed_of is not None:
+                raise BatchError(f"{where}: allowed and allowed_of belong together")
+            return
+        at = np.flatnonzero(self.allowed_of >= 0)
+        if self.allowed.ndim != 2 or (len(at) and int(self.allowed_of[at].max()) >= len(self.allowed)):
+            raise BatchError(f"{where}: allowed_of names a set that allowed, {list(self.allowed.shape)}, does not have")
+        tokens = self.tokens[at]
+        fits = tokens >> 3 < self.allowed.shape[1]
+        bits = self.allowed[self.allowed_of[at[fits]], tokens[fits] >> 3] >> (tokens[fits] & 7) & 1
+        if not fits.all() or not bits.all():
+            raise BatchError(f"{where}: a token is not in the set that it was sampled from")
 
     def _check_part(self, part: str, weight: NDArray[np.float32], where: str) -> None:
         if part not in PARTS:
@@ -115,7 +136,9 @@ class TrainBatch:
         self.check(str(path))
         arrays = {"tokens": self.tokens, "lengths": self.lengths, "behaviour_logprobs": self.behaviour_logprobs}
         arrays |= {"versions": self.versions} | {f"weights.{k}": v for k, v in self.weights.items()}
-        arrays |= {k: v for k in ("ref_logprobs", "routes") if (v := getattr(self, k)) is not None}
+        arrays |= {
+            k: v for k in ("ref_logprobs", "routes", "allowed", "allowed_of") if (v := getattr(self, k)) is not None
+        }
         meta = {"format": _FORMAT, "id": self.id, "step": self.step, "denominators": self.denominators,
                 "trajectories": self.trajectories, "info": self.info}  # fmt: skip
         data = safetensors_bytes({k: np.ascontiguousarray(v) for k, v in arrays.items()}, {"batch": json.dumps(meta)})
@@ -137,7 +160,8 @@ class TrainBatch:
                 meta["id"], meta["step"], arrays["tokens"], arrays["lengths"],
                 {k.removeprefix("weights."): v for k, v in arrays.items() if k.startswith("weights.")},
                 meta["denominators"], arrays["behaviour_logprobs"], arrays["versions"], meta["trajectories"],
-                arrays.get("ref_logprobs"), arrays.get("routes"), meta["info"],
+                arrays.get("ref_logprobs"), arrays.get("routes"), meta["info"], arrays.get("allowed"),
+                arrays.get("allowed_of"),
             )  # fmt: skip
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise BatchError(f"{path}: not a batch file ({type(error).__name__}: {error})") from None
@@ -158,8 +182,10 @@ def pack(
         {part: np.zeros(total, np.float32) for part in denominators}, dict(denominators),
         np.full(total, np.nan, np.float32), np.full(total, -1, np.int32), [r.trajectory for r in rows],
         np.full(total, np.nan, np.float32) if any(r.ref_logprobs is not None for r in rows) else None,
-        None if route is None else np.full((total, *route.shape[1:]), -1, np.int16), dict(info or {}),
+        None if route is None else np.full((total, *route.shape[1:]), -1, np.int16), info=dict(info or {}),
     )  # fmt: skip
+    if any(r.allowed is not None for r in rows):
+        batch.allowed, batch.allowed_of = _pack_allowed(rows, total)
     at = 0
     for row in rows:
         span = slice(at, at := at + len(row.tokens))
@@ -173,3 +199,18 @@ def pack(
                 getattr(batch, name)[span] = value
     batch.check(f"batch {id}")
     return batch
+
+
+def _pack_allowed(rows: list[Sequence], total: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """``allowed`` and ``allowed_of`` of all rows; a set that several have is there once."""
+    known: dict[bytes, int] = {}
+    of_N = np.full(total, -1, np.int32)
+    at, width = 0, 0
+    for row in rows:
+        if row.allowed is not None and row.allowed_of is not None:
+            width = row.allowed.shape[1]
+            place = np.array([known.setdefault(bits.tobytes(), len(known)) for bits in row.allowed], np.int32)
+            used = row.allowed_of >= 0
+            of_N[at : at + len(row.tokens)][used] = place[row.allowed_of[used]]
+        at += len(row.tokens)
+    return np.frombuffer(b"".join(known), np.uint8).reshape(len(known), width).copy(), of_N

@@ -22,8 +22,9 @@ class MicroBatch:
     The first P positions of all rows may be the same and are then there once: N = P + B * (T - P) positions, laid out
     as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attend`` knows the layout; ``routes_NLK`` int64 or
     None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that token;
-    ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown). ``real_tokens`` counts
-    positions that are not padding, ``spared_tokens`` those of the rows that are not there because they are shared.
+    ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed`` uint8
+    ``[K, W]`` as in the batch and ``allowed_M`` int64. ``real_tokens`` counts positions that are not padding,
+    ``spared_tokens`` those of the rows that are not there because they are shared.
     """
 
     tokens_N: Tensor
@@ -35,6 +36,8 @@ class MicroBatch:
     weights: dict[str, Tensor]
     behaviour_M: Tensor
     ref_M: Tensor | None
+    allowed: Tensor | None
+    allowed_M: Tensor | None
     real_tokens: int
     spared_tokens: int
 
@@ -95,5 +98,7 @@ def collate(
         {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
         put(batch.behaviour_logprobs[target_index_M]),
         None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
+        None if batch.allowed is None else put(batch.allowed),
+        None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
         int(lengths[rows].sum()) - spared, spared,
     )  # fmt: skip

@@ -70,14 +70,19 @@ def _logits_grad(
     logits_CV: Tensor, micro: MicroBatch, span: slice, denominators: Mapping[str, float], settings: TrainSettings,
     seen: Observed,
 ) -> Tensor:  # fmt: skip
-    """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only)."""
+    """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
+
+    Tokens that a grammar forbade have probability 0 here as they had where the target was sampled, so no gradient.
+    """
+    logits_CV, forbidden_CV = _among_allowed(logits_CV, micro, span)
     target_C1 = micro.target_M[span, None]
     behaviour_C = micro.behaviour_M[span]
     lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
     logp_C = (logits_CV.gather(1, target_C1) - lse_C1).squeeze(1)
     prob_CV = (logits_CV - lse_C1).exp_()
     if settings.entropy:
-        seen.entropy.append(lse_C1.squeeze(1) - torch.linalg.vecdot(prob_CV, logits_CV))
+        finite_CV = logits_CV if forbidden_CV is None else logits_CV.masked_fill(forbidden_CV, 0.0)
+        seen.entropy.append(lse_C1.squeeze(1) - torch.linalg.vecdot(prob_CV, finite_CV))
     importance_C = parts.importance(logp_C, behaviour_C, settings.importance)
     slope_C = torch.zeros_like(logp_C)
     for part, weight_M in micro.weights.items():
@@ -98,3 +103,18 @@ def _logits_grad(
         slope_C += slope / denominators[part]
     grad_CV = prob_CV.mul_(-slope_C[:, None])
     return grad_CV.scatter_add_(1, target_C1, slope_C[:, None])
+
+
+def _among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> tuple[Tensor, Tensor | None]:
+    """The logits with those of forbidden tokens at -inf, and which those are; None where all are allowed."""
+    if micro.allowed is None or micro.allowed_M is None:
+        return logits_CV, None
+    of_C = micro.allowed_M[span]
+    if not bool((of_C >= 0).any()):
+        return logits_CV, None
+    ids_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
+    inside_V = ids_V < 8 * micro.allowed.shape[1]
+    bytes_CV = micro.allowed[of_C.clamp(min=0)][:, (ids_V >> 3).clamp(max=micro.allowed.shape[1] - 1)]
+    allowed_CV = ((bytes_CV >> (ids_V & 7)) & 1).bool() & inside_V
+    forbidden_CV = ~allowed_CV & (of_C >= 0)[:, None]
+    return logits_CV.masked_fill(forbidden_CV, -torch.inf), forbidden_CV

@@ -94,6 +94,10 @@ class RemoteEngine:
             raise EngineLost(f"engine {self.url}: the reply ended without its end")
         raise _refused(self.url, answer.status, bytes(refusal))
 
+    def grammars_refused(self) -> str | None:
+        """None: a server that cannot follow a grammar refuses the request."""
+        return None
+
     def release(self, session: str) -> None:
         """Forget a session, soon."""
         if self._closed:

@@ -103,6 +103,11 @@ class Router:
                 if time.monotonic() > deadline:
                     raise
 
+    def grammars_refused(self) -> str | None:
+        """Why one of the engines takes no ``Sampling.grammar``; None where all of them do."""
+        refused = (replica.engine.grammars_refused() for replica in self.replicas)
+        return next((why for why in refused if why is not None), None)
+
     def release(self, session: str) -> None:
         """Forget a session; what it still runs ends with stop reason ``cancelled``."""
         self._placement.release(session)

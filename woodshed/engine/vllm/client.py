@@ -100,6 +100,8 @@ class VllmEngine:
             raise EngineClosed(f"vLLM has version {self._version} of the weights, not yet {least}")
         prompt = checked_prompt(tokens, self.vocabulary, self.context).tolist()
         check_sampling(sampling, self.vocabulary)
+        if sampling.grammar is not None:
+            raise ValueError(f"sampling.grammar: {self.grammars_refused()}")
         if len(self._open) >= self.settings.max_running + self.settings.max_waiting:
             raise EngineBusy("too many requests wait for vLLM (engine.max_waiting); try again later")
         reply = Reply(self._version, self._initial, self.vocabulary, on_token, greedy=sampling.temperature == 0)
@@ -119,6 +121,10 @@ class VllmEngine:
             if len(self._contexts) > _SESSIONS:
                 self._contexts.popitem(last=False)
         return done
+
+    def grammars_refused(self) -> str | None:
+        """vLLM's own structured outputs do not say which tokens they allow, so no trainer could renormalise."""
+        return "vLLM does not report which tokens it allows"
 
     def release(self, session: str) -> None:
         """Forget a session; what it still runs ends with stop reason ``cancelled``."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import invalid
 from ..fields import flag, integer, json_object, sampling
-from ..request import Request
+from ..request import ReplyRules, Request
+from .rules import chosen_tools, schema_of_text, strict_tools, without_strict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,18 @@ def parse_chat(body: bytes) -> ChatRequest:
     options = data.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise invalid("stream_options", "must be an object")
+    tools = _tools(data.get("tools"))
     limit = integer(data, "max_completion_tokens", 1)
     return ChatRequest(
         messages=messages,
-        tools=_tools(data.get("tools")),
-        call_tools=_tool_choice(data.get("tool_choice")),
+        tools=without_strict(tools),
+        call_tools=data.get("tool_choice") != "none",
+        rules=ReplyRules(
+            **chosen_tools(data.get("tool_choice"), _named),
+            **schema_of_text(_response_format(data.get("response_format")), "response_format", ".json_schema"),
+            one_call=data.get("parallel_tool_calls") is not None and not flag(data, "parallel_tool_calls"),
+            strict=strict_tools(tools),
+        ),
         include_usage=bool(options and options.get("include_usage")),
         logprobs=flag(data, "logprobs"),
         max_tokens=integer(data, "max_tokens", 1) if limit is None else limit,
@@ -56,12 +64,17 @@ def _tools(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _tool_choice(value: Any) -> bool:
-    if value is None or value == "auto":
-        return True
-    if value == "none":
-        return False
-    raise invalid("tool_choice", f"{value!r} is not supported; use auto or none", "unsupported_value")
+def _named(choice: dict[str, Any]) -> Any:
+    """The name in a choice of one function."""
+    function = choice.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _response_format(value: Any) -> Any:
+    """In the shape that Responses has: the members of ``json_schema`` beside the type."""
+    if not isinstance(value, dict) or not isinstance(value.get("json_schema"), dict):
+        return value
+    return {**value["json_schema"], "type": value.get("type")}
 
 
 def _stop(value: Any) -> tuple[str, ...]:

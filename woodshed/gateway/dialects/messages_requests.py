@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid, unsupported
-from ..fields import integer, json_object, objects, sampling, string
+from ..fields import flag, integer, json_object, objects, sampling, string
 from ..messages import Message
-from ..request import Request
+from ..request import ReplyRules, Request
 from .raw_input import from_input
+from .rules import schema_of_text, strict_tools
 from .tools import function_tool
 
-_REFUSED = ("container", "mcp_servers", "output_format")
+_REFUSED = ("container", "mcp_servers")
 """Fields that change what a reply has to be, in ways that the server cannot follow."""
 
 
@@ -25,8 +26,12 @@ def parse_messages(body: bytes) -> Request:
     for name in _REFUSED:
         if data.get(name):
             raise invalid(name, "is not supported by this server", "unsupported_value")
-    if isinstance(output := data.get("output_config"), dict) and output.get("format"):
-        raise invalid("output_config.format", "is not supported by this server", "unsupported_value")
+    output = data.get("output_config")
+    format, format_field = (output.get("format") if isinstance(output, dict) else None), "output_config.format"
+    if data.get("output_format"):  # its name before it was moved
+        format, format_field = data["output_format"], "output_format"
+    choice = data.get("tool_choice")
+    declared = objects(data.get("tools"), "tools")
     given = objects(data.get("messages"), "messages")
     if not given:
         raise invalid("messages", "must be a non-empty list")
@@ -41,8 +46,14 @@ def parse_messages(body: bytes) -> Request:
         )
     return Request(
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(data.get("tools"), "tools"))],
-        call_tools=_tool_choice(data.get("tool_choice")),
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(declared)],
+        call_tools=_kind(choice) != "none",
+        rules=ReplyRules(
+            **_tool_choice(choice),
+            **schema_of_text(format, format_field),
+            one_call=isinstance(choice, dict) and flag(choice, "disable_parallel_tool_use"),
+            strict=strict_tools(declared),
+        ),
         max_tokens=integer(data, "max_tokens", 1),
         stop=_stop(data.get("stop_sequences")),
         **sampling(data),
@@ -145,11 +156,19 @@ def _tool(tool: Message, where: str) -> Message:
     return function_tool(tool, "input_schema", where)
 
 
-def _tool_choice(value: Any) -> bool:
-    kind = value.get("type") if isinstance(value, dict) else value
-    if kind is None or kind in ("auto", "none"):
-        return kind != "none"
-    raise unsupported("tool_choice.type", kind, "auto or none")
+def _kind(choice: Any) -> Any:
+    return choice.get("type") if isinstance(choice, dict) else choice
+
+
+def _tool_choice(value: Any) -> dict[str, Any]:
+    kind = _kind(value)
+    if kind in (None, "auto", "none"):
+        return {}
+    if kind == "any":
+        return {"must_call": True}
+    if kind != "tool":
+        raise unsupported("tool_choice.type", kind, "auto, any, tool or none")
+    return {"must_call": True, "only": (string(value, "name", "tool_choice."),)}
 
 
 def _stop(value: Any) -> tuple[str, ...]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import invalid, unsupported
-from ..fields import integer, json_object, objects, sampling, string
+from ..fields import flag, integer, json_object, objects, sampling, string
 from ..messages import Message
-from ..request import Request
+from ..request import ReplyRules, Request
 from .responses_items import read_items
+from .rules import chosen_tools, schema_of_text, strict_tools
 from .tools import function_tool
 
 _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
@@ -42,23 +43,26 @@ def parse_responses(body: bytes) -> ResponsesRequest:
         messages.append({"role": "user", "content": given})
     else:
         messages += read_items(objects(given, "input"))
+    declared, text = objects(data.get("tools"), "tools"), data.get("text")
     return ResponsesRequest(
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(data.get("tools"), "tools"))],
-        call_tools=_tool_choice(data.get("tool_choice")),
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(declared)],
+        call_tools=data.get("tool_choice") != "none",
+        rules=ReplyRules(
+            **chosen_tools(data.get("tool_choice"), lambda choice: choice.get("name")),
+            **schema_of_text(text.get("format") if isinstance(text, dict) else None, "text.format"),
+            one_call=data.get("parallel_tool_calls") is not None and not flag(data, "parallel_tool_calls"),
+            strict=strict_tools(declared),
+        ),
         max_tokens=integer(data, "max_output_tokens", 1),
-        echo={name: data[name] for name in _ECHOED if data.get(name) is not None},
+        echo={name: data[name] for name in _ECHOED if data.get(name) is not None}
+        | ({"text": text} if isinstance(text, dict) and text.get("format") else {}),
         **sampling(data),
     )
 
 
 def _check(data: dict[str, Any]) -> None:
     """Refuse what would make a reply another one than the client expects."""
-    text = data.get("text")
-    format = text.get("format") if isinstance(text, dict) else None
-    kind = format.get("type") if isinstance(format, dict) else format
-    if kind not in (None, "text"):
-        raise unsupported("text.format.type", kind, "text")
     if data.get("truncation") not in (None, "disabled"):
         raise unsupported("truncation", data["truncation"], "disabled")
     include = data.get("include")
@@ -73,9 +77,3 @@ def _tool(tool: Message, where: str) -> Message:
     if tool.get("type") != "function":
         raise unsupported(f"{where}.type", tool.get("type"), "function")
     return function_tool(tool, "parameters", where)
-
-
-def _tool_choice(value: Any) -> bool:
-    if value is None or value in ("auto", "none"):
-        return value != "none"
-    raise unsupported("tool_choice", value, "auto or none")

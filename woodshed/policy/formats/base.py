@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from woodshed.policy.formats.grammar import Node, Reply
 from woodshed.policy.tokenizer import Piece
 
 Message = Mapping[str, Any]
@@ -75,6 +76,13 @@ class ChatFormat(Protocol):
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Read a completion, with or without its stop token. Never raises on what a policy can write."""
+        ...
+
+    def reply_grammar(self, reply: Reply) -> Node | None:
+        """The grammar of a completion that ``parse`` reads as such a reply; None where any completion is one.
+
+        Raises GrammarRefused where the format has no form that could be forced.
+        """
         ...
 
     def chat_template(self) -> str | None:

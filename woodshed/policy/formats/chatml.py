@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from woodshed.policy.formats.base import FormatError, Message, Tool, text_content
+from woodshed.policy.formats.grammar import Node, Reply, Seq, Text, any_of, optional, seq
 from woodshed.policy.formats.reading import THINK, THINK_END, split_thinking, without_stop
 from woodshed.policy.tokenizer import Piece
 
@@ -33,10 +35,31 @@ class ChatML(ABC):
     begin_token: str | None = None
     after_results = ""
     """Text between the last result of a turn and the turn's end."""
+    marks: tuple[str, ...] = ()
+    """What else begins a call, beside its token."""
 
     @abstractmethod
     def calls(self, message: Message, tools: Sequence[Tool], *, after_text: bool) -> list[Piece]:
         """The calls of an assistant's message; ``after_text``: the turn has content before them."""
+
+    @abstractmethod
+    def call_grammar(self, name: str, schema: Mapping[str, Any] | None) -> Node:
+        """A call of that tool behind the token that begins it; without ``schema`` the arguments may be any object."""
+
+    def reply_grammar(self, reply: Reply) -> Node | None:
+        begin = Piece(CALL, True)
+        thinking = seq(
+            Piece(THINK, True), Text(end=Piece(THINK_END, True)), optional(any_of([Piece("\n\n"), Piece("\n")]))
+        )
+        rest: list[Node] = []
+        if reply.tools:
+            call = any_of([self.call_grammar(name, schema) for name, schema in reply.functions()])
+            rest = [call, *reply.rest(Seq((begin, call)), Piece("\n"))]
+        body = reply.options(
+            calls=Seq((begin, *rest)), text=Text(without=(CALL, *self.marks)),
+            text_and_calls=Seq((Text(end=begin, without=self.marks), *rest)),
+        )  # fmt: skip
+        return Seq((optional(thinking), body))
 
     def content(self, message: Message) -> str:
         """The text of an assistant's message."""

@@ -22,10 +22,13 @@ from woodshed.policy.formats.base import (
     Tool,
     ToolCall,
     calls_of,
+    function_of,
     text_content,
 )
+from woodshed.policy.formats.grammar import GrammarRefused, Json, Node, Reply, Text, any_of, optional, seq
 from woodshed.policy.formats.reading import new_call_id
 from woodshed.policy.formats.verbs import RAW, Verb, verbs_of
+from woodshed.policy.formats.verbs_grammar import verb_grammar
 from woodshed.policy.tokenizer import Piece
 
 BOS, CALL, OBS, END = "<bos>", "<call>", "<obs>", "<end>"
@@ -81,6 +84,19 @@ class CompactFormat:
         if arguments is None:
             return _call(text, verb.name, {RAW: rest}, f"{word}: expected {verb.usage!r}")
         return _call(text, verb.name, arguments, None)
+
+    def reply_grammar(self, reply: Reply) -> Node | None:
+        """A turn is always one call where there are tools, and never text; so the most that can be asked for is that
+        its arguments follow their schema."""
+        if not reply.tools:
+            return None if reply.schema is None else Json(reply.schema)
+        if reply.schema is not None and not reply.must_call:
+            raise GrammarRefused('text beside tools would be read as a call; set tool_choice to "none" or "required"')
+        calls = []
+        for name, verb in verbs_of(reply.tools).by_name.items():
+            tool = next(tool for tool in reply.tools if function_of(tool)["name"] == name)
+            calls.append(seq(verb.word, optional(Text("(?s: .*)"))) if name in reply.free else verb_grammar(verb, tool))
+        return any_of(calls)
 
     def chat_template(self) -> str | None:
         return None

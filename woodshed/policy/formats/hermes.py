@@ -7,13 +7,14 @@ turns themselves are in ``chatml``.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from woodshed.policy.formats.base import Message, ParsedMessage, Tool, ToolCall, calls_of, schema_of
 from woodshed.policy.formats.chatml import CALL, CALL_END, END, START, ChatML, instruction, open_completion
+from woodshed.policy.formats.grammar import Node, arguments_of, seq
 from woodshed.policy.formats.hermes_template import TEMPLATE
-from woodshed.policy.formats.reading import call_of_json, read_json_object
+from woodshed.policy.formats.reading import call_of_json, read_json_at, read_json_object, skip_blanks
 from woodshed.policy.tokenizer import Piece
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
@@ -27,7 +28,6 @@ _TOOLS_AFTER = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
-_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class HermesFormat(ChatML):
@@ -54,6 +54,10 @@ class HermesFormat(ChatML):
             pieces += [Piece(CALL, True), Piece(body), Piece(CALL_END, True)]
         return pieces
 
+    def call_grammar(self, name: str, schema: Mapping[str, Any] | None) -> Node:
+        head = f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+        return seq(head, arguments_of(schema), "}\n", Piece(CALL_END, True))
+
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Text before and after the calls is the content. A block that is not a call stays in it, with ``error``."""
         thinking, text = open_completion(text)
@@ -61,16 +65,16 @@ class HermesFormat(ChatML):
         kept: list[str] = []
         error: str | None = None
         end = 0
-        for block in _BLOCK.finditer(text):
-            call, problem = _read_call(block[1], closed=block[0].endswith(CALL_END))
+        while (start := text.find(CALL, end)) >= 0:
+            call, problem, after = _read_call(text, start + len(CALL))
             error = error or problem
-            before = text[end : block.start()]
+            before = text[end:start]
             if call is None:
-                kept.append(before + block[0])
+                kept.append(before + text[start:after])
             else:
                 calls.append(call)
                 kept.append(before[:-1] if before.endswith("\n") else before)
-            end = block.end()
+            end = after
         kept.append(text[end:])
         return ParsedMessage("".join(kept), calls, thinking, error)
 
@@ -78,11 +82,23 @@ class HermesFormat(ChatML):
         return TEMPLATE
 
 
-def _read_call(block: str, *, closed: bool) -> tuple[ToolCall | None, str | None]:
-    if not closed:
-        return None, "tool call without </tool_call>"
+def _read_call(text: str, start: int) -> tuple[ToolCall | None, str | None, int]:
+    """The call behind its token, what is wrong with it, and where to go on.
+
+    Where an object begins there it is read first: its strings may hold what ends a call elsewhere.
+    """
     try:
-        data = read_json_object(block)
+        data, end = read_json_at(text, start)
+        end = skip_blanks(text, end)
+        if text.startswith(CALL_END, end) and isinstance(data, dict):
+            return *call_of_json(data, "arguments"), end + len(CALL_END)
+    except ValueError:
+        pass
+    end = text.find(CALL_END, start)
+    if end < 0:
+        return None, "tool call without </tool_call>", len(text)
+    try:
+        data = read_json_object(text[start:end])
     except ValueError as error:
-        return None, f"tool call is not a JSON object: {error}"
-    return call_of_json(data, "arguments")
+        return None, f"tool call is not a JSON object: {error}", end + len(CALL_END)
+    return *call_of_json(data, "arguments"), end + len(CALL_END)

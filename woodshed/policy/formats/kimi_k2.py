@@ -29,6 +29,7 @@ from woodshed.policy.formats.base import (
     schema_of,
     text_content,
 )
+from woodshed.policy.formats.grammar import Node, Reply, Seq, Text, any_of, arguments_of, optional, seq
 from woodshed.policy.formats.kimi_k2_template import TEMPLATE
 from woodshed.policy.formats.reading import (
     THINK,
@@ -106,6 +107,25 @@ class KimiK2Format:
 
     def generation(self) -> list[Piece]:
         return _head(ASSISTANT, "assistant")
+
+    def reply_grammar(self, reply: Reply) -> Node | None:
+        thinking = seq(Piece(THINK, True), Text(end=Piece(THINK_END, True)))
+        begin = Piece(SECTION, True)
+        rest: list[Node] = []
+        if reply.tools:
+            number, end = Text("(0|[1-9][0-9]{0,2})", end=Piece(ARGUMENT, True)), Piece(CALL_END, True)
+            call = any_of(
+                [
+                    seq(Piece(CALL, True), f"functions.{name}:", number, arguments_of(schema), end)
+                    for name, schema in reply.functions()
+                ]
+            )
+            rest = [call, *reply.rest(call, Piece("")), Piece(SECTION_END, True)]
+        body = reply.options(
+            calls=Seq((begin, *rest)), text=Text(without=(SECTION, CALL)),
+            text_and_calls=Seq((Text(end=begin, without=(CALL,)), *rest)),
+        )  # fmt: skip
+        return Seq((optional(thinking), body))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Text around the section is the content. A call that cannot be read stays in it, with ``error``."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from woodshed.policy.formats.base import (
     FormatError,
@@ -23,6 +24,7 @@ from woodshed.policy.formats.base import (
     schema_of,
     text_content,
 )
+from woodshed.policy.formats.grammar import GrammarRefused, Json, Node, Reply, Seq, Text, any_of, arguments_of, seq
 from woodshed.policy.formats.llama3_template import TEMPLATE
 from woodshed.policy.formats.reading import call_of_json, read_json_at, without_stop
 from woodshed.policy.tokenizer import Piece
@@ -41,6 +43,8 @@ _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant"
 _LINE = re.compile(r"^[ \t]*\{", re.MULTILINE)
 _BETWEEN = re.compile(r"[ \t\r\n;]*")
 _FIRST_KEYS = ('{"name":', '{"type":"function"')
+_LIKE_A_CALL = r'(?s:(.*\n)?[ \t]*\{\s*"(name"\s*:|type"\s*:\s*"function").*)'
+"""A regular expression (Rust's syntax) of texts in which ``_first_call`` may find a call."""
 _WRITE = 'expected {"name": NAME, "parameters": {...}}'
 
 
@@ -79,6 +83,25 @@ class Llama3Format:
     def generation(self) -> list[Piece]:
         return _header("assistant")
 
+    def reply_grammar(self, reply: Reply) -> Node | None:
+        if reply.schema is not None and reply.tools and not reply.must_call and _may_be_call(reply.schema):
+            raise GrammarRefused(
+                'an object that may have "name" and "parameters" or "arguments" would be read as a call; '
+                "rename a property, or forbid other properties (additionalProperties: false)"
+            )
+        calls: list[Node] = []
+        if reply.tools:
+            # Beside an answer in JSON, a call is one JSON value too: a lexer that has begun with a longer literal does
+            # not go back to the "{" of the answer. Beside free text the literal is what ends the text.
+            whole = reply.schema is not None and not reply.must_call
+            call = any_of([_call(name, schema, whole=whole) for name, schema in reply.functions()])
+            calls = [call, *reply.rest(call, Piece("; "))]
+        before = Text(end=Piece(TAG, True), unlike=(_LIKE_A_CALL,))
+        return reply.options(
+            calls=Seq(tuple(calls)), text=Text(without=(TAG,), unlike=(_LIKE_A_CALL,)),
+            text_and_calls=any_of([Seq(tuple(calls)), Seq((before, *calls))]),
+        )  # fmt: skip
+
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Calls follow ``<|python_tag|>``, or begin a line where there is none; without tools nothing is a call.
 
@@ -102,6 +125,37 @@ class Llama3Format:
 
     def chat_template(self) -> str | None:
         return TEMPLATE
+
+
+def _call(name: str, schema: Mapping[str, Any] | None, *, whole: bool) -> Node:
+    """A call; as one JSON value where it is to be ``whole``, with references into the arguments' schema moved."""
+    if not whole:
+        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
+        return seq(head, arguments_of(schema), "}")
+    properties = {"name": {"const": name}, "parameters": {"type": "object"} if schema is None else _moved(schema)}
+    required = ["name", "parameters"]
+    return Json({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+
+
+def _moved(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_moved(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = "#/properties/parameters" + reference[1:]
+    return moved
+
+
+def _may_be_call(schema: Mapping[str, Any]) -> bool:
+    """Whether an object that follows the schema may have the members of a call."""
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, Mapping) else {}
+    if schema.get("type") != "object" or schema.get("additionalProperties") is not False:
+        return True
+    return "name" in known and bool({"parameters", "arguments"} & known.keys())
 
 
 def _header(role: str) -> list[Piece]:

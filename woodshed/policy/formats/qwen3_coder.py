@@ -18,14 +18,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from woodshed.policy.formats.base import Message, ParsedMessage, Tool, ToolCall, calls_of, text_content
 from woodshed.policy.formats.chatml import CALL, CALL_END, END, RESPONSE, START, ChatML, instruction, open_completion
+from woodshed.policy.formats.grammar import Node, seq
+from woodshed.policy.formats.qwen3_coder_grammar import parameters_grammar
 from woodshed.policy.formats.qwen3_coder_template import TEMPLATE
 from woodshed.policy.formats.qwen3_coder_tools import CALLING, tool_list
-from woodshed.policy.formats.reading import new_call_id, read_json_object
-from woodshed.policy.formats.values import parameter_types, read_value, write_value
+from woodshed.policy.formats.reading import new_call_id, read_json_at, read_json_object
+from woodshed.policy.formats.values import Types, parameter_types, read_value, write_value
 from woodshed.policy.tokenizer import Piece
 
 DEFAULT_SYSTEM = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks."
@@ -44,6 +47,7 @@ class Qwen3CoderFormat(ChatML):
     signature: tuple[str, ...] = (START, END, CALL, RESPONSE)
     template_mark = "<function="
     after_results = "\n"
+    marks = ("<function=",)
 
     def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
         """The system turn; it is always there, while the published template leaves out one without text and tools."""
@@ -64,6 +68,10 @@ class Qwen3CoderFormat(ChatML):
             body = f"\n<function={name}>\n{_parameters(arguments)}</function>\n"
             pieces += [Piece(CALL, True), Piece(body), Piece(CALL_END, True)]
         return pieces
+
+    def call_grammar(self, name: str, schema: Mapping[str, Any] | None) -> Node:
+        end = Piece(CALL_END, True)
+        return seq(f"\n<function={name}>\n", *parameters_grammar(name, schema), "</function>\n", end)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Text around the calls is the content. A call that cannot be read stays in it, with ``error``."""
@@ -108,7 +116,9 @@ class _Reader:
         arguments = {}
         while parameter := _PARAMETER.match(self.text, at):
             key, at = parameter[1], parameter.end()
-            end = None if self._no_value_ends else _VALUE_END.search(self.text, at)
+            end = self._behind_json(at, types.get(key, frozenset()))
+            if end is None and not self._no_value_ends:
+                end = _VALUE_END.search(self.text, at)
             if end is None:
                 self._no_value_ends = True
                 where = "before <parameter=NAME> or </function>"
@@ -124,6 +134,16 @@ class _Reader:
             self.problem = f"tool call {name}: expected <parameter=NAME> or </function>"
             return None, at
         return ToolCall(new_call_id(), name, json.dumps(arguments, ensure_ascii=False)), close.end()
+
+    def _behind_json(self, at: int, types: Types) -> re.Match[str] | None:
+        """The end of a value that has to be an array or an object: its strings may hold what ends a value elsewhere."""
+        if not types or not types <= {"array", "object", "null"}:
+            return None
+        try:
+            _, end = read_json_at(self.text, at)
+        except ValueError:
+            return None
+        return _VALUE_END.match(self.text, end)
 
 
 def _parameters(arguments: str) -> str:

@@ -55,19 +55,32 @@ def parameter_types(tools: Sequence[Tool], name: str) -> dict[str, Types]:
             schema = function.get("parameters")
             properties = schema.get("properties") if isinstance(schema, Mapping) else None
             if isinstance(schema, Mapping) and isinstance(properties, Mapping):
-                return {k: _types(v, schema, 8) for k, v in properties.items()}
+                return {k: types_of(v, schema) for k, v in properties.items()}
     return {}
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
-    if not isinstance(schema, Mapping) or not depth:
-        return _UNKNOWN
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
+def types_of(schema: Any, root: Mapping[str, Any]) -> Types:
+    """Types that a schema within ``root`` allows."""
+    return _types(schema, root, 8)
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a schema that is a reference into ``root`` refers to; any other schema itself."""
+    for _ in range(8):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
         target: Any = root
         for step in reference[2:].split("/"):
             target = target.get(step) if isinstance(target, Mapping) else None
-        return _types(target, root, depth - 1)
+        schema = target
+    return None
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or not depth:
+        return _UNKNOWN
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind})

@@ -15,7 +15,7 @@ from woodshed.policy.formats.reading import read_json_object
 RAW = "_text"
 """Argument that holds what could not be read, exactly as written."""
 
-_FIELD = re.compile(r"\{(\w+)\}")
+FIELD = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Verb:
 
     @cached_property
     def _fields(self) -> tuple[str, ...]:
-        return tuple(_FIELD.findall(self.template or ""))
+        return tuple(FIELD.findall(self.template or ""))
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         """A text field ends before the first character of the literal that follows it; the last one takes the rest."""
-        parts = _FIELD.split(self.template or "")
+        parts = FIELD.split(self.template or "")
         pattern = re.escape(parts[0])
         for name, literal in zip(parts[1::2], parts[2::2], strict=True):
             kind = self.types.get(name, "string")
@@ -62,7 +62,7 @@ class Verb:
             return self.word
         if self.template is not None and set(arguments) == set(self._fields):
             values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
-            rest = " " + _FIELD.sub(lambda m: values[m[1]], self.template)
+            rest = " " + FIELD.sub(lambda m: values[m[1]], self.template)
             if self.read(rest) == arguments:
                 return self.word + rest
         return f"{self.word} {json.dumps(arguments, ensure_ascii=False)}"
@@ -133,7 +133,7 @@ def _verb(tool: Tool) -> Verb:
     if compact is None:
         return Verb(name, name, None if types else "", types, required)
     word, template = compact.get("verb") or name, compact.get("template") or ""
-    fields = _FIELD.findall(template)
+    fields = FIELD.findall(template)
     if not isinstance(word, str) or word.split() != [word]:
         raise FormatError(f"tool {name!r}: x-compact verb {word!r} must be one word")
     if unknown := [f for f in fields if f not in types or fields.count(f) > 1]:

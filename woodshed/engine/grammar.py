@@ -1,0 +1,166 @@
+"""Grammars that completions have to follow: compiled once, then a set of allowed tokens per position.
+
+A grammar is text in the Lark dialect of llguidance (an optional dependency, imported on first use). The set of tokens
+that may come next depends on the grammar and the tokens so far and on nothing else, so the trainer computes the sets of
+a recorded completion again instead of reading them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from woodshed.policy.tokenizer import Tokenizer
+
+MISSING = "the package llguidance is not installed; install woodshed[grammar]"
+LONGEST = 1 << 20
+"""Characters of a grammar."""
+_COMPILED = 64
+_END = b"\xff[end]"
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be compiled, or tokens do not follow it."""
+
+
+class GrammarsMissing(GrammarError):
+    """The library is not installed."""
+
+
+def library() -> str | None:
+    """Name and version of the library that reads grammars; None where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        return None
+    return f"llguidance {llguidance.__version__}"
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. May be used by several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.size = tokenizer.rows
+        self._lock = threading.Lock()
+        self._vocabulary: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> Grammars:
+        """The one of this tokenizer, so that the engine and the gateway of one process share what is compiled."""
+        with _shared_lock:
+            if tokenizer not in _shared:
+                _shared[tokenizer] = Grammars(tokenizer)
+            return _shared[tokenizer]
+
+    def compile(self, text: str) -> None:
+        """Raises GrammarError that says what is wrong with the grammar; may take a second, and is remembered."""
+        self._compile(text)
+
+    def start(self, text: str, stop_ids: Sequence[int]) -> Matcher:
+        """Where a completion begins. ``stop_ids`` are allowed where the grammar is fulfilled. Raises GrammarError."""
+        if not stop_ids:
+            raise GrammarError("a grammar needs stop_ids: they end a completion that fulfils it")
+        return Matcher(self._compile(text).deep_copy(), tuple(stop_ids), self.size)
+
+    def _compile(self, text: str) -> Any:
+        if len(text) > LONGEST:
+            raise GrammarError(f"the grammar has {len(text)} characters; at most {LONGEST} are read")
+        with self._lock:
+            if (known := self._compiled.get(text)) is not None:
+                self._compiled.move_to_end(text)
+                return known
+            vocabulary = self._words()
+        from llguidance import LLMatcher
+
+        made = LLMatcher(vocabulary, text, log_level=0)
+        if made.is_error():
+            raise GrammarError(made.get_error().partition("\n<state>")[0].strip())
+        with self._lock:
+            self._compiled[text] = made
+            while len(self._compiled) > _COMPILED:
+                self._compiled.popitem(last=False)
+        return made
+
+    def _words(self) -> Any:
+        """The vocabulary as the library has it, with one more token that means the end."""
+        if self._vocabulary is None:
+            try:
+                from llguidance import LLTokenizer, TokenizerWrapper
+            except ImportError:
+                raise GrammarsMissing(MISSING) from None
+            self._vocabulary = LLTokenizer(TokenizerWrapper(_Words(self._tokenizer)), n_vocab=self.size + 1)
+        return self._vocabulary
+
+
+class Matcher:
+    """Follows one completion through a grammar."""
+
+    def __init__(self, matcher: Any, stop_ids: tuple[int, ...], size: int) -> None:
+        self._matcher, self._stop_ids, self._size = matcher, stop_ids, size
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These tokens, none of them a stop token, come next. Raises GrammarError where the grammar forbids one."""
+        if not self._matcher.consume_tokens(list(tokens)):
+            raise GrammarError(f"tokens do not follow the grammar: {self._problem()}")
+
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after the other, without ending the completion."""
+        ends = next((i for i, token in enumerate(tokens) if token in self._stop_ids), len(tokens))
+        return int(self._matcher.validate_tokens(list(tokens[:ends]))) if ends else 0
+
+    def allowed(self) -> NDArray[np.uint8]:
+        """The tokens that may come next as bits, little endian, uint8 ``[ceil(size / 8)]``; no bit where the grammar
+        cannot be followed any further."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: (self._size + 7) // 8].copy()
+        if self._size % 8:
+            bits[-1] &= (1 << self._size % 8) - 1
+        fulfilled = self._matcher.is_accepting()
+        for token in self._stop_ids:
+            bit = 1 << (token & 7)
+            bits[token >> 3] = bits[token >> 3] | bit if fulfilled else bits[token >> 3] & ~np.uint8(bit)
+        return bits * 0 if self._matcher.is_error() else bits
+
+    def allowed_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """``allowed`` now and after each token of ``draft``, all of which fit; nothing has advanced afterwards."""
+        out = [self.allowed()]
+        for token in draft:
+            self.advance([token])
+            out.append(self.allowed())
+        if draft:
+            self._matcher.rollback(len(draft))
+        return out
+
+    @property
+    def problem(self) -> str:
+        """Why nothing may come next."""
+        return self._problem() or "no token of the vocabulary fits"
+
+    def _problem(self) -> str:
+        return str(self._matcher.get_error()).partition("\n<state>")[0].strip()
+
+
+class _Words:
+    """What llguidance asks of a tokenizer: the bytes of every token."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.rows
+        self.tokens = [*(tokenizer.token_bytes(i) for i in range(tokenizer.rows)), _END]
+        self.special_token_ids = sorted({*tokenizer.special_ids.values(), tokenizer.rows})
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode("utf-8", "replace"))
+
+
+_shared: WeakKeyDictionary[Tokenizer, Grammars] = WeakKeyDictionary()
+_shared_lock = threading.Lock()

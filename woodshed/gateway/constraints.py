@@ -1,0 +1,116 @@
+"""What a request demands of its reply, as a grammar for the engine.
+
+A forced call, a schema of the text and a selection of tools are demands: where they cannot be met the request is
+refused. Strict tools and ``parallel_tool_calls: false`` without them are wishes, which many clients send by default:
+where no grammar can be followed the reply is sampled freely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from woodshed.engine.grammar import MISSING, GrammarError, Grammars, library
+from woodshed.engine.protocol import Engine
+from woodshed.policy.formats.grammar import GrammarRefused, Json, Reply, to_lark
+
+from .errors import ApiError, invalid
+from .rendering import Rendering, Tools
+from .request import ReplyRules, Request
+
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_OPENING = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
+"""Keywords of a schema that decide which other members an object may have."""
+
+
+class Constraints:
+    """Makes grammars of requests for one chat format and vocabulary."""
+
+    def __init__(self, rendering: Rendering, engine: Engine) -> None:
+        self._rendering, self._engine = rendering, engine
+        self._grammars = Grammars.of(rendering.tokenizer)
+
+    async def grammar(self, request: Request) -> str | None:
+        """The grammar to sample under; None for none. Raises ApiError, for what cannot be forced with its reason."""
+        rules = request.rules
+        reply = _reply(rules, request.tools if request.call_tools else [])
+        demanded = rules.must_call or rules.only is not None or rules.schema is not None
+        wished = bool(reply.tools) and (rules.one_call or bool(reply.tools_strict))
+        if not demanded and not wished:
+            return None
+        refused = MISSING if library() is None else self._engine.grammars_refused()
+        if refused is not None:
+            if demanded:
+                raise invalid(_field(rules), f"cannot be forced here: {refused}", "unsupported_value")
+            return None
+        # compiling may take a second, and writing a grammar of large schemas some milliseconds
+        return await asyncio.to_thread(self._compiled, reply, rules)
+
+    def _compiled(self, reply: Reply, rules: ReplyRules) -> str | None:
+        format, control = self._rendering.format, self._rendering.tokenizer.special_ids
+        try:
+            node = format.reply_grammar(reply)
+            if node is None:
+                return None
+            text = to_lark(node, control)
+            self._grammars.compile(text)
+            return text
+        except GrammarRefused as refused:
+            message = f"chat format {format.name}: {refused}"
+            raise invalid(_field(rules), message, "unsupported_value") from None
+        except GrammarError as error:
+            raise self._blame(reply, rules) or invalid(_field(rules), str(error)) from None
+
+    def _blame(self, reply: Reply, rules: ReplyRules) -> ApiError | None:
+        """The error of the schema that cannot be compiled by itself."""
+        schemas: list[tuple[str, str, Mapping[str, Any]]] = [
+            ("tools", f"the schema of {name!r}", schema) for name, schema in reply.functions() if schema is not None
+        ]
+        if reply.schema is not None:
+            schemas.append((rules.schema_field, "the schema", reply.schema))
+        for field, what, schema in schemas:
+            try:
+                self._grammars.compile(to_lark(Json(schema), {}))
+            except GrammarError as error:
+                reason = str(error).rpartition("failed to compile JSON schema: ")[2]
+                return invalid(field, f"{what} cannot be forced: {reason}", "unsupported_schema")
+        return None
+
+
+def _reply(rules: ReplyRules, tools: Tools) -> Reply:
+    """Raises ApiError for a choice of tools that are not there."""
+    by_name = {tool["function"]["name"]: tool for tool in tools}
+    if rules.must_call and not tools:
+        raise invalid("tool_choice", "a call is forced, and there are no tools")
+    if unknown := [name for name in rules.only or () if name not in by_name]:
+        raise invalid("tool_choice", f"there is no tool {unknown[0]!r}")
+    names = list(by_name) if rules.only is None else [name for name in by_name if name in rules.only]
+    strict = [name for name in names if name in rules.strict]
+    forced = names if rules.must_call else strict
+    return Reply(
+        tools=tuple(_enforced(by_name[name]) for name in names),
+        must_call=rules.must_call,
+        many=not rules.one_call,
+        schema=rules.schema,
+        free=frozenset(set(names) - set(forced)),
+    )
+
+
+def _enforced(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool with the schema that its arguments have to follow: an object that is not open by its own words has the
+    members that it declares, so that a policy cannot make up others."""
+    function = tool["function"]
+    schema = function.get("parameters") or _NO_ARGUMENTS
+    if schema.get("properties") and not _OPENING & schema.keys():
+        schema = {**schema, "additionalProperties": False}
+    if "type" not in schema and "$ref" not in schema:
+        schema = {"type": "object", **schema}
+    return {**tool, "function": {**function, "parameters": schema}}
+
+
+def _field(rules: ReplyRules) -> str:
+    """The field that demands the most."""
+    if rules.must_call or rules.only is not None:
+        return "tool_choice"
+    return rules.schema_field or "tools"

@@ -1,0 +1,76 @@
+"""What a request demands of its reply, where the APIs say it alike: choices of tools, formats of text, strict tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import invalid, unsupported
+
+_CHOICES = "auto, none, required, a function or allowed_tools"
+
+
+def chosen_tools(value: Any, name_of: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Fields of ``ReplyRules`` of OpenAI's ``tool_choice``; ``name_of`` finds the name in the choice of a function."""
+    if value in (None, "auto", "none"):
+        return {}
+    if value == "required":
+        return {"must_call": True}
+    kind = value.get("type") if isinstance(value, dict) else value
+    if kind == "function":
+        return {"must_call": True, "only": (_name(name_of(value), "tool_choice"),)}
+    if kind != "allowed_tools":
+        raise unsupported("tool_choice", value if isinstance(value, str) else kind, _CHOICES)
+    allowed = value.get("allowed_tools", value)  # Responses has the members beside the type
+    mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    if mode not in ("auto", "required"):
+        raise unsupported("tool_choice.mode", mode, "auto or required")
+    if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        raise invalid("tool_choice.tools", "must be a non-empty list of functions")
+    names = tuple(_name(name_of(tool), f"tool_choice.tools[{i}]") for i, tool in enumerate(tools))
+    return {"must_call": mode == "required", "only": names}
+
+
+def schema_of_text(format: Any, where: str, inside: str = "") -> dict[str, Any]:
+    """Fields of ``ReplyRules`` of the format of a reply's text; ``inside``: where the schema is below ``where``."""
+    kind = format.get("type") if isinstance(format, dict) else format
+    if kind in (None, "text"):
+        return {}
+    if kind == "json_object":
+        return {"schema": {"type": "object"}, "schema_field": where}
+    if kind != "json_schema":
+        raise unsupported(f"{where}.type", kind, "text, json_object or json_schema")
+    schema = format.get("schema")
+    if not isinstance(schema, dict):
+        raise invalid(f"{where}{inside}.schema", f"must be a JSON schema, got {schema!r:.60}")
+    return {"schema": schema, "schema_field": f"{where}{inside}.schema"}
+
+
+def strict_tools(tools: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Names of the tools that are declared strict."""
+    names = []
+    for i, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        strict = function.get("strict")
+        if strict is not None and not isinstance(strict, bool):
+            raise invalid(f"tools[{i}].strict", "must be true or false")
+        if strict and isinstance(function.get("name"), str):
+            names.append(function["name"])
+    return tuple(names)
+
+
+def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools as every dialect shows them to the policy."""
+    if not any("strict" in tool["function"] for tool in tools):
+        return tools
+    return [
+        {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
+        for tool in tools
+    ]
+
+
+def _name(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise invalid(where, f"must name a function, got {value!r:.60}")
+    return value
