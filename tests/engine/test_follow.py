@@ -89,11 +89,13 @@ def test_a_damaged_version_is_reported_and_serving_goes_on(chain: str) -> None:
             watching = watch(engine, chain)
             await watching.catch_up()
             publisher.publish(1, clone_state(POLICIES[1]))
-            torn = version_key(1, "delta-00000-00000.bin")
+            torn = version_key(1, "delta-000001-00000-00000.bin")
             store.put(torn, store.get(torn)[:100])
             await watching.catch_up()
             assert engine.version == 0 and await samples_from(engine, 0)
-            with pytest.raises(EngineError, match=r"v000001/delta-00000-00000\.bin: 100 bytes, the manifest says"):
+            with pytest.raises(
+                EngineError, match=r"v000001/delta-000001-00000-00000\.bin: 100 bytes, the manifest says"
+            ):
                 await watching.follow(1)
             publisher.publish(2, clone_state(POLICIES[2]))
             assert await watching.follow(2) == 2 and await samples_from(engine, 2)
@@ -168,9 +170,9 @@ def test_what_is_decoded_is_used_though_what_follows_is_damaged(tmp_path: Path) 
             watching = ChainWatch(engine, store, poll_seconds=0.01, timeout_seconds=10)
             assert watching.follower.advance() == 1
             publisher.publish(2, clone_state(POLICIES[2]))
-            torn = version_key(2, "delta-00000-00000.bin")
+            torn = version_key(2, "delta-000001-00000-00000.bin")
             store.put(torn, store.get(torn)[:100])
-            with pytest.raises(EngineError, match=r"v000002/delta-00000-00000\.bin"):
+            with pytest.raises(EngineError, match=r"v000002/delta-000001-00000-00000\.bin"):
                 await watching.follow(2)
             assert engine.version == 1 and await samples_from(engine, 1)
 
@@ -200,5 +202,23 @@ def test_an_unforeseen_error_is_shown_and_following_goes_on(chain: str, monkeypa
                 assert engine.version == 1 and await samples_from(engine, 1)
             finally:
                 task.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_chain_replaced_by_one_with_lower_numbers_is_shown_and_not_served(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FolderStore(tmp_path / "chain", fsync=False)
+        Publisher(store).publish(3, clone_state(POLICIES[3]))
+        async with running(decoder(seed=0)) as engine:
+            watching = watch(engine, str(tmp_path / "chain"))
+            await watching.catch_up()
+            (tmp_path / "chain").rename(tmp_path / "old")
+            Publisher(store).publish(1, clone_state(POLICIES[1]))
+            await watching.catch_up()
+            assert "came from the chain" in engine.stats()["weights_problem"]["reason"]
+            with pytest.raises(EngineError, match="restart what follows it"):
+                await watching.follow(4)
+            assert engine.version == 3 and await samples_from(engine, 3)
 
     asyncio.run(main())

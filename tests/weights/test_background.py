@@ -23,8 +23,9 @@ class Slow(FolderStore):
         self.begun, self.let, self.failure = threading.Event(), threading.Event(), ""
 
     def put(self, key: str, data: bytes) -> None:
-        self.begun.set()
-        assert self.let.wait(60)
+        if key.startswith("v"):
+            self.begun.set()
+            assert self.let.wait(60)
         if self.failure:
             raise OSError(self.failure)
         super().put(key, data)

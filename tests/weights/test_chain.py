@@ -3,8 +3,9 @@ import torch
 
 from woodshed.weights.chain import Publisher, verify_chain
 from woodshed.weights.errors import ChainError, VersionConflict
+from woodshed.weights.fence import Head
 from woodshed.weights.follow import Follower
-from woodshed.weights.manifest import Head, read_manifest, versions
+from woodshed.weights.manifest import read_manifest, versions
 from woodshed.weights.shards import Box, Shard
 from woodshed.weights.store import Store
 

@@ -18,7 +18,7 @@ from woodshed.weights.store import FolderStore, Store, open_store
 
 from .states import publish, raw, state_at
 
-DELTA = "v000002/delta-00000-00000.bin"
+DELTA = "v000002/delta-000001-00000-00000.bin"
 MANIFEST = "v000002/manifest.json"
 
 
@@ -47,7 +47,7 @@ def test_damage_is_detected_and_stepped_around(store: Store, damage: str) -> Non
     elif damage == "missing":
         store.delete(DELTA)
     elif damage == "swapped":
-        store.put(DELTA, store.get("v000001/delta-00000-00000.bin"))
+        store.put(DELTA, store.get("v000001/delta-000001-00000-00000.bin"))
     else:
         store.put(MANIFEST, store.get(MANIFEST)[:40])
     if damage == "manifest":
@@ -92,11 +92,11 @@ def test_a_version_without_manifest_is_waited_for(store: Store) -> None:
 
 def test_interrupted_publishing_is_swept_away(store: Store) -> None:
     publish(store, 2)
-    store.put("v000002/delta-00000-00000.bin", b"half")
-    store.put("v000002/delta-00007-00000.bin", b"of a rank that is no more")
-    store.put("v000009/full-00000-00000.bin", b"")
+    store.put("v000002/delta-000001-00000-00000.bin", b"half")
+    store.put("v000002/delta-000001-00007-00000.bin", b"of a rank that is no more")
+    store.put("v000009/full-000001-00000-00000.bin", b"")
     publisher = Publisher(store, 4)
-    assert publisher.head == 1 and all(key < "v000002" for key in store.listing())
+    assert publisher.head == 1 and all(key < "v000002" for key in store.listing() if key.startswith("v"))
     publisher.publish(2, state_at(2))
     assert verify_chain(store) == [0, 1, 2]
 
@@ -112,7 +112,15 @@ def test_a_base_that_is_missing_is_reported(store: Store) -> None:
 def test_manifests_of_others_are_refused_by_field(store: Store) -> None:
     publish(store, 3)
     manifest = json.loads(store.get(MANIFEST))
-    cases = {"format": "woodshed-weights-9", "version": 7, "base": 2, "kinds": {"delta": {"bytes": 3}}, "digest": None}
+    cases = {
+        "format": "woodshed-weights-9",
+        "chain": 3,
+        "writer": None,
+        "version": 7,
+        "base": 2,
+        "kinds": {"delta": {"bytes": 3}},
+        "digest": None,
+    }
     for field, value in cases.items():
         store.put(MANIFEST, json.dumps(manifest | {field: value}).encode())
         assert holds(Follower(store), 1)
@@ -182,7 +190,7 @@ def test_a_bucket_that_takes_no_more_leaves_the_chain_as_it_was(s3: S3Server, tm
     publisher = publish(url, 2)
     s3.fail("PUT", status)
     try:
-        with pytest.raises(OSError, match=rf"{url}/v000002/delta-00000-00000\.bin.*{status}"):
+        with pytest.raises(OSError, match=rf"{url}/v000002/delta-000001-00000-00000\.bin.*{status}"):
             publisher.publish(2, state_at(2))
     finally:
         s3.heal()

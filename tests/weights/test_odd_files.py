@@ -1,6 +1,7 @@
 """Index entries of wrong types, and files that are no regular files: refused, neither read nor waited for."""
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from woodshed.weights.delta import _pack, decode_part
 from woodshed.weights.errors import ChainError, TornVersion
+from woodshed.weights.follow import Follower
 from woodshed.weights.store import FolderStore
 
 GOOD: dict[str, Any] = {
@@ -33,17 +35,54 @@ def test_an_entry_that_is_no_object_is_a_damaged_version(entry: Any) -> None:
         decode_part(_pack([entry], [b"\0"]), None, where="part")
 
 
-@pytest.mark.parametrize("odd", ["fifo", "device", "folder"])
-def test_odd_files_are_refused(odd: str, tmp_path: Path) -> None:
-    chain, key = tmp_path / "chain", "v000000/manifest.json"
-    (chain / "v000000").mkdir(parents=True)
+@pytest.fixture
+def odd_chain(tmp_path: Path, odd: str) -> FolderStore:
+    """A chain whose version 0 is odd; what a link leads to lies outside of it."""
+    folder = tmp_path / "chain" / "v000000"
+    folder.mkdir(parents=True)
+    manifest = folder / "manifest.json"
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "manifest.json").write_text("{}")
     if odd == "fifo":
-        os.mkfifo(chain / key)
+        os.mkfifo(manifest)
     elif odd == "device":
-        (chain / key).symlink_to("/dev/zero")
-    else:
-        (chain / "v000000").rename(tmp_path / "outside")
-        (tmp_path / "outside" / "manifest.json").write_text("{}")
-        (chain / "v000000").symlink_to(tmp_path / "outside")
+        manifest.symlink_to("/dev/zero")
+    elif odd == "file outside":
+        manifest.symlink_to(tmp_path / "outside" / "manifest.json")
+    elif odd == "socket":
+        here = os.getcwd()
+        os.chdir(folder)  # a socket's path is short
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("manifest.json")
+        os.chdir(here)
+    elif odd == "folder outside":
+        folder.rmdir()
+        folder.symlink_to(tmp_path / "outside")
+    return FolderStore(tmp_path / "chain", fsync=False)
+
+
+@pytest.mark.parametrize("odd", ["fifo", "device", "socket", "file outside", "folder outside"])
+def test_odd_files_are_refused(odd: str, odd_chain: FolderStore) -> None:
     with pytest.raises(ChainError, match="chain"):
-        FolderStore(chain).get(key)
+        odd_chain.get("v000000/manifest.json")
+    assert Follower(odd_chain).advance() is None
+
+
+def test_a_folder_in_place_of_a_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "v000000" / "manifest.json").mkdir(parents=True)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(IsADirectoryError):
+            FolderStore(tmp_path).get("v000000/manifest.json")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("odd", ["folder outside"])
+def test_nothing_is_written_or_deleted_through_a_link(odd: str, odd_chain: FolderStore, tmp_path: Path) -> None:
+    for write in (odd_chain.put, odd_chain.create):
+        with pytest.raises(ChainError, match="v000000: a link"):
+            write("v000000/part", b"x")
+    for key in ("v000000/manifest.json", "v000000/"):
+        with pytest.raises(ChainError, match="v000000: a link"):
+            odd_chain.delete(key)
+    assert os.listdir(tmp_path / "outside") == ["manifest.json"]

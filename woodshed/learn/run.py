@@ -31,7 +31,7 @@ from ..tasks.packages.settings import PackageTaskSettings
 from ..tasks.packages.source import is_cached
 from ..view.tensorboard import TensorBoardMirror
 from ..weights.errors import ChainError
-from ..weights.manifest import Head
+from ..weights.fence import Head
 from .boxes import check_boxes, layer_store
 from .demonstrator import must_search
 from .directory import DirectoryError, RunDirectory, write_text

@@ -25,7 +25,7 @@ from ..rl.failures import INFRA, RunFailing
 from ..rl.ledger import Ledger
 from ..sandbox.pool import Pool
 from ..train.batch import TrainBatch
-from ..weights.manifest import Head
+from ..weights.fence import Head
 from .arena import open_arena
 from .decontaminate import check_training_data
 from .directory import RunDirectory

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -13,8 +15,27 @@ def write_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> None:
     Whoever reads sees the old file or the new one, even if this process is killed. With ``fsync`` also after a power
     failure. Where it fails (OSError, say a full disk), nothing is left behind.
     """
+    with _written_beside(path, data, fsync) as temporary:
+        temporary.replace(path)
+
+
+def create_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> bool:
+    """``write_whole`` where nothing is at ``path``; False where something is. Of several that try at the same time, in
+    whatever processes, one gets True."""
+    with _written_beside(path, data, fsync) as temporary:
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+    return True
+
+
+@contextmanager
+def _written_beside(path: Path, data: bytes | str, fsync: bool) -> Iterator[Path]:
+    """A file of its own for every call, because threads may write the same path. Removed where the body fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # of its own for every call: threads of one process may write the same file
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -22,7 +43,7 @@ def write_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> None:
             if fsync:
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        yield temporary
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .delta import Wanted, encode_parts
 from .errors import ChainError, VersionConflict
+from .fence import Fence, Writers
 from .fetch import fetch_ahead
 from .follow import Follower, read_version
 from .image import Image, Piece, State, assemble, digest, take
@@ -22,7 +23,6 @@ from .manifest import (
     read_manifest,
     sweep,
     version_key,
-    versions,
     write_manifest,
     write_part,
 )
@@ -37,7 +37,8 @@ Written = dict[Kind, list[Part]]
 
 
 class Publisher:
-    """The one writer of a chain: a process, or all ranks of a trainer together.
+    """The one writer of a chain: a process, or all ranks of a trainer together. Making one takes the chain over from
+    whoever wrote it before: their next version is refused with PublisherFenced.
 
     Versions ascend; the first one is an anchor, and so is the first at or after each multiple of ``anchor_every``.
     Numbers may be left out: a delta names its base. Publishing a version again with equal weights does nothing, with
@@ -67,9 +68,19 @@ class Publisher:
         self.level, self.part_bytes = level, part_bytes
         self.bytes_written = 0
         """By this rank."""
-        self.head: int | None = self.ranks.together(lambda: sweep(self.store) if self.ranks.rank == 0 else None)[0]
+        self._fence: Fence | None = None
+        self.head: int | None
         """Newest complete version, None for an empty chain."""
+        self.head, self._writer = self.ranks.together(self._take_over)[0]
         self._base: tuple[int, Image] | None = None
+
+    def _take_over(self) -> tuple[int | None, int]:
+        """The head and this publisher's number, on the first rank."""
+        if self.ranks.rank:
+            return None, 0
+        self._fence = Fence(self.store)
+        sweep(self.store, self._fence.head)
+        return self._fence.head, self._fence.writer.number
 
     def publish(self, version: int, state: State) -> None:
         """Write ``version``; once this returns it is visible to followers."""
@@ -86,7 +97,7 @@ class Publisher:
             self._republish(version, image)
             return
         receipts = self.ranks.together(lambda: (digest(image.values()), self._write_parts(version, image)))
-        self.ranks.together(lambda: self._finish(version, receipts) if self.ranks.rank == 0 else None)
+        self.ranks.together(lambda: self._finish(self._fence, version, receipts) if self._fence else None)
         self.head, self._base = version, (version, image)
 
     def _write_parts(self, version: int, image: Image) -> Written:
@@ -99,26 +110,39 @@ class Publisher:
         for kind, base in bases.items():
             encoded = encode_parts(image, base, level=self.level, part_bytes=self.part_bytes)
             for number, data in enumerate(encoded):
-                name = f"{kind}-{self.ranks.rank:05d}-{number:05d}.bin"
+                name = f"{kind}-{self._writer:06d}-{self.ranks.rank:05d}-{number:05d}.bin"
                 parts[kind].append(write_part(self.store, version, name, data))
                 self.bytes_written += len(data)
         return parts
 
-    def _finish(self, version: int, receipts: list[tuple[int, Written]]) -> None:
+    def _finish(self, fence: Fence, version: int, receipts: list[tuple[int, Written]]) -> None:
+        fence.check(version)
         kinds = {kind: [part for _, parts in receipts for part in parts[kind]] for kind in receipts[0][1]}
         manifest = Manifest(
             version=version,
+            chain=fence.writer.chain,
+            writer=fence.writer.number,
             base=self.head,
             base_digest=None if self.head is None else read_manifest(self.store, self.head).digest,
             digest=f"{sum(number for number, _ in receipts) % (1 << 128):032x}",
             kinds={kind: Parts(bytes=sum(p.bytes for p in parts), parts=parts) for kind, parts in kinds.items()},
         )
-        write_manifest(self.store, manifest)
+        self._show(fence, manifest)
+        fence.check(version)  # Whoever took over meanwhile may have noted its head before this manifest was there.
         if "full" in kinds and self.keep_anchors:
             try:
                 collect_garbage(self.store, keep_anchors=self.keep_anchors)
             except OSError as error:  # Tried again with the next anchor.
                 log.warning("weights: old versions stay for now: %s", error)
+
+    def _show(self, fence: Fence, manifest: Manifest) -> None:
+        """Write the manifest, also in place of one by a fenced publisher, which does not count."""
+        if write_manifest(self.store, manifest):
+            return
+        fence.check(manifest.version)
+        if read_manifest(self.store, manifest.version).writer >= fence.writer.number:
+            raise VersionConflict(f"{self.store.url}: version {manifest.version} is there already with other weights")
+        write_manifest(self.store, manifest, replace=True)
 
     def _republish(self, version: int, image: Image) -> None:
         """Nothing to do where the version is there with these weights, in whatever pieces."""
@@ -163,7 +187,7 @@ def verify_chain(chain: str | os.PathLike[str] | Store) -> list[int]:
     store = open_store(chain)
     image: Image | None = None
     last: Manifest | None = None
-    found = versions(store)
+    found = Writers(store).counting()
     for version in found:
         manifest = read_manifest(store, version)
         where = f"{store.url}/{version_key(version)}"

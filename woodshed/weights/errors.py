@@ -15,5 +15,13 @@ class TornVersion(ChainError):
     """A version's files are damaged: short, undecodable, or not matching their checksums."""
 
 
+class PublisherFenced(ChainError):
+    """Another publisher has taken over the chain; what this one writes does not count."""
+
+
+class ChainReplaced(ChainError):
+    """Another chain lies where the held weights came from, or none."""
+
+
 class VersionConflict(ChainError):
     """A version was published twice with different weights, or out of order."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .delta import Wanted, decode_part
 from .errors import ChainError, TornVersion, WrongBase
+from .fence import Writers
 from .fetch import fetch_ahead
 from .image import Image, State, assemble, digest, take
 from .manifest import Kind, Manifest, read_manifest, version_key, versions
@@ -60,6 +61,9 @@ class Follower:
         self._image: Image | None = take(state) if state is not None else None
         self._digest = f"{digest(self._image.values()):032x}" if self._image is not None else None
         self._manifests: dict[int, Manifest] = {}
+        self._writers = Writers(self.store)
+        self._chain: str | None = None
+        """Identity of the chain that the held version came from."""
 
     @property
     def image(self) -> Image | None:
@@ -79,7 +83,8 @@ class Follower:
 
         A version without a manifest is still being written: it is not there yet. Damaged versions are stepped around
         through an anchor where one exists, with a warning. Raises WrongBase or TornVersion if nothing newer can be
-        reached because of them, OSError where the store does not answer.
+        reached because of them, ChainReplaced where another chain lies there now, OSError where the store does not
+        answer.
         """
         for _ in range(_PLANS):
             try:
@@ -101,6 +106,7 @@ class Follower:
             log.warning("weights: %s", problem)
         if best is not None:
             self.version, self._image, self._digest = best.version, best.image, best.digest
+            self._chain = self._manifests[best.version].chain
             return self.version
         if problem is not None:
             raise problem
@@ -134,6 +140,9 @@ class Follower:
     def _paths(self, up_to: int | None) -> list[Path]:
         """Ways to the newest reachable version, the fewest bytes first; then ways to older ones."""
         found = versions(self.store, above=self.version)
+        self._writers.look()
+        if self._chain is not None and self.version is not None:
+            self._writers.check_same(self._chain, self.version)
         newer = [v for v in found if up_to is None or v <= up_to]
         self._manifests = {v: m for v in newer if (m := self._manifest(v)) is not None}
         following = {m.base: v for v, m in self._manifests.items() if "delta" in m.kinds}
@@ -154,7 +163,8 @@ class Follower:
 
     def _manifest(self, version: int) -> Manifest | None:
         try:
-            return self._manifests.get(version) or read_manifest(self.store, version)
+            manifest = self._manifests.get(version) or read_manifest(self.store, version)
+            return manifest if self._writers.counts(manifest) else None
         except (FileNotFoundError, ChainError) as error:
             log.warning("weights: version %d is not readable: %s", version, error)
             return None

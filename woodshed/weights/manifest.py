@@ -1,15 +1,13 @@
 """One version in a store: ``v000012/manifest.json`` (written last) beside its parts. Imports no torch.
 
-Parts are named ``delta-RANK-NUMBER.bin`` (and ``full-...`` in anchors). An anchor also keeps its delta, so that a
-follower that is up to date never fetches full weights.
+Parts are named ``delta-WRITER-RANK-NUMBER.bin`` (and ``full-...`` in anchors), so that no two writers share one. An
+anchor also keeps its delta, so that a follower that is up to date never fetches full weights.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import time
 from typing import Literal
 
 import xxhash
@@ -29,7 +27,7 @@ class Part(BaseModel):
 
     model_config = _STRICT
 
-    name: str = Field(pattern=r"^(delta|full)-\d{5}-\d{5}\.bin$")
+    name: str = Field(pattern=r"^(delta|full)-\d{6,}-\d{5}-\d{5}\.bin$")
     bytes: int
     checksum: str
 
@@ -45,11 +43,14 @@ class Parts(BaseModel):
 
 class Manifest(BaseModel):
     """What is known of a version without reading its parts. ``base`` and ``base_digest`` are those of the version that
-    the delta was made from, None in a chain's first version; ``digest`` is ``image.digest`` of the result, as hex."""
+    the delta was made from, None in a chain's first version; ``digest`` is ``image.digest`` of the result, as hex.
+    ``chain`` is the chain's random identity and ``writer`` the number of its publisher (``fence``)."""
 
     model_config = _STRICT
 
-    format: Literal["woodshed-weights-2"] = "woodshed-weights-2"
+    format: Literal["woodshed-weights-3"] = "woodshed-weights-3"
+    chain: str
+    writer: int
     version: int
     base: int | None
     base_digest: str | None
@@ -62,27 +63,11 @@ def version_key(version: int, name: str = "") -> str:
 
 
 def versions(where: str | os.PathLike[str] | Store, *, above: int | None = None) -> list[int]:
-    """Numbers of the complete versions (those with a manifest), ascending; only those ``above`` a number if given."""
+    """Numbers of all versions with a manifest, ascending; only those ``above`` a number if given. Where publishers took
+    over from each other, some of them may not count (``fence.Writers``)."""
     after = "" if above is None else version_key(above, "~")  # "~" sorts behind every name used in a version
     found = (_MANIFEST.fullmatch(key) for key in open_store(where).listing(after=after))
     return [int(match[1]) for match in found if match]
-
-
-class Head:
-    """The newest complete version, asked often: it lists only what came after the last answer, and only when that is
-    ``seconds`` old."""
-
-    def __init__(self, where: str | os.PathLike[str] | Store, *, seconds: float = 0.0) -> None:
-        self._store = open_store(where)
-        self._newest: int | None = None
-        self._seconds, self._looked = seconds, -math.inf
-
-    def __call__(self) -> int | None:
-        """None for an empty chain."""
-        if time.monotonic() - self._looked >= self._seconds:
-            self._newest = max(versions(self._store, above=self._newest), default=self._newest)
-            self._looked = time.monotonic()
-        return self._newest
 
 
 def read_manifest(store: Store, version: int) -> Manifest:
@@ -125,9 +110,13 @@ def write_part(store: Store, version: int, name: str, data: bytes) -> Part:
     return Part(name=name, bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
 
 
-def write_manifest(store: Store, manifest: Manifest) -> None:
-    """Make a version visible: all its parts are there."""
-    store.put(version_key(manifest.version, "manifest.json"), manifest.model_dump_json().encode())
+def write_manifest(store: Store, manifest: Manifest, *, replace: bool = False) -> bool:
+    """Make a version visible: all its parts are there. False where another manifest is there and stays."""
+    key, data = version_key(manifest.version, "manifest.json"), manifest.model_dump_json().encode()
+    if not replace:
+        return store.create(key, data)
+    store.put(key, data)
+    return True
 
 
 def delete_version(store: Store, version: int) -> None:
@@ -136,14 +125,12 @@ def delete_version(store: Store, version: int) -> None:
     store.delete(version_key(version))
 
 
-def sweep(store: Store) -> int | None:
-    """Delete what interrupted publishing left behind the newest complete version; returns that version."""
-    head = max(versions(store), default=None)
+def sweep(store: Store, head: int | None) -> None:
+    """Delete what interrupted publishing left behind ``head``, the newest version."""
     after = "" if head is None else version_key(head, "~")
     for folder in sorted({key.partition("/")[0] for key in store.listing(after=after)}):
         if re.fullmatch(r"v\d{6}", folder):
             store.delete(folder + "/")
-    return head
 
 
 def check_number(where: str, version: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from .errors import TornVersion
+from .fence import Writers
 from .manifest import delete_version, read_manifest, versions
 from .store import Store, open_store
 
@@ -20,11 +21,13 @@ def collect_garbage(where: str | os.PathLike[str] | Store, *, keep_anchors: int 
     if keep_anchors < 1:
         raise ValueError("collect_garbage: keep_anchors must be at least 1")
     store = open_store(where)
-    found = versions(store)
+    found, writers = versions(store), Writers(store)
+    writers.look()
     anchors = 0
     for at in range(len(found) - 1, -1, -1):  # Newest first: what is kept is read, what is deleted is not.
         try:
-            anchors += "full" in read_manifest(store, found[at]).kinds
+            manifest = read_manifest(store, found[at])
+            anchors += "full" in manifest.kinds and writers.counts(manifest)
         except (FileNotFoundError, TornVersion):
             continue  # Not an anchor that anybody could start from.
         if anchors == keep_anchors:

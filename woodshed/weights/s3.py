@@ -6,12 +6,15 @@ Credentials, region and endpoint come from the environment (``AWS_ACCESS_KEY_ID`
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from .errors import ChainError
+
+log = logging.getLogger(__name__)
 
 _ENVIRONMENT = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, unless it is Amazon's, AWS_ENDPOINT_URL"
 _RETRIES = 6
@@ -65,6 +68,24 @@ class BucketStore:
 
         with self._named(key):
             obstore.put(self._store, key, data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        with self._named(key):
+            try:
+                obstore.put(self._store, key, data, mode="create")
+            except AlreadyExistsError:
+                return self.get(key) == data  # A request that was sent again may have got through before.
+            except BaseError as error:
+                if "NotImplemented" not in str(error):
+                    raise
+                log.warning("%s: no conditional writes here; two publishers at once may not be told apart", self.url)
+                if self.listing(after=key[:-1])[:1] != [key]:
+                    obstore.put(self._store, key, data)
+                return self.get(key) == data
+            return True
 
     def delete(self, key: str) -> None:
         import obstore

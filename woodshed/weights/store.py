@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
-from ..record.atomic import write_whole
+from ..record.atomic import create_whole, write_whole
 from .errors import ChainError
 
 
@@ -26,6 +26,10 @@ class Store(Protocol):
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object: readers see the old bytes or the new ones. It lasts once this returns."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """``put`` where there is no such object yet; False where one with other bytes is there. Of several that try
+        with different bytes at the same time, one gets True."""
 
     def delete(self, key: str) -> None:
         """Remove an object, or with a trailing slash everything below; what is not there is no error."""
@@ -48,22 +52,41 @@ class FolderStore:
 
     def get(self, key: str) -> bytes:
         try:
-            return _read_regular(self.folder, key)
+            return _read_regular(self._own(key))
         except NotADirectoryError:
             raise FileNotFoundError(f"{self.folder / key} is not there") from None
 
     def put(self, key: str, data: bytes) -> None:
-        path = self.folder / key
+        path = self._own(key)
         write_whole(path, data, fsync=self.fsync)
+        self._sync(path)
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self._own(key)
+        if not create_whole(path, data, fsync=self.fsync):
+            return self.get(key) == data
+        self._sync(path)
+        return True
+
+    def delete(self, key: str) -> None:
+        path = self._own(key)
+        if key.endswith("/"):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _own(self, key: str) -> Path:
+        """The path of an object. Raises ChainError where its folder is a link, which would lead out of the chain."""
+        path = self.folder / key.rstrip("/")
+        folder = path if key.endswith("/") else path.parent
+        if folder != self.folder and folder.is_symlink():
+            raise ChainError(f"{folder}: a link; the folders of a chain must be folders")
+        return path
+
+    def _sync(self, path: Path) -> None:
         if self.fsync:
             for folder in (path.parent, self.folder):
                 _sync(folder)
-
-    def delete(self, key: str) -> None:
-        if key.endswith("/"):
-            shutil.rmtree(self.folder / key, ignore_errors=True)
-        else:
-            (self.folder / key).unlink(missing_ok=True)
 
 
 def open_store(where: str | os.PathLike[str] | Store, *, fsync: bool = True) -> Store:
@@ -91,17 +114,15 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _read_regular(folder: Path, key: str) -> bytes:
-    """Read a regular file below ``folder``. Raises ChainError for a FIFO, a device or a link: they may block the reader
-    or lead out of the chain."""
-    path = folder / key
-    if path.parent != folder and path.parent.is_symlink():
-        raise ChainError(f"{path.parent}: a link; the folders of a chain must be folders")
-    if path.is_symlink():
+def _read_regular(path: Path) -> bytes:
+    """Raises ChainError for a FIFO, a socket, a device or a link: they may block the reader or lead elsewhere."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
         raise ChainError(f"{path}: a link; the files of a chain must be regular files")
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise ChainError(f"{path}: not a regular file")
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ChainError(f"{path}: not a regular file")
         return file.read()
 
