@@ -6,12 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from woodshed.sandbox.gvisor.backend import GvisorBackend
 from woodshed.sandbox.layers import LayerStore
@@ -266,10 +266,7 @@ def test_nothing_is_left_when_the_owner_is_killed(_gvisor: None, tmp_path: Path)
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    deadline = time.monotonic() + 60
-    while _runsc(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not _runsc(tmp_path)
+    wait_until(lambda: not _runsc(tmp_path), "the boxes to end with their owner")
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
     async def again() -> None:

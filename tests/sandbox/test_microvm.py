@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.microvm.backend import MicrovmBackend
@@ -249,10 +250,8 @@ def test_nothing_is_left_when_the_owner_is_killed(_possible: None, tmp_path: Pat
     assert owner.stdout is not None
     try:
         keeper = int(owner.stdout.readline())
-        deadline = time.monotonic() + 120
-        while not (machines := [pid for pid in family(keeper) if _is_qemu(pid)]) or not _is_filtered(machines[0]):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        machines = wait_until(lambda: [pid for pid in family(keeper) if _is_qemu(pid)], "a machine to be there")
+        wait_until(lambda: _is_filtered(machines[0]), "the machine to be confined")
         confined = Path(f"/proc/{machines[0]}/status").read_text()
         assert "CapEff:\t0000000000000000" in confined and "NoNewPrivs:\t1" in confined
         assert os.getuid() != 0 or Path(f"/proc/{machines[0]}").stat().st_uid != 0
@@ -261,10 +260,7 @@ def test_nothing_is_left_when_the_owner_is_killed(_possible: None, tmp_path: Pat
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    deadline = time.monotonic() + 60
-    while any(state(pid) not in ("", "Z") for pid in machines):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: all(state(pid) in ("", "Z") for pid in machines), "the machine to end with its owner")
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from woodshed.sandbox.docker.backend import DockerBackend
 from woodshed.sandbox.docker.engine import ENGINES, Engine, find_engine
@@ -190,10 +190,8 @@ def test_nothing_is_left_when_the_owner_is_killed(engine: Engine, tmp_path: Path
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    deadline = time.monotonic() + 120
-    while name in asyncio.run(engine.run("ps", "-a", "--format", "{{.Names}}")) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert name not in asyncio.run(engine.run("ps", "-a", "--format", "{{.Names}}"))
+    names = ("ps", "-a", "--format", "{{.Names}}")
+    wait_until(lambda: name not in asyncio.run(engine.run(*names)), "the container to be gone")
 
     async def again() -> None:
         backend = DockerBackend(engine.name, tmp_path)
