@@ -30,7 +30,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from chaos.prey import Prey
 from chaos.records import CHECKS, episodes, infra_errors, lost_or_doubled
-from real_runs import SMOKE, begin, wait_until
+from real_runs import SMOKE, begin
+from waiting import wait_until
 
 from woodshed.weights.manifest import versions
 
@@ -51,7 +52,7 @@ def prepare(scratch: Path, steps: int, attempts: int) -> Path:
     flags = [text for key, value in sets.items() for text in ("--set", f"{key}={value}")]
     process = begin(scratch, "run", SMOKE, "--out", root, *flags, output=scratch / "output")
     try:
-        wait_until(lambda: (root / "stages" / "before.json").exists(), "the stages before RL", process, seconds=900)
+        wait_until(lambda: (root / "stages" / "before.json").exists(), "the stages before RL", process)
         process.send_signal(signal.SIGINT)
         process.wait(60)
     finally:
@@ -107,7 +108,7 @@ class Hunt:
             return self.prey.kill_one("engine" if victim == "follower" else victim)
         self.prey.kill(self.process.pid)
         self.process.wait()
-        wait_until(lambda: not self.prey.alive(), "the children to die with the run", seconds=30)
+        wait_until(lambda: not self.prey.alive(), "the children to die with the run")
         self.process = self._start()
         return True
 
@@ -115,7 +116,7 @@ class Hunt:
         while self.alive():
             self.prey.look()
             time.sleep(0.2)
-        wait_until(lambda: not self.prey.alive(), "every process of the run to be gone", seconds=30)
+        wait_until(lambda: not self.prey.alive(), "every process of the run to be gone")
 
 
 def count(root: Path) -> dict[str, Any]:

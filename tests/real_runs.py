@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from waiting import ended, run_to_end, wait_until
 
 # A shell starts what it puts in the background with SIGINT ignored, and every child of ours would inherit that; some
 # of what follows presses Ctrl-C.
@@ -19,8 +20,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ROOT / "recipes" / "smoke.toml"
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 4, 2, 4
-PATIENCE = 400.0
-"""Seconds until a test gives up what takes a few on an idle machine: others may be working on it."""
 OVERRIDES = ("--set", f"rl.steps={STEPS}", "--set", "tasks.studies.train=16")
 
 
@@ -40,10 +39,7 @@ def woodshed(
     scratch: Path, *arguments: str | Path, extra: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end."""
-    return subprocess.run(
-        [*prefix, *command(*arguments)], cwd=scratch, env=environment(scratch, extra), capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, timeout=PATIENCE,
-    )  # fmt: skip
+    return run_to_end([*prefix, *command(*arguments)], cwd=scratch, env=environment(scratch, extra))
 
 
 def begin(scratch: Path, *arguments: str | Path, output: Path) -> subprocess.Popen[bytes]:
@@ -53,20 +49,6 @@ def begin(scratch: Path, *arguments: str | Path, output: Path) -> subprocess.Pop
             command(*arguments), cwd=scratch, env=environment(scratch), stdout=file, stderr=file,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-
-
-def wait_until(
-    condition: Callable[[], object],
-    what: str,
-    process: subprocess.Popen[bytes] | None = None,
-    seconds: float = PATIENCE,
-) -> None:
-    """Poll; fails when ``process`` ends first, or nothing happens for ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, f"ended with {process.returncode} before: {what}"
-        assert time.monotonic() < deadline, f"gave up waiting: {what}"
-        time.sleep(0.03)
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ def make_smoke_run(scratch: Path) -> SmokeRun:
     try:
         wait_until(lambda: (root / "stages" / "before.json").exists(), "the stages before RL", process)
         process.send_signal(signal.SIGINT)
-        code = process.wait(60)
+        code = ended(process)
     finally:
         process.kill()
         process.wait()

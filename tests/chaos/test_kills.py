@@ -17,14 +17,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from real_runs import STEPS, SmokeRun, begin, wait_until
+from real_runs import STEPS, SmokeRun, begin
+from waiting import wait_until
 
 from woodshed.weights.manifest import versions
 
 from .prey import PLANES, Prey
 from .records import batches, check_records, episodes, infra_errors
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def assert_finished(process: subprocess.Popen[bytes], root: Path, scratch: Path,
     assert process.returncode == 0
     check_records(root)
     assert not infra_errors(root)
-    wait_until(lambda: not prey.alive(), "every process of the run to be gone", seconds=20)
+    wait_until(lambda: not prey.alive(), "every process of the run to be gone")
     assert str(scratch) not in Path("/proc/self/mounts").read_text()
     assert not list((scratch / "tmp").glob("woodshed-boxes-*"))
 
@@ -113,7 +114,7 @@ def test_the_run_itself_is_killed(root: Path, tmp_path: Path, rng: random.Random
             prey.kill(process.pid)
             process.wait()
         print(f"killed the run: {what}")
-        wait_until(lambda: not prey.alive(), "the children to die with the run", seconds=20)
+        wait_until(lambda: not prey.alive(), "the children to die with the run")
     process = start(root, tmp_path, prey)
     try:
         wait_to_finish(process, prey)

@@ -11,14 +11,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE, wait_until
 
 from tests.chaos.prey import Prey
+from woodshed.cluster.idle import IdleClock
 from woodshed.cluster.source import PACKAGE, OtherSource, check_source, source
 from woodshed.cluster.supervisor import ProgramFailed
 from woodshed.learn.boxes import check_boxes
@@ -72,11 +73,7 @@ def cluster() -> Iterator[Any]:
 
 
 def _until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 100
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "gave up waiting"
-        time.sleep(0.05)
-    return found
+    return wait_until(condition, "the servers")
 
 
 def _servers() -> dict[str, int]:
@@ -103,13 +100,13 @@ def test_boxes_follow_the_nodes_and_nothing_outlives_its_owner(cluster: Any, tmp
 
     async def new_host(backend: Any, old: set[str]) -> str:
         """The one server that is left, on which boxes are made, when the hosts ``old`` are gone."""
-        deadline = time.monotonic() + 200
+        clock = IdleClock()
         while True:
             box = await backend.create(BoxSpec())
             host, servers = str(box.stats()["host"]), _servers()
             if host not in old and set(servers) == {host}:
                 break
-            assert time.monotonic() < deadline, f"boxes on {host}, servers on {servers}"
+            assert clock.look() < PATIENCE, f"boxes on {host}, servers on {servers}"
             await asyncio.sleep(0.1)
         assert (await box.exec("echo on")).stdout == b"on\n"
         return host

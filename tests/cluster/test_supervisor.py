@@ -7,19 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from woodshed.cluster.supervisor import Program, ProgramFailed, Supervisor
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "gave up waiting"
-        time.sleep(0.02)
 
 
 def test_a_killed_program_comes_back_and_a_finished_one_does_not(tmp_path: Path) -> None:
@@ -31,7 +24,7 @@ def test_a_killed_program_comes_back_and_a_finished_one_does_not(tmp_path: Path)
     process.kill()
     process.wait()
     assert supervisor.check() == ["sleeper"]
-    wait_for(lambda: not supervisor.running("quick"))
+    wait_until(lambda: not supervisor.running("quick"), "the program to end")
     assert supervisor.check() == [] and supervisor.programs["quick"].done
     assert supervisor.running("sleeper")
     supervisor.stop()
@@ -59,7 +52,7 @@ def test_what_a_program_says_last_is_shown_without_its_traceback(tmp_path: Path)
     for source, message in cases.items():
         supervisor = Supervisor()
         supervisor.start(Program("odd", ["-c", source], log, max_restarts=0))
-        wait_for(lambda s=supervisor: not s.running("odd"))
+        wait_until(lambda s=supervisor: not s.running("odd"), "the program to end")
         with pytest.raises(ProgramFailed) as failed:
             supervisor.check()
         assert str(failed.value) == message
@@ -119,4 +112,4 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
             return True
         return Path(f"/proc/{child}/stat").read_text().split()[2] == "Z"
 
-    wait_for(gone)
+    wait_until(gone, "the child to die")

@@ -11,7 +11,7 @@ from real_runs import SMOKE, woodshed
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 AGENT = Path(__file__).parent.parent / "program_agent.py"
 PROGRAM = """

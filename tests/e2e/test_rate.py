@@ -12,7 +12,7 @@ from real_runs import GROUP_SIZE, SmokeRun, woodshed
 from woodshed.record.history import read_history
 from woodshed.record.task import Task
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_a_policy_of_a_run_and_the_run_itself(smoke: SmokeRun, tmp_path: Path) -> None:

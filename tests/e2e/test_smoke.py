@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import STEPS, SmokeRun, begin, wait_until, woodshed
+from real_runs import STEPS, SmokeRun, begin, woodshed
+from waiting import ended, wait_until
 
 from woodshed.learn.directory import RunDirectory
 from woodshed.learn.examples import load_examples
@@ -22,7 +23,7 @@ from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import load_recipe
 from woodshed.record.jsonl import read_jsonl
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 STAGES = ("tasks", "corpus", "pretrain", "demos", "sft", "mtp", "before", "rl", "after")
 
@@ -155,7 +156,7 @@ def test_two_runs_in_one_directory(smoke: SmokeRun, tmp_path: Path) -> None:
             assert result.returncode == 2 and f"{root} is being run by another process" in result.stderr
             assert "--out" in result.stderr and "Traceback" not in result.stderr
         process.send_signal(signal.SIGCONT)
-        assert process.wait(120) == 0, output.read_text()
+        assert ended(process) == 0, output.read_text()
     finally:
         process.kill()
         process.wait()
@@ -205,7 +206,7 @@ def test_a_full_disk_stops_the_run_and_space_continues_it(smoke: SmokeRun, tmp_p
         try:
             wait_until(lambda: (root / "server" / "address.json").exists(), "the last stage to begin", process)
             wait_until(lambda: fill(root), "the disk to be full", process)
-            assert process.wait(120) == 2
+            assert ended(process) == 2
         finally:
             process.kill()
             process.wait()

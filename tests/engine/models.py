@@ -116,4 +116,4 @@ async def running(policy: Decoder, version: int = 0, device: str = "cpu", **sett
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(main, 60))
+    return asyncio.run(main)

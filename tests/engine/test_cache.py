@@ -1,13 +1,13 @@
 """The memory of the key/value cache: what rows hold as it grows, and how it is taken."""
 
 import resource
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import run_to_end
 
 from woodshed.engine.cache import RowCache
 from woodshed.engine.memory import HUGE_PAGE, zeros
@@ -74,7 +74,7 @@ def grow_with_little_address_space() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux only")
 def test_rows_come_one_after_the_other_where_address_space_is_little():
     here = "from tests.engine.test_cache import grow_with_little_address_space as grow; grow(); print('grown')"
-    done = subprocess.run([sys.executable, "-c", here], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_to_end([sys.executable, "-c", here], cwd=ROOT)
     assert done.stdout == "grown\n", done.stderr
 
 

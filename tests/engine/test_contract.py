@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from waiting import until
 
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed
 from woodshed.engine.protocol import Sampling
@@ -19,14 +20,6 @@ TOLERANCE = 1e-4
 @pytest.fixture(params=sorted(KINDS))
 def opened(request):
     return KINDS[request.param]
-
-
-async def until(condition):
-    for _ in range(4000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("gave up waiting")
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import run_to_end
 
 import woodshed
 from woodshed.record.cache import cache_directory
@@ -21,7 +22,7 @@ USER = 54321
 _CODE = "import os, sys; sys.path.insert(0, sys.argv.pop(1)); exec(sys.argv.pop(1))"
 
 
-def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False, timeout: float = 200.0) -> str:
+def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False) -> str:
     """What ``code`` prints. ``sys.argv[1]`` is a folder for its state, which it has to leave empty; then ``arguments``.
 
     ``machines``: it needs QEMU, which is there. Skips the test where no interpreter fits.
@@ -36,7 +37,7 @@ def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False, tim
     place = Path(tempfile.mkdtemp(dir="/var/tmp"))
     try:
         package, state = place / "package" / "woodshed", place / "state"
-        for folder in ("sandbox", "record"):
+        for folder in ("sandbox", "record", "cluster"):
             skipped = shutil.ignore_patterns("__pycache__")
             shutil.copytree(Path(woodshed.__file__).parent / folder, package / folder, ignore=skipped)
         shutil.copy(woodshed.__file__, package)
@@ -54,9 +55,7 @@ def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False, tim
         for folder in (place, state, place / "cache"):
             folder.chmod(0o777)
         command = [python, "-I", "-c", _CODE, str(package.parent), code, str(state), *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, cwd="/", env=environment, **user
-        )
+        done = run_to_end(command, cwd=Path("/"), env=environment, **user)
         assert done.returncode == 0, done.stdout + done.stderr
         assert list(state.iterdir()) == []
         return done.stdout

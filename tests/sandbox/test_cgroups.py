@@ -122,7 +122,7 @@ def test_a_box_whose_first_process_is_taken_for_memory_is_no_infrastructure_erro
         box = await backend.create(BoxSpec(limits=Limits(memory=MEMORY, disk=8 << 20)))
         first = max(int(p) for p in os.listdir("/proc") if p.isdigit() and _parent(p) == backend.pid)
         waits = "import os, time\nopen('started', 'w')\nwhile not os.path.exists('go'): time.sleep(0.02)\n"
-        running = asyncio.create_task(box.exec_python(waits + HIDDEN, timeout=60))
+        running = asyncio.create_task(box.exec_python(waits + HIDDEN, timeout=600))
         while not [1 for name, _, _ in await box.list() if name == "started"]:
             await asyncio.sleep(0.02)
         Path(f"/proc/{first}/oom_score_adj").write_text("1000")  # what it has started keeps its own

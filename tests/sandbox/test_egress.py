@@ -59,7 +59,7 @@ os.environ.pop("no_proxy"), os.environ.pop("NO_PROXY")  # the sites of these tes
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": "http://127.0.0.1:3128"}))
 for url in sys.stdin.read().split():
     try:
-        print(opener.open(url, timeout=20).read().decode()[:40])
+        print(opener.open(url, timeout=300).read().decode()[:40])
     except urllib.error.HTTPError as error:
         print(error.code, error.read().decode().strip())
 """
@@ -75,7 +75,7 @@ with socket.create_connection(("127.0.0.1", int(port)), 20) as s:
 
 
 async def fetch(box: Any, *urls: str) -> list[str]:
-    result = await box.exec_python(FETCH, stdin=" ".join(urls).encode(), timeout=60)
+    result = await box.exec_python(FETCH, stdin=" ".join(urls).encode(), timeout=600)
     assert result.returncode == 0, result.stderr.decode()
     return result.stdout.decode().splitlines()
 
@@ -90,7 +90,7 @@ async def requests(box: Any, count: int) -> dict[str, int]:
 
 
 async def raw(box: Any, port: int, *parts: str) -> list[str]:
-    result = await box.exec_python(RAW, stdin="|".join([str(port), *parts]).encode(), timeout=60)
+    result = await box.exec_python(RAW, stdin="|".join([str(port), *parts]).encode(), timeout=600)
     assert result.returncode == 0, result.stderr.decode()
     return result.stdout.decode().splitlines()
 
@@ -208,7 +208,7 @@ except OSError as e:
     async def body(backend: Any) -> None:
         async with site() as here:
             box = await backend.create(BoxSpec(egress=Egress(allow=(f"127.0.0.1:{here.port}",))))
-            result = await box.exec_python(attempts.replace("HOST_PORT", str(here.port)), timeout=30)
+            result = await box.exec_python(attempts.replace("HOST_PORT", str(here.port)), timeout=600)
             said = result.stdout.decode().split("\n")[:-1]
             assert said == EXPECTED[backend.name], (said, result.stderr.decode())
             assert here.connections == 0
@@ -319,7 +319,7 @@ import time; time.sleep(600)
             await bad.close()
             with pytest.raises(SandboxError):
                 await flooding
-            spent = await good.exec_python(FETCH, stdin=f"{url}large {url}large {url}large".encode(), timeout=30)
+            spent = await good.exec_python(FETCH, stdin=f"{url}large {url}large {url}large".encode(), timeout=600)
             assert spent.stdout.decode().splitlines()[:2] == ["hello" * 8] * 2
             assert spent.stdout.count(b"hello") == 16 and (await requests(good, 4))["refused"] == 1
             assert here.connections <= 5
@@ -335,7 +335,7 @@ def test_a_box_that_opens_too_many_connections_loses_its_network(with_either: Ca
             url = f"http://127.0.0.1:{here.port}/"
             assert await fetch(box, url, url, url) == ["hello"] * 3
             for _ in range(3):  # the first of these is accepted and closed, then nothing listens any more
-                result = await box.exec_python(FETCH, stdin=url.encode(), timeout=30)
+                result = await box.exec_python(FETCH, stdin=url.encode(), timeout=600)
             assert b"Connection refused" in result.stderr and here.connections == 3
             assert (await requests(box, 4))["refused"] == 1, "the one that was closed"
             assert (await box.exec("echo alive")).stdout == b"alive\n"

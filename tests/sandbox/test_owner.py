@@ -8,10 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.spawner import explain, owned_folder, sweep
@@ -50,10 +50,7 @@ def test_kill_9_leaves_nothing(_possible, tmp_path, victim):
     processes = family(zygote)
     assert len(processes) >= 7  # the zygote, five boxes, a background process
     os.kill(zygote if victim == "zygote" else owner.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while any(state(pid) not in ("", "Z") for pid in processes):
-        assert time.monotonic() < deadline, [(state(pid), pid) for pid in processes]
-        time.sleep(0.02)
+    wait_until(lambda: all(state(pid) in ("", "Z") for pid in processes), "the boxes to end")
     owner.kill()
     owner.wait()
     owner.stdout.close()

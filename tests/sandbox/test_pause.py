@@ -104,7 +104,7 @@ while True:
         await box.exec("sleep 300 > /dev/null 2>&1 & kill -STOP $!; echo $! > stopped")
         while (await box.exec(STATE)).stdout != b"T\n":  # a signal waits until its process has its turn
             await asyncio.sleep(0.02)
-        running = asyncio.create_task(box.exec_python(waking, timeout=60))
+        running = asyncio.create_task(box.exec_python(waking, timeout=600))
         await _written(box, "on")
         await box.pause()
         await asyncio.sleep(1.0)

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from woodshed.sandbox.bases import Bases
 from woodshed.sandbox.cgroups import find_place
@@ -36,9 +36,9 @@ def test_boxes_wait_for_room_and_one_is_always_let_in(with_backend: Callable[...
         await asyncio.sleep(0.6)
         assert not any(task.done() for task in waiting), "the machine is short of memory"
         now[0] = PLENTY
-        done, rest = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         while len(done) < 2:
-            more, rest = await asyncio.wait(rest, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            more, rest = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
             done |= more
         await asyncio.sleep(0.2)
         assert len(rest) == 1 and not next(iter(rest)).done(), "three boxes live"
@@ -199,10 +199,7 @@ def test_nothing_of_a_killed_pool_is_left_after_the_next_start(
         owner.wait()
         owner.stdout.close()
     subprocess.run([*command, "end"], check=True)
-    deadline = time.monotonic() + 60
-    while left := [pid for pid in family if _alive(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(_alive, family)), "the boxes to end with their owner")
     assert list(tmp_path.iterdir()) == []
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     place = find_place()

@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from s3 import S3Server
+from waiting import ended, run_to_end, wait_until
 
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
@@ -139,7 +139,7 @@ def test_sigkill_anywhere(tmp_path: Path, uninterrupted: Path, policy_dir: Path,
     path.write_text(config.model_dump_json())
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", DRIVER, str(path), str(config.checkpoints)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+    done = run_to_end(command, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 2, "the kills did not hit the work"
     assert outcome(config) == expected
@@ -211,16 +211,17 @@ def test_command_line_waits_for_batches_and_ends_on_sigterm(tmp_path: Path, poli
     path = tmp_path / "config.json"
     path.write_text(config.model_dump_json())
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def done(step: int) -> bool:
+        return config.metrics.exists() and len(config.metrics.read_text().splitlines()) == step
+
     process = subprocess.Popen([sys.executable, "-m", "woodshed.train.worker", str(path)], env=env)
     try:
         for step in (1, 2):
             make_batch(seed=step, step=step, parts=("rl",)).save(batch_path(config.batches, step))
-            deadline = time.monotonic() + 60
-            while not (config.metrics.exists() and len(config.metrics.read_text().splitlines()) == step):
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda n=step: done(n), f"step {step}", process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert ended(process) == 0
     finally:
         process.kill()
         process.wait()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ..cluster.idle import IdleClock
 from ..gateway.client import GatewayAdmin
 from ..grading.behaviours import invalid_calls
 from ..grading.effort import effort_penalty
@@ -83,8 +84,9 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
 
 
 async def _ready(path: Path, seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
+    """``seconds`` without progress of the run, whose other programs this one's parent has started."""
+    clock = IdleClock(os.getppid())
     while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the policy server did not become ready in {seconds:.0f} s; see its log")
-        await asyncio.sleep(0.05)
+        if clock.look() > seconds:
+            raise TimeoutError(f"the policy server is not ready, and nothing happened for {seconds:.0f} s; see its log")
+        await asyncio.sleep(0.2)

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..cluster.idle import IdleClock
 from ..cluster.supervisor import ProgramFailed, Supervisor, last_words
 from ..recipe.recipe import Recipe
 from .directory import RunDirectory
 from .servers import server_programs
 
 _SECONDS = 180.0
+"""Without progress."""
 
 
 @contextmanager
@@ -27,12 +29,12 @@ def served(recipe: Recipe, policy: Path) -> Iterator[tuple[RunDirectory, Supervi
     try:
         for program in server_programs(recipe, folder, policy, weights=False):
             supervisor.start(program)
-        deadline = time.monotonic() + _SECONDS
+        clock = IdleClock(own=False)
         while not (folder.root / "server" / "ready.json").exists():
             supervisor.check()
-            if time.monotonic() > deadline:
+            if clock.look() > _SECONDS:
                 raise ProgramFailed(f"the policy server did not start: {last_words(folder.log('server'))}")
-            time.sleep(0.05)
+            time.sleep(0.2)
         yield folder, supervisor
     finally:
         supervisor.stop()

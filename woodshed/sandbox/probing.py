@@ -1,18 +1,20 @@
-"""Finding out what a backend can do by doing it: within a time limit, from any thread, and never an exception."""
+"""Finding out what a backend can do by doing it: while something happens, from any thread, and never an exception."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from woodshed.cluster.idle import unless_idle
 
 from .protocol import Backend, BoxSpec, Limits, Probe, SandboxError
 
 B = TypeVar("B", bound=Backend)
 
 
-def probe_by(make: Callable[[], B], attempt: Callable[[B], Awaitable[Probe]], seconds: float) -> Probe:
+def probe_by(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, Any, Probe]], seconds: float) -> Probe:
     """What ``attempt`` says of a backend of its own, which is closed afterwards; or why there is nothing to say."""
     found: list[Probe] = []
     thread = threading.Thread(target=lambda: found.append(asyncio.run(_bounded(make, attempt, seconds))))
@@ -21,15 +23,15 @@ def probe_by(make: Callable[[], B], attempt: Callable[[B], Awaitable[Probe]], se
     return found[0]
 
 
-async def _bounded(make: Callable[[], B], attempt: Callable[[B], Awaitable[Probe]], seconds: float) -> Probe:
+async def _bounded(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, Any, Probe]], seconds: float) -> Probe:
     try:
         backend = make()
     except SandboxError as error:
         return Probe(False, (str(error),))
     try:
-        return await asyncio.wait_for(attempt(backend), seconds)
+        return await unless_idle(attempt(backend), seconds)
     except TimeoutError:
-        return Probe(False, (f"no box within {seconds:.0f} s",))
+        return Probe(False, (f"no box, and nothing happened for {seconds:.0f} s",))
     except (SandboxError, OSError) as error:
         return Probe(False, (str(error),))
     finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import woodshed
+from woodshed.cluster.idle import unless_idle
 
 from . import cgroups
 from .protocol import SandboxError
@@ -94,7 +95,7 @@ class Spawner:
         try:
             await self._loop.sock_sendall(ours, str(Path(woodshed.__file__).parent.parent).encode())
             await self._loop.sock_sendall(ours, json.dumps({"root": str(folder.resolve()), **self._config}).encode())
-            answer = await asyncio.wait_for(self._loop.sock_recv(ours, 1 << 16), 60.0)
+            answer = await unless_idle(self._loop.sock_recv(ours, 1 << 16), 60.0)
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"the sandbox's helper process did not start: {error!r}") from None
         nothing = {"error": "its helper process ended at once; the reason is on standard error"}

@@ -32,7 +32,6 @@ SMALL = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-m
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(not PYTHON, reason="WOODSHED_VLLM_PYTHON names no interpreter that has vLLM"),
 ]
 

@@ -5,8 +5,9 @@ import os
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
+
+from waiting import wait_until
 
 from woodshed.engine.vllm.start import serving
 
@@ -53,10 +54,7 @@ def test_nothing_of_a_server_of_our_own_is_left(tmp_path):
         assert urllib.request.urlopen(url + "/health").status == 200
         child = int((tmp_path / "child").read_text())
         assert alive(child)
-    deadline = time.monotonic() + 30
-    while alive(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(child)
+    wait_until(lambda: not alive(child), "the child to end")
 
 
 def alive(pid):
