@@ -59,6 +59,7 @@ class Guest(Agent):
         self._network = Connections(spec.get("listen", ()), self._poll, self._reply)
         self._quiet = False
         self._populated, self._checked, self._paused, self._open = False, 0.0, None, False
+        self._turns = None
 
     def _handle(self, request: dict[str, Any], body: bytes) -> None:
         if request.get("op") == "net":
