@@ -23,6 +23,7 @@ from typing import Any
 
 from result import write_result
 from sandbox_forks import figures, measure_forking, memory, timed
+from sandbox_pairs import measure_pairs, pair_figures
 
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.backends import NAMES
@@ -189,6 +190,7 @@ def main() -> None:
     load.append(os.getloadavg()[0])
     growth = asyncio.run(leaks(options.cycles))
     tried = escapes()
+    beside = measure_pairs()
     attempts = [attempt for every in tried.values() for attempt in every]
     load.append(os.getloadavg()[0])
     write_result(
@@ -203,8 +205,9 @@ def main() -> None:
             f"leaked_after_{options.cycles}": sum(abs(value) for value in growth.values()),
             "escape_attempts": len(attempts),
             "escapes": sum(bool(attempt["evidence"]) for attempt in attempts),
+            **pair_figures(beside),
         },
-        {**detail, **forking, "leaks": growth, "escapes": tried, "load_average": load},
+        {**detail, **forking, "leaks": growth, "escapes": tried, "pairs": beside, "load_average": load},
         options.out,
     )
 

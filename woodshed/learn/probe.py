@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..sandbox.backends import NAMES, open_backend
+from ..sandbox.escapes import beside
 from ..sandbox.escapes.battery import attack_backend
 from ..sandbox.protocol import Probe, SandboxError
 from ..sandbox.settings import SandboxSettings
@@ -44,7 +45,24 @@ def _attacked(name: str, console: Console) -> int:
     console.print(table)
     out = sum(bool(each.evidence) for each in tried)
     console.print(f"{name}: {out} of {len(tried)} attempts got out")
-    return out
+    return out + (_attacked_beside(name, console) if name in beside.BACKENDS else 0)
+
+
+def _attacked_beside(name: str, console: Console) -> int:
+    """How many attempts of one box were noticed by another, besides what is known not to be kept apart here."""
+    with console.status(f"putting {name} boxes against each other"):
+        tried = beside.beside_backend(name)
+    table = Table("attempt", "tries to", "got", "outcome", title=f"a {name} box against another")
+    for each in tried:
+        outcome = Text("not noticed", style="dim")
+        if each.evidence:
+            known = f"SHARED ({each.known}): " if each.known else "NOTICED: "
+            outcome = Text(known + each.evidence, style="yellow" if each.known else "red")
+        table.add_row(each.name, each.tries, each.got, outcome)
+    console.print(table)
+    disturbed = sum(each.disturbed for each in tried)
+    console.print(f"{name}: {disturbed} of {len(tried)} attempts were noticed by another box")
+    return disturbed
 
 
 def _probe(name: str) -> Probe:

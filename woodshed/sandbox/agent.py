@@ -15,7 +15,8 @@ from typing import Any
 
 from . import boxfiles, cgroups, frames, kernel
 from .jobs import Job, alone
-from .processes import go_on, kill, kill_all, kill_everything, memory, processes, stop
+from .processes import go_on, kill, kill_all, kill_everything, memory, processes, send, stop
+from .turns import Turns, make_turns, wanting_to_run
 
 _TICK = 0.25
 _MAX_REPLY = 128 << 20
@@ -44,6 +45,7 @@ class Agent:
         self._paused: float | None = None  # since when
         self._stopped: set[int] = set()  # before that already
         self._open = False  # to the zygote, while the box has no other process
+        self._turns: Turns | None = None if spec.get("shares", True) else make_turns(send)
 
     def serve(self) -> None:
         """Answer until the host closes the socket."""
@@ -230,6 +232,8 @@ class Agent:
             for process in running:  # programs can lift a limit of their own, not this one
                 if process.cpu > self._spec["cpu"]:
                     kill(process.pid)
+        if self._turns is not None:
+            self._turns.look(running, wanting_to_run() - sum(process.state == "R" for process in running) - 1)
         limit = self._spec["memory"]
         if limit is not None and sum(process.resident for process in running) > limit and memory() > limit:
             for job in self._jobs.values():
@@ -237,6 +241,8 @@ class Agent:
             kill_everything()
 
     def _pause(self) -> None:
+        if self._turns is not None:
+            self._turns.release()
         self._paused = time.monotonic()
         self._populated = True  # look at the processes once a tick, whatever they are
         self._freeze()

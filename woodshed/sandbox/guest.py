@@ -59,7 +59,7 @@ class Guest(Agent):
         self._network = Connections(spec.get("listen", ()), self._poll, self._reply)
         self._quiet = False
         self._populated, self._checked, self._paused = False, 0.0, None
-        self._stopped, self._open = set(), False
+        self._stopped, self._open, self._turns = set(), False, None
 
     def _handle(self, request: dict[str, Any], body: bytes) -> None:
         if request.get("op") == "net":

@@ -11,7 +11,7 @@ CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN", "SETPCAP")
 """What the first process needs to become the box's user, and to end what that user started."""
 _MODULES = (
     "agent", "boxfiles", "cgroups", "frames", "guest", "guestnet", "jobs", "kernel", "masks", "processes", "pyrun",
-    "seccomp", "template", "vmguest",
+    "seccomp", "template", "turns", "vmguest",
 )  # fmt: skip
 # Never compared with the source, which cannot change.
 _UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH

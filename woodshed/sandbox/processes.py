@@ -102,22 +102,23 @@ def go_on(already: set[int]) -> None:
     """Continue what ``stop`` stopped, youngest first: no parent finds a child stopped."""
     for process in sorted(processes(), reverse=True):
         if process.pid not in already:
-            _signal(process.pid, signal.SIGCONT)
+            send(process.pid, signal.SIGCONT)
 
 
 def kill(pid: int) -> None:
     """Kill one process that may have ended already."""
-    _signal(pid, signal.SIGKILL)
+    send(pid, signal.SIGKILL)
 
 
 def _signal_all(number: int) -> None:
     if os.getpid() == 1:
-        _signal(-1, number)
+        send(-1, number)
     else:  # no pid namespace of its own: -1 would mean the host's processes
         for process in processes():
-            _signal(process.pid, number)
+            send(process.pid, number)
 
 
-def _signal(pid: int, number: int) -> None:
+def send(pid: int, number: int) -> None:
+    """Signal a process that may have ended already."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

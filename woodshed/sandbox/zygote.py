@@ -126,6 +126,7 @@ class Zygote:
                 self._import(name)
             spec["layers"] = [self._layer(path) for path in spec["layers"]]
             group = self._group(spec)
+            spec["shares"] = self._groups is not None and self._groups.cpu
             user, trees = self._user(spec)
             self._lower(user)
             pid = kernel.clone(boxinit.NAMESPACES)

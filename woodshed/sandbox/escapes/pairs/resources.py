@@ -349,4 +349,4 @@ def file_locks() -> object:
     file.truncate(1 << 20)
     HELD.append(file)
     places = iter(range(0, 1 << 20, 2))
-    return until_refused(lambda: fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, next(places)), 50_000)
+    return until_refused(lambda: fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, next(places)), 4000)

@@ -1,0 +1,58 @@
+"""The part of ``sandboxes.py`` that puts boxes against each other, as this user and, for root, as an ordinary one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.escapes.beside import BACKENDS, Beside, beside_backend
+from woodshed.sandbox.protocol import SandboxError
+
+_ORDINARY = """
+import json, sys
+from pathlib import Path
+from woodshed.sandbox.escapes.beside import beside_backend
+print(json.dumps([vars(each) for each in beside_backend(sys.argv[2], Path(sys.argv[1]))]))
+"""
+
+
+def measure_pairs() -> dict[str, list[dict[str, Any]]]:
+    """What came of every attempt of one box against another, by backend and user."""
+    found = {}
+    for name in BACKENDS:
+        try:
+            if not open_backend(name).probe().ok:
+                continue
+        except SandboxError:
+            continue
+        user = "root" if os.geteuid() == 0 else "an ordinary user"
+        found[f"{name}, {user}"] = [_row(each) for each in beside_backend(name)]
+        if os.geteuid() == 0:
+            found[f"{name}, an ordinary user"] = [_row(each) for each in _as_ordinary_user(name)]
+    return found
+
+
+def pair_figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
+    """``pair_known``: noticed, as docs/sandboxes.md says."""
+    tried = [each for every in found.values() for each in every]
+    return {
+        "pair_attempts": len(tried),
+        "pair_disturbed": sum(bool(each["evidence"]) and not each["known"] for each in tried),
+        "pair_known": sum(bool(each["evidence"] and each["known"]) for each in tried),
+    }
+
+
+def _as_ordinary_user(name: str) -> list[Beside]:
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from tests.sandbox.ordinary import run_as_ordinary_user
+
+    said = run_as_ordinary_user(_ORDINARY, name, timeout=1800)
+    return [Beside(**row) for row in json.loads(said)]
+
+
+def _row(each: Beside) -> dict[str, Any]:
+    return {**vars(each), "known": each.known if each.evidence else ""}
