@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from woodshed.evaluate.run import evaluate
+from woodshed.gateway.segments_wire import Finished
+from woodshed.harness.program import Ended
+from woodshed.harness.settings import LimitSettings
 from woodshed.learn.stage_rollouts import describe
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rl.failures import FAULT, INFRA, FailureWatch, RunFailing
+from woodshed.rl.observed import observe
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.namespace import NamespaceBackend
 from woodshed.sandbox.probe import probe_namespace
@@ -96,3 +100,10 @@ def test_a_candidate_that_ends_its_box_is_rejected_and_a_silent_box_is_no_verdic
         assert not ledger.verdicts
     (verdict,) = asyncio.run(judged(BoxGone(errno.ENOMEM, "more memory than it may")))
     assert verdict.why == "its box is gone: more memory than it may" and set(ledger.verdicts) == {"slug"}
+
+
+def test_what_a_program_says_is_read_however_deep_it_is() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": "[" * 100_000}}
+    finished = Finished("i", [], usage=[], messages=[[{"role": "assistant", "content": None, "tool_calls": [call]}]])
+    (event,) = observe(finished, Ended(0, False, False, 1.0, ""), LimitSettings()).events
+    assert (event.name, event.arguments) == ("x", None)
