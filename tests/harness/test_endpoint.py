@@ -131,10 +131,12 @@ def test_nobody_there_and_no_answer_in_time() -> None:
 def test_overflow_is_told_apart_from_other_refusals() -> None:
     from starlette.responses import JSONResponse
 
-    async def go(body: dict[str, Any]) -> None:
-        async with serve(Script([JSONResponse(body, 400)])) as url, pooled_client() as client:
+    async def go(body: dict[str, Any], status: int = 400) -> None:
+        async with serve(Script([JSONResponse(body, status)])) as url, pooled_client() as client:
             await HttpEndpoint(url, "k", "m", client).complete([], [], max_tokens=1)
 
+    with pytest.raises(ContextFull):  # a conversation may become so long that its text alone is refused
+        asyncio.run(go({"error": {"code": "request_too_large"}}, 413))
     coded, worded = {"error": {"code": "context_length_exceeded"}}, {"message": "the maximum context length is 5"}
     for body in (coded, worded):
         with pytest.raises(ContextFull):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 
 import pytest
+from limits import soft_limit
 
 from woodshed.record.fault import Fault
 from woodshed.sandbox import boxfiles
 from woodshed.sandbox.faults import answered
+from woodshed.sandbox.frames import encode
 from woodshed.sandbox.protocol import BoxError, BoxGone, BoxSpec, SandboxError
 from woodshed.sandbox.remote import wire
+from woodshed.sandbox.remote.leases import Lease
 
 STOPPER = """
 import os, signal
@@ -97,3 +101,40 @@ def test_another_host_keeps_the_source(error):
     again = wire.failure(wire.encode_error(error))
     assert isinstance(again, Fault)
     assert again.source == getattr(error, "source", "host") and isinstance(again, BoxGone) == isinstance(error, BoxGone)
+
+
+def test_a_file_is_not_left_out_for_want_of_a_descriptor(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("a.py", "deep/b.py"):
+        (tmp_path / name).write_bytes(b"1")
+    os.symlink("a.py", tmp_path / "link.py")
+    assert dict(boxfiles.collect(str(tmp_path), ["**/*.py"], 99)) == {"a.py": b"1", "deep/b.py": b"1"}
+    held, errors = [], []
+    with soft_limit(resource.RLIMIT_NOFILE, 9 + max(map(int, os.listdir("/proc/self/fd")))):
+        with pytest.raises(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        while held:  # one more descriptor each time, until they are enough
+            os.close(held.pop())
+            try:
+                found = dict(boxfiles.collect(str(tmp_path), ["**/*.py"], 99))
+            except OSError as error:
+                errors.append(error.errno)
+            else:
+                assert found == {"a.py": b"1", "deep/b.py": b"1"}
+                break
+    for fd in held:
+        os.close(fd)
+    assert errors and set(errors) == {errno.EMFILE}
+
+
+def test_lines_of_egress_are_told_in_parts():
+    lease = Lease("client")
+    for number in range(1, 1203):
+        lease.note(number, {"host": "é" * 500})
+    have, told = 0, []
+    while lines := lease.lines(have):
+        encode({"egress": lines})
+        told += [number for number, _ in lines]
+        have = told[-1]
+    assert told == list(range(1, 1203))

@@ -52,7 +52,7 @@ async def screen_in_box(
     done = await box.exec(["python3", "-I", "-B", "-c", _PROGRAM], stdin=request.encode(), timeout=_SECONDS)
     try:
         judged = json.loads(done.stdout)
-    except ValueError:
+    except (ValueError, RecursionError):
         return list(found)
     unread = tuple(f"{name}: cannot be parsed by " for name in names)
     return sorted({*(entry for entry in found if not entry.startswith(unread)), *map(str, judged)})

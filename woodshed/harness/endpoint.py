@@ -134,7 +134,8 @@ class HttpEndpoint:
                 self.lost_seconds, self.failing = self.lost_seconds + lost, ""
                 return reply
             text = answer.decode("utf-8", "replace")
-            if status in (400, 413) and any(word in text for word in OVERFLOW):
+            # A body that is too large is a conversation that is: its length is the policy's doing.
+            if status == 413 or (status == 400 and any(word in text for word in OVERFLOW)):
                 raise ContextFull(text[:300])
             problem = f"status {status}: {text[:300]}"
             if status not in RETRIED:

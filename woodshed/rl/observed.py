@@ -102,6 +102,6 @@ def _text(content: Any) -> str:
 def _object(text: Any) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

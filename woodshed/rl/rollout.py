@@ -38,6 +38,9 @@ from .observed import at_limit, observe, terms_of
 
 log = logging.getLogger(__name__)
 
+CLOSED = "engine_closed"
+"""Refusal of a gateway whose engine is going; nothing that a program asks for brings it about."""
+
 RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
 
 
@@ -146,6 +149,8 @@ async def _trust(arena: Arena, finished: Finished, ended: Ended) -> None:
     """Raise where a program failed for no reason of the policy's: what it left says nothing about the policy then."""
     if ended.why() and float((await arena.admin.engine()).get("uptime_seconds", math.inf)) < ended.seconds:
         raise EndpointLost(f"the policy server was restarted while harness.program ran: {ended.why()}")
+    if ended.why() and CLOSED in finished.refusals:
+        raise EndpointLost(f"the policy server was closing while harness.program ran: {ended.why()}")
     if finished.usage or at_limit(finished):
         return
     refused = "".join(f"; the gateway answered {code}: {text}" for code, (_, text) in finished.refusals.items())

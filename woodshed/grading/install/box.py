@@ -30,6 +30,6 @@ async def installed_in(box: Sandbox) -> list[str]:
     done = await box.exec(["python3", "-I", "-c", _LIST], timeout=30.0)
     try:
         found = json.loads(done.stdout)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+
+from woodshed.record.fault import Fault
 
 from .base import Episode, Finding, Monitor
 from .conduct import call_sabotage, comment_stuffing, question_asking, terminal_only
 from .retrieval import network_use, solution_retrieved
 from .special_casing import special_casing
 from .tampering import test_tampering
+
+log = logging.getLogger(__name__)
 
 MONITORS: dict[str, Monitor] = {
     monitor.__name__: monitor
@@ -23,5 +28,13 @@ NAMES = (*MONITORS, "judge")
 
 
 def inspect(episode: Episode, names: Iterable[str] = tuple(MONITORS)) -> list[Finding]:
-    """What the monitors of these names find, in the order of the monitors."""
-    return [finding for name in names for finding in MONITORS[name](episode)]
+    """What the monitors of these names find, in the order of the monitors. A monitor that fails finds nothing."""
+    findings: list[Finding] = []
+    for name in names:
+        try:
+            findings += MONITORS[name](episode)
+        except (Fault, OSError):
+            raise
+        except Exception:  # a bug of ours that a policy has found is no way out of its episode
+            log.exception("monitor %s failed on an episode of %s", name, episode.task.name)
+    return findings

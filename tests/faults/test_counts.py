@@ -1,0 +1,109 @@
+"""What infrastructure errors leave of groups, evaluations and builds: nothing that tells of a policy or a task."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from woodshed.evaluate.run import evaluate
+from woodshed.gateway.segments_wire import Finished
+from woodshed.harness.program import Ended
+from woodshed.harness.settings import LimitSettings
+from woodshed.learn.stage_rollouts import describe
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
+from woodshed.rl.failures import FAULT, INFRA, FailureWatch, RunFailing
+from woodshed.rl.observed import observe
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.namespace import NamespaceBackend
+from woodshed.sandbox.probe import probe_namespace
+from woodshed.sandbox.protocol import BoxGone, SandboxError
+from woodshed.tasks.packages.ledger import Ledger
+from woodshed.tasks.packages.stream import Attempt, Stream, Verdict
+from woodshed.view.summary import evaluation
+
+from .ground import MEND, ground, run
+from .hosts import Short
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> LayerStore:
+    if not (probe := probe_namespace(None)).ok:
+        pytest.skip("; ".join(probe.reasons))
+    return LayerStore(tmp_path / "layers")
+
+
+def episode(number: int, status: Any, **labels: str) -> Trajectory:
+    outcome = None if status == INFRA else Outcome(True, {})
+    return Trajectory(str(number), "t", "g", "train", "h", "p", status, outcome=outcome, labels=labels, error="why")
+
+
+def test_an_evaluation_leaves_out_what_no_policy_ended(layers: LayerStore, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ground(tmp_path / "at", layers, NamespaceBackend) as at:
+            done = await at.trajectory(run(MEND))  # sets what the policy says
+            assert done.outcome is not None and done.outcome.resolved
+            tasks = [replace(at.task, name=f"t/{n}") for n in range(2)]
+            store = TrajectoryStore(tmp_path / "store")
+            short = Short(at.backend, 1, 1)  # the first episode gets no box, and is not tried again
+            asked: dict[str, Any] = {"name": "before", "samples": 2, "concurrency": 1}
+            found = await evaluate(at.arena(backend=short, attempts=1), tasks, store, **asked)
+            assert found == {"t/0": [True], "t/1": [True, True]}
+            seen = evaluation(store, "before")
+            assert seen is not None and seen.pass1_by_task == [1.0, 1.0] and seen.statuses == {INFRA: 1, "submitted": 3}
+            again = await evaluate(at.arena(attempts=1), tasks, store, retried=True, **asked)
+            assert again == {"t/0": [True, True], "t/1": [True, True]} and len(store) == 5
+            with pytest.raises(RunFailing, match=r"the last 2 episodes failed.*no box"):
+                failing = at.arena(backend=Short(at.backend, 1, 99), attempts=1, max_failures=2)
+                await evaluate(failing, tasks, store, name="after", samples=2, concurrency=1)
+            store.close()
+
+    asyncio.run(main())
+
+
+def test_rates_of_a_batch_leave_them_out() -> None:
+    groups = [[episode(0, "submitted"), episode(1, INFRA)], [episode(2, INFRA), episode(3, INFRA)]]
+    told = describe(groups)
+    assert told["pass_rate"] == told["best_of_group"] == 1.0 and told["statuses"] == {"submitted": 1, INFRA: 3}
+
+
+def test_a_run_ends_where_only_failures_come() -> None:
+    watch = FailureWatch(3)
+    for number, status in enumerate([INFRA, INFRA, "limit", INFRA, INFRA, "submitted", INFRA, INFRA]):
+        watch.update(episode(number, status, **({FAULT: "host"} if status == INFRA else {})))
+    with pytest.raises(RunFailing, match=r"the policy server does not work\. The last: why"):
+        watch.update(episode(9, INFRA, **{FAULT: "endpoint"}))
+    assert watch.counts == {"host": 6, "endpoint": 1}
+
+
+def test_a_candidate_that_ends_its_box_is_rejected_and_a_silent_box_is_no_verdict(tmp_path: Path) -> None:
+    def work(error: Exception) -> Any:
+        async def fail(_: Path) -> Task:
+            raise error
+
+        return fail
+
+    async def judged(error: Exception) -> list[Verdict]:
+        stream = Stream(ledger, tmp_path, asyncio.Semaphore(1), 1)
+        return [v async for v in stream.judged(iter([Attempt("slug", "kind", work(error))]))]
+
+    ledger = Ledger(tmp_path / "ledger.jsonl", "settings")
+    for error in (BoxGone(errno.ETIMEDOUT, "no answer"), SandboxError("no box")):
+        with pytest.raises(SandboxError):
+            asyncio.run(judged(error))
+        assert not ledger.verdicts
+    (verdict,) = asyncio.run(judged(BoxGone(errno.ENOMEM, "more memory than it may")))
+    assert verdict.why == "its box is gone: more memory than it may" and set(ledger.verdicts) == {"slug"}
+
+
+def test_what_a_program_says_is_read_however_deep_it_is() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": "[" * 100_000}}
+    finished = Finished("i", [], usage=[], messages=[[{"role": "assistant", "content": None, "tool_calls": [call]}]])
+    (event,) = observe(finished, Ended(0, False, False, 1.0, ""), LimitSettings()).events
+    assert (event.name, event.arguments) == ("x", None)
