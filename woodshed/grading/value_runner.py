@@ -195,5 +195,5 @@ def _plain(value: "Any", depth: int) -> bool:
     for base in _CONTAINERS:
         if issubclass(kind, base):
             inner = [*dict.keys(value), *dict.values(value)] if base is dict else list(base.__iter__(value))
-            return len(inner) < _NODES and all(_plain(item, depth + 1) for item in inner)
+            return len(inner) < _NODES and all([_plain(item, depth + 1) for item in inner])
     return False
