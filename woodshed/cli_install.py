@@ -41,6 +41,9 @@ def install(
     tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
     code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
     needs: Annotated[list[str] | None, typer.Option(help="Package that nobody states and rules shall install")] = None,
+    passing_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Share of the tests that ran that has to pass, by rule")
+    ] = 0.8,
     tasks: Annotated[
         Path | None, typer.Option(help="Folder that receives a task of each install: to set the repository up")
     ] = None,
@@ -62,7 +65,9 @@ def install(
     if judge and policy is None:
         raise _fail(ValueError("--judge needs --policy: there is nobody to judge"))
     place = PolicyPlace(policy, model, _key(key_env)) if policy is not None else None
-    wishes = InstallWishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), seed, catalogue, place, judge)
+    wishes = InstallWishes(
+        tuple(code or ()), tuple(tests or ()), tuple(needs or ()), seed, catalogue, place, judge, passing_share
+    )
     with Bar(Console(stderr=True)) as progress:
 
         async def work(boxes: Backend, layers: LayerStore) -> tuple[list[Outcome], list[Task], dict[str, str]]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tasks_sources import repos
 from tests.tasks_sources.place import Place
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import passed_of, reached, search
@@ -21,6 +22,7 @@ from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
 from woodshed.tasks.install.goals import draw, parse_goals
 from woodshed.tasks.install.lock import Install
 from woodshed.tasks.install.python.depot import Depot
+from woodshed.tasks.install.python.goals import python_goals
 from woodshed.tasks.install.python.plugins import useful_plugin, wanted_plugins
 from woodshed.tasks.install.python.rules import version_files
 from woodshed.tasks.install.replay import Recipe, Replay, replay
@@ -183,3 +185,14 @@ def test_services_are_started_before_targets_and_not_where_tasks_are_graded(mark
         installed_package(dataclasses.replace(package, sha256="0" * 64), ground.files, found, tmp_path)
     made, files = installed_package(package, ground.files, dataclasses.replace(found, recipe=Recipe("x")), tmp_path)
     assert files["port.txt"] == b"8765\n" and (tmp_path / "sources" / made.file).exists() and made.kept
+
+
+def test_goals_run_the_tests_that_the_project_means(tmp_path: Path) -> None:
+    """Its own markers decide, and a person decides how many have to pass."""
+    config = b"[pytest]\naddopts = -n auto -m 'not stress'\n"
+    repos.write(tmp_path / "repository", {"pytest.ini": config, "a.py": b"", "tests/test_a.py": b"def test(): pass\n"})
+    spec = parse_source(str(tmp_path / "repository"))
+    goals = python_goals(ground_of(spec, "repository", (), tmp_path / "out", passing_share=0.55))
+    suites = [goal for goal in goals if goal.passing_share]
+    assert suites and all(goal.passing_share == 0.55 and "at least 55% of them" in goal.expect for goal in suites)
+    assert all(" -m 'not stress' tests" in goal.command and "auto" not in goal.command for goal in suites)

@@ -15,6 +15,7 @@ from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.factory import claim
 from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source
 
+from .goals import SHARE
 from .lock import NAME, Install, load_install
 from .place import PolicyPlace
 from .roles import AgentBuilder, AgentSetter, Transcript
@@ -25,7 +26,8 @@ from .transcripts import write_transcripts
 
 @dataclass(frozen=True)
 class InstallWishes:
-    """What a person may say. ``policy`` plays both roles (rules do, where it is None) and, with ``judge``, a third."""
+    """What a person may say. ``policy`` plays both roles (rules do, where it is None) and, with ``judge``, a third.
+    ``passing_share``: of the tests that ran, so many have to pass by rule."""
 
     code: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
@@ -34,6 +36,7 @@ class InstallWishes:
     catalogue: str = ""
     policy: PolicyPlace | None = None
     judge: bool = False
+    passing_share: float = SHARE
 
 
 async def install_sources(
@@ -79,8 +82,9 @@ async def _one(
     policy = wishes.policy
     try:
         ground = await asyncio.to_thread(
-            ground_of, spec, name, base, out, code=wishes.code, tests=wishes.tests, cache=cache
-        )
+            ground_of, spec, name, base, out, code=wishes.code, tests=wishes.tests, cache=cache,
+            passing_share=wishes.passing_share,
+        )  # fmt: skip
         setter: Setter = RuleSetter()
         builder: Builder = ground.kit.builder(wishes.needs)
         judge = None

@@ -10,7 +10,8 @@ from woodshed.grading.install.goal import Goal, goal_of
 from woodshed.tasks.packages.index import PackageError
 
 SHARE = 0.8
-"""By rule: of the tests that ran, this share has to pass (as RepoLaunch and SWE-smith ask of an environment)."""
+"""By rule, where nothing else is said: of the tests that ran, this share has to pass (as RepoLaunch and SWE-smith ask
+of an environment)."""
 
 PROPOSED, DRAWN, TRIES = 10, 3, 5
 """Goals that a setter proposes, those that a builder is given, and how often it may try (Composer 2 report)."""

@@ -20,7 +20,7 @@ from woodshed.tasks.sources.obtain import described, obtain, project_names
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.spec import SourceSpec
 
-from .goals import TRIES, draw
+from .goals import SHARE, TRIES, draw
 from .lock import Install
 from .node.kit import NodeKit
 from .python.kit import PythonKit
@@ -64,21 +64,24 @@ class Outcome:
 
 def ground_of(
     spec: SourceSpec, name: str, base: tuple[Wheel, ...], out: Path, *, code: Sequence[str] = (),
-    tests: Sequence[str] = (), cache: Path | None = None,
+    tests: Sequence[str] = (), cache: Path | None = None, passing_share: float = SHARE,
 ) -> Ground:  # fmt: skip
-    """The initial state of a source. Raises PackageError as ``obtain`` and ``find_layout`` do."""
+    """The initial state of a source. ``passing_share``: of the tests that ran, so many have to pass.
+
+    Raises PackageError as ``obtain`` and ``find_layout`` do.
+    """
     package, files, _ = obtain(spec, name, out, cache=cache)
     if spec.kind == "npm" or is_node_project(files):
         node_version()
         node = NodeProject(files)
         package = described_node(package, node, code, tests)
-        return Ground(package, files, (name, node.name or name), node.version, NodeKit(), cache=cache)
+        return Ground(package, files, (name, node.name or name), node.version, NodeKit(), (), cache, passing_share)
     project = Project(files)
     package = described(package, project, find_layout(project, sources=code, tests=tests))
     stated = [n for n in project_names(spec, project) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}", n)]
     names = tuple(dict.fromkeys([name, *stated]))
     version = spec.version if spec.kind == "pypi" else _stated_version(project)
-    return Ground(package, files, names, version, PythonKit(), base, cache)
+    return Ground(package, files, names, version, PythonKit(), base, cache, passing_share)
 
 
 async def install(

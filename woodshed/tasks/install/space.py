@@ -12,6 +12,7 @@ from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
 from woodshed.tasks.packages.catalogue import Package, Wheel
 from woodshed.tasks.packages.prepare import WORKDIR
 
+from .goals import SHARE
 from .kit import INDEX_PORT, Kit, Pinned
 
 START, GOALS = f"{SCRATCH}/start.sh", f"{SCRATCH}/goals.json"
@@ -25,6 +26,7 @@ class Ground:
     language, the pinned test runner where that is pytest.
 
     ``names``: what the project calls itself, so that no copy of it is installed. ``version``: of its metadata.
+    ``passing_share``: of the tests that ran, so many have to pass by rule.
     """
 
     package: Package
@@ -34,6 +36,7 @@ class Ground:
     kit: Kit
     base: tuple[Wheel, ...] = ()
     cache: Path | None = None
+    passing_share: float = SHARE
 
 
 @dataclass(frozen=True)

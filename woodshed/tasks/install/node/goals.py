@@ -11,7 +11,7 @@ from typing import Any
 
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.node.run import framework_of
-from woodshed.tasks.install.goals import PROPOSED, SHARE
+from woodshed.tasks.install.goals import PROPOSED
 from woodshed.tasks.install.space import Ground
 from woodshed.tasks.node.project import NodeProject, test_files
 
@@ -41,7 +41,7 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
     for framework in _RUN:
         ours = {name: text for name, text in files.items() if framework_of(text) == framework}
         if ours:
-            yield _suite(framework, ours, f"the tests that are written for {framework}")
+            yield _suite(ground, framework, ours, f"the tests that are written for {framework}")
     if main := _main(project):
         yield {
             "command": f"""node -e "import('./{main}').then((m) => console.log('loaded', Object.keys(m).length))\"""",
@@ -50,20 +50,21 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
     if "test" in (project.package.get("scripts") or {}):
         yield {
-            "command": "npm test", "pattern": "|".join(_PASSED.values()), "exit_codes": _FAILED, "passing_share": SHARE,
-            "expect": f"The project's own script runs its tests, and at least {SHARE:.0%} of them pass.",
+            "command": "npm test", "pattern": "|".join(_PASSED.values()), "exit_codes": _FAILED,
+            "passing_share": ground.passing_share,
+            "expect": f"The project's own script runs its tests, and at least {ground.passing_share:.0%} of them pass.",
         }  # fmt: skip
     for name in sorted(files, key=lambda n: (-len(files[n]), n)):
-        yield _suite(framework_of(files[name]), {name: files[name]}, f"the tests of {name}")
+        yield _suite(ground, framework_of(files[name]), {name: files[name]}, f"the tests of {name}")
 
 
-def _suite(framework: str, files: Mapping[str, str], words: str) -> dict[str, Any]:
+def _suite(ground: Ground, framework: str, files: Mapping[str, str], words: str) -> dict[str, Any]:
     tdd = " --ui tdd" if framework == "mocha" and not any(_BDD.search(text) for text in files.values()) else ""
     names = " ".join(map(shlex.quote, sorted(files)))
     return {
         "command": f"{_RUN[framework]}{tdd} {names}", "pattern": _PASSED[framework], "exit_codes": _FAILED,
-        "passing_share": SHARE,
-        "expect": f"{framework} runs {words} and reports at least {SHARE:.0%} of them as passed.",
+        "passing_share": ground.passing_share,
+        "expect": f"{framework} runs {words} and reports at least {ground.passing_share:.0%} of them as passed.",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from woodshed.grading.install.goal import Goal
-from woodshed.tasks.install.goals import PROPOSED, SHARE
+from woodshed.tasks.install.goals import PROPOSED
 from woodshed.tasks.install.space import Ground
 from woodshed.tasks.sources.project import Project
 
@@ -35,7 +35,7 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
     package = ground.package
     roots = [root for root in package.tests if not root.endswith("conftest.py")]
     whole = " ".join(map(shlex.quote, roots))
-    yield _suite(whole if len(whole) < 300 else "", "the whole suite")
+    yield _suite(ground, whole if len(whole) < 300 else "", "the whole suite")
     for root in package.sources[:2]:
         name = PurePosixPath(root).name.removesuffix(".py")
         if not name.isidentifier() or str(PurePosixPath(root).parent) not in package.path:
@@ -58,7 +58,7 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
     yield from _stated(ground)
     modules = [n for n in ground.files if _is_test(n) and _below(n, roots)]
     for module in sorted(modules, key=lambda n: (-len(ground.files[n]), n)):
-        yield _suite(shlex.quote(module), f"the tests of {module}")
+        yield _suite(ground, shlex.quote(module), f"the tests of {module}")
 
 
 def _stated(ground: Ground) -> Iterator[dict[str, Any]]:
@@ -69,7 +69,7 @@ def _stated(ground: Ground) -> Iterator[dict[str, Any]]:
         for kind, rest in _RUN.findall(text):
             words = [w for w in rest.split() if w.rstrip("/") in known]
             if kind == "pytest" and words:
-                yield _suite(" ".join(map(shlex.quote, words)), f"the tests that {file} runs")
+                yield _suite(ground, " ".join(map(shlex.quote, words)), f"the tests that {file} runs")
             elif kind == "unittest" and "discover" in rest.split():
                 yield {
                     "command": f"python3 -m unittest {rest.strip()}",
@@ -77,10 +77,12 @@ def _stated(ground: Ground) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def _suite(what: str, words: str) -> dict[str, Any]:
+def _suite(ground: Ground, what: str, words: str) -> dict[str, Any]:
+    share = ground.passing_share
+    command = " ".join([_PYTEST, *map(shlex.quote, ground.package.options), *filter(None, [what])])
     return {
-        "command": f"{_PYTEST} {what}".strip(), "pattern": _PASSED, "exit_codes": (0, 1, 2), "passing_share": SHARE,
-        "expect": f"pytest runs {words} and reports at least {SHARE:.0%} of them as passed.",
+        "command": command, "pattern": _PASSED, "exit_codes": (0, 1, 2), "passing_share": share,
+        "expect": f"pytest runs {words} and reports at least {share:.0%} of them as passed.",
     }  # fmt: skip
 
 
