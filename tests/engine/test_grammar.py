@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,39 @@ schemas = st.one_of(_leaves, _arrays(_leaves), _objects(st.one_of(_leaves, _arra
     lambda schema: len(texts(schema)) <= 400
 )
 
+_bounded = st.one_of(
+    st.just({"type": "integer", "minimum": -3, "maximum": 120}),
+    st.just({"type": "integer", "multipleOf": 3, "minimum": 0, "maximum": 99}),
+    st.just({"type": "number", "exclusiveMinimum": 0, "maximum": 2}),
+    st.builds(
+        lambda a, b: {"type": "string", "minLength": a, "maxLength": a + b}, st.integers(0, 3), st.integers(0, 4)
+    ),
+    st.just({"type": "string", "pattern": "^[a-c]{2,4}$"}),
+    st.just({"type": "string", "format": "date"}),
+    st.just({"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 2}]}),
+    st.just({"$ref": "#/$defs/pair"}),
+    st.just({"allOf": [{"type": "integer", "minimum": 2}, {"maximum": 5}]}),
+    st.just({"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}], "items": False, "minItems": 2}),
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Schemas of the keywords that clients send; their values are too many to list."""
+    properties = draw(st.dictionaries(_names, _bounded, min_size=1, max_size=4))
+    required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True))
+    pair = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "object", "properties": properties, "required": required, "additionalProperties": False,
+        "$defs": {"pair": pair},
+    }  # fmt: skip
+
+
 CHOICE = {
     "type": "object",
     "properties": {"a": {"enum": ["ab", "aba", "b"]}, "b": {"type": "boolean"}, "c": {"enum": [10, 100, 7]}},
@@ -109,6 +144,24 @@ def test_the_allowed_tokens_are_those_that_some_text_of_the_schema_goes_on_with(
         matcher.advance([token])
         said += TOKENIZER.token_bytes(token)
     assert said in language
+
+
+@given(schema=documents(), seed=st.integers(0, 1 << 30))
+@settings(max_examples=80, deadline=None)
+def test_whatever_a_schema_allows_is_valid_to_another_validator(schema: Any, seed: int) -> None:
+    rng, said = random.Random(seed), b""
+    matcher = GRAMMARS.start(json_lark(schema), [END])
+    closing = {TOKENIZER.encode(c)[0] for c in '"}],'} | {END}
+    for _ in range(400):
+        allowed = sorted(ids_of(matcher.allowed()))
+        likely = [token for token in allowed if token in closing]
+        token = rng.choice(likely if likely and rng.random() < 0.3 else allowed)
+        if token == END:
+            jsonschema.validate(json.loads(said), schema)
+            return
+        matcher.advance([token])
+        said += TOKENIZER.token_bytes(token)
+    raise AssertionError(f"no end after {said!r}")
 
 
 @given(schema=schemas, draft=st.lists(st.integers(0, 96), max_size=6), seed=st.integers(0, 1 << 30))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +53,10 @@ class Grammars:
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
     @staticmethod
+    @lru_cache(maxsize=4)
     def of(tokenizer: Tokenizer) -> Grammars:
         """The one of this tokenizer, so that the engine and the gateway of one process share what is compiled."""
-        with _shared_lock:
-            if tokenizer not in _shared:
-                _shared[tokenizer] = Grammars(tokenizer)
-            return _shared[tokenizer]
+        return Grammars(tokenizer)
 
     def compile(self, text: str) -> None:
         """Raises GrammarError that says what is wrong with the grammar; may take a second, and is remembered."""
@@ -160,7 +158,3 @@ class _Words:
 
     def __call__(self, text: bytes) -> list[int]:
         return self._tokenizer.encode(text.decode("utf-8", "replace"))
-
-
-_shared: WeakKeyDictionary[Tokenizer, Grammars] = WeakKeyDictionary()
-_shared_lock = threading.Lock()
