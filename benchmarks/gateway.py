@@ -31,6 +31,7 @@ from result import write_result
 
 from woodshed.engine.protocol import Completion, OnToken, Sampling
 from woodshed.gateway.app import build_app
+from woodshed.gateway.background import keep_collections_short
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.journal import Journal
 from woodshed.harness.endpoint import pooled_client
@@ -53,6 +54,7 @@ class Letters:
     """An engine that says ``REPLY`` tokens of text and the end, with ``gap`` seconds between two."""
 
     version = 1
+    context = 32_768
 
     def __init__(self, tokens: Tokenizer, gap: float) -> None:
         said = tokens.encode(WORDS * 8)[: REPLY - 1]
@@ -91,6 +93,7 @@ def serve(gap: float, folder: Path) -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
+        keep_collections_short()
         (folder / "port").write_text(str(server.servers[0].sockets[0].getsockname()[1]))
         await serving
 

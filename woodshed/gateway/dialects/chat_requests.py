@@ -6,24 +6,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import invalid
-from ..fields import flag, integer, json_object, sampling
+from ..fields import SAMPLING, flag, integer, json_object, sampling, unknown
 from ..request import Request
+from . import legacy_functions
+
+_READ = SAMPLING | {
+    "n", "top_logprobs", "logprobs", "stream_options", "max_completion_tokens", "max_tokens", "stop", "response_format",
+    "functions", "function_call",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(Request):
-    """``logprobs`` and ``include_usage`` say what else the reply holds."""
+    """``include_usage`` says whether a streamed reply tells its usage, ``legacy`` whether it calls ``functions``."""
 
     include_usage: bool = False
-    logprobs: bool = False
+    legacy: bool = False
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    """Raises ApiError that names the field. Unknown fields are ignored."""
+    """Raises ApiError that names the field. Fields that change nothing are told in ``Request.ignored``."""
     data = json_object(body)
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "must be a non-empty list")
+    legacy = data.get("functions") is not None
+    if legacy:
+        data = legacy_functions.as_tools(data)
+    messages = legacy_functions.as_calls(messages)
     if data.get("n") not in (None, 1):
         raise invalid("n", "only n = 1 is supported; one key is one trajectory", "unsupported_value")
     if data.get("top_logprobs"):
@@ -36,6 +46,8 @@ def parse_chat(body: bytes) -> ChatRequest:
         messages=messages,
         tools=_tools(data.get("tools")),
         call_tools=_tool_choice(data.get("tool_choice")),
+        legacy=legacy,
+        ignored=unknown(data, _READ),
         include_usage=bool(options and options.get("include_usage")),
         logprobs=flag(data, "logprobs"),
         max_tokens=integer(data, "max_tokens", 1) if limit is None else limit,
@@ -53,7 +65,14 @@ def _tools(value: Any) -> list[dict[str, Any]]:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"tools[{i}]", "must be {type: 'function', function: {name, description, parameters}}")
-    return value
+    return [_without_strict(tool) for tool in value]
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """``strict`` asks something of the server and is not shown to the policy, in no dialect."""
+    if "strict" not in tool["function"]:
+        return tool
+    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
 
 
 def _tool_choice(value: Any) -> bool:
