@@ -2,20 +2,24 @@
 
 A process of its own asks ``/health`` every two milliseconds and keeps the longest wait, while bodies of every kind
 below arrive under keys of their own, several at a time. What the same process waits for without them is told beside it:
-on a machine that is busy with other things the longest wait is the scheduler's.
+on a machine that is busy with other things the longest wait is the scheduler's. So the processor time that the server
+took during each wait (all of its threads) is kept too: what the wait could have been at most if nothing else had run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -82,19 +86,37 @@ def bodies(context: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
     }  # fmt: skip
 
 
-def ask_health(port: int) -> None:
-    """The process that asks: a line for each answer, seconds since the epoch and milliseconds of the wait."""
+def ask_health(port: int, pid: int) -> None:
+    """The process that asks: a line for each answer, with the seconds since the epoch, the milliseconds of the wait, and
+    those of the processor that the server took meanwhile."""
     connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     while True:
-        began = time.perf_counter()
+        taken, began = _processor_ms(pid), time.perf_counter()
         connection.sendall(request)
         answer = b""
         while not answer.endswith(b"}"):
             answer += connection.recv(65536)
-        print(time.time(), 1000 * (time.perf_counter() - began), flush=True)
+        wait = 1000 * (time.perf_counter() - began)
+        print(time.time(), wait, _processor_ms(pid) - taken, flush=True)
         time.sleep(0.002)
+
+
+def _processor_ms(pid: int) -> float:
+    """What all threads of the process have taken so far."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            total += int((thread / "schedstat").read_text().split()[0])
+    return total / 1e6
+
+
+class Wait(NamedTuple):
+    """The longest wait, and the longest processor time of a wait, in milliseconds."""
+
+    wall: float
+    processor: float
 
 
 class Waits:
@@ -102,25 +124,26 @@ class Waits:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self.rows: list[tuple[float, float]] = []
+        self.rows: list[tuple[float, Wait]] = []
 
     async def read(self) -> None:
         assert self._process.stdout is not None
         while line := await asyncio.to_thread(self._process.stdout.readline):
-            when, wait = line.split()
-            self.rows.append((float(when), float(wait)))
+            when, wall, processor = map(float, line.split())
+            self.rows.append((when, Wait(wall, processor)))
 
-    async def longest(self, since: float) -> float:
-        """The longest of the waits that ended after ``since``; after one more answer."""
+    async def longest(self, since: float) -> Wait:
+        """Of the waits that ended after ``since``; after one more answer."""
         until = time.time()
-        while not self.rows or self.rows[-1][0] - self.rows[-1][1] / 1000 < until:
+        while not self.rows or self.rows[-1][0] - self.rows[-1][1].wall / 1000 < until:
             await asyncio.sleep(0.01)
-        return max(wait for when, wait in self.rows if when >= since)
+        waits = [wait for when, wait in self.rows if when >= since]
+        return Wait(max(wait.wall for wait in waits), max(wait.processor for wait in waits))
 
 
 @contextmanager
-def asking(port: int) -> Iterator[Waits]:
-    process = subprocess.Popen([sys.executable, __file__, str(port)], stdout=subprocess.PIPE, text=True)
+def asking(port: int, pid: int) -> Iterator[Waits]:
+    process = subprocess.Popen([sys.executable, __file__, str(port), str(pid)], stdout=subprocess.PIPE, text=True)
     try:
         yield Waits(process)
     finally:
@@ -128,13 +151,13 @@ def asking(port: int) -> Iterator[Waits]:
         process.wait()
 
 
-async def measure(port: int, key: str, context: int) -> dict[str, Any]:
+async def measure(port: int, pid: int, key: str, context: int) -> dict[str, Any]:
     """Longest wait in milliseconds by kind, and without anything; what each kind was answered."""
     url = f"http://127.0.0.1:{port}"
     admin = GatewayAdmin(url, key)
-    waits: dict[str, float] = {}
+    waits: dict[str, Wait] = {}
     answers: dict[str, list[int]] = {}
-    with asking(port) as health:
+    with asking(port, pid) as health:
         reading = asyncio.create_task(health.read())
         client = httpx.AsyncClient(base_url=url, timeout=300)
         try:
@@ -149,7 +172,7 @@ async def measure(port: int, key: str, context: int) -> dict[str, Any]:
                 got = await asyncio.gather(*(_send(client, path, body, each) for each in keys))
                 waits[name] = await health.longest(began)
                 answers[name] = sorted(set(got))
-                print(name, round(waits[name], 1), answers[name], file=sys.stderr, flush=True)
+                print(name, waits[name], answers[name], file=sys.stderr, flush=True)
                 for i in range(AT_ONCE):
                     await admin.delete(f"{name}-{i}")
             waits |= await _long_trajectory(admin, client, health, context)
@@ -159,10 +182,13 @@ async def measure(port: int, key: str, context: int) -> dict[str, Any]:
             await client.aclose()
             await admin.close()
     hostile = {name: wait for name, wait in waits.items() if not name.startswith("idle")}
-    worst = max(hostile, key=hostile.__getitem__)
+    worst = max(hostile, key=lambda name: hostile[name].wall)
     return {
-        "longest_ms": hostile[worst], "worst": worst, "idle_ms": max(waits["idle_before"], waits["idle_again"]),
-        "ms": waits, "statuses": answers,
+        "longest_ms": hostile[worst].wall, "worst": worst,
+        "idle_ms": max(waits["idle_before"].wall, waits["idle_again"].wall),
+        "longest_processor_ms": max(wait.processor for wait in hostile.values()),
+        "load_average": os.getloadavg()[0], "ms": {name: wait._asdict() for name, wait in waits.items()},
+        "statuses": answers,
     }  # fmt: skip
 
 
@@ -173,7 +199,7 @@ async def _send(client: httpx.AsyncClient, path: str, body: bytes, key: str) -> 
 
 async def _long_trajectory(
     admin: GatewayAdmin, client: httpx.AsyncClient, health: Waits, context: int
-) -> dict[str, float]:
+) -> dict[str, Wait]:
     """Large tool results that fit, turn after turn, and the finish of what they made."""
     key = await admin.open("long")
     headers = {"authorization": f"Bearer {key}"}
@@ -190,7 +216,7 @@ async def _long_trajectory(
     return {"large_turns": spoken, "finish": await health.longest(began)}
 
 
-async def _metrics(admin: GatewayAdmin, client: httpx.AsyncClient, health: Waits) -> dict[str, float]:
+async def _metrics(admin: GatewayAdmin, client: httpx.AsyncClient, health: Waits) -> dict[str, Wait]:
     for number in range(TRAJECTORIES):
         await admin.open(f"m{number}")
     began = time.time()
@@ -200,4 +226,4 @@ async def _metrics(admin: GatewayAdmin, client: httpx.AsyncClient, health: Waits
 
 
 if __name__ == "__main__":
-    ask_health(int(sys.argv[1]))
+    ask_health(int(sys.argv[1]), int(sys.argv[2]))

@@ -73,7 +73,7 @@ async def _engine(
     from woodshed.policy.hf import load_chat
 
     assert settings.policy is not None
-    config, tokenizer, chat, version = load_chat(settings.policy)
+    config, tokenizer, chat, version = load_chat(settings.policy, format=settings.format)
     key = admin_key if settings.engine_key_file is None else read_admin_key(settings.engine_key_file)
     engines = [_peer(url, key, settings, version, config.vocab_size) for url in settings.engines]
     router = Router(engines, settings.routing, vocabulary=config.vocab_size)
@@ -125,7 +125,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 _FLAGS = {
-    "policy": Path, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
+    "policy": Path, "format": str, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
     "ready_file": Path, "max_tokens": int, "journal": Path, "device": str, "engine_key_file": Path,
 }  # fmt: skip
 
