@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ from grading import toy  # noqa: E402
 from programs import play, recorded_as_sampled, served  # noqa: E402
 
 MENDED = toy.SHAPES.replace("width + height", "width * height")
+_CALLED = re.compile(r'"name": "(\w+)"')
 MEND = "sed -i 's/width + height/width * height/' shapes/measure.py"
 
 
@@ -72,6 +74,28 @@ def call(tool: str, **arguments: Any) -> str:
     text = json.dumps({"name": tool, "arguments": arguments})
     return f"<think>\nLook.\n</think>\n\nI do this.\n<tool_call>\n{text}\n</tool_call><|im_end|>"
 
+
+NODE = "/opt/harness/node_modules"
+PI_MODELS = json.dumps(
+    {
+        "providers": {
+            "woodshed": {
+                "baseUrl": "URL", "api": "openai-completions", "apiKey": "OPENAI_API_KEY",
+                "models": [{"id": "policy"}],
+            }
+        }
+    }
+)  # fmt: skip
+OPENCODE = json.dumps(
+    {
+        "provider": {
+            "woodshed": {
+                "npm": "@ai-sdk/openai-compatible", "models": {"policy": {"name": "policy", "tool_call": True}},
+                "options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"},
+            }
+        }
+    }
+)  # fmt: skip
 
 AGENTS = (
     Agent(
@@ -117,6 +141,73 @@ AGENTS = (
         "There is nothing to mend.<|im_end|>",
         npm="@qwen-code/qwen-code",
     ),
+    Agent(
+        "claude-code",  # a binary; Anthropic Messages, streaming
+        ProgramSettings(
+            command=f'{NODE}/@anthropic-ai/claude-code-linux-x64/claude -p "$WOODSHED_TASK" '
+            "--dangerously-skip-permissions --model $WOODSHED_MODEL",
+            env={"HOME": "/tmp", "IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+        ),
+        (
+            call("Read", file_path="/workspace/shapes/measure.py"),
+            call("Bash", command=MEND, description="Mend it"),
+            "Mended.<|im_end|>",
+        ),
+        "There is nothing to mend.<|im_end|>",
+        npm="@anthropic-ai/claude-code",
+    ),
+    Agent(
+        "codex",  # a binary behind Node; Responses, streaming, tools in namespaces and of the vendor
+        ProgramSettings(
+            command=f"{NODE}/.bin/codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox "
+            "-c model_provider=woodshed -c 'model_providers.woodshed.name=\"woodshed\"' "
+            "-c \"model_providers.woodshed.base_url='$OPENAI_BASE_URL'\" "
+            "-c 'model_providers.woodshed.env_key=\"OPENAI_API_KEY\"' "
+            "-c 'model_providers.woodshed.wire_api=\"responses\"' "
+            '-m $WOODSHED_MODEL "$WOODSHED_TASK" < /dev/null',
+            env={"HOME": "/tmp"},
+        ),
+        (
+            call("exec_command", cmd="cat shapes/measure.py"),
+            call("exec_command", cmd=MEND),
+            "Mended.<|im_end|>",
+        ),
+        "There is nothing to mend.<|im_end|>",
+        npm="@openai/codex",
+    ),
+    Agent(
+        "pi",  # Node, Chat Completions, streaming
+        ProgramSettings(
+            command='mkdir -p /tmp/.pi/agent && echo "$PI_MODELS" | sed "s#URL#$OPENAI_BASE_URL#" '
+            "> /tmp/.pi/agent/models.json && "
+            f'{NODE}/.bin/pi --provider woodshed --model policy -p "$WOODSHED_TASK" < /dev/null',
+            env={"HOME": "/tmp", "PI_OFFLINE": "1", "PI_MODELS": PI_MODELS},
+        ),
+        (
+            call("read", path="shapes/measure.py"),
+            call("bash", command=MEND),
+            "Mended.<|im_end|>",
+        ),
+        "There is nothing to mend.<|im_end|>",
+        npm="@mariozechner/pi-coding-agent",
+    ),
+    Agent(
+        "opencode",  # a binary; Chat Completions, streaming; asks for a title beside
+        ProgramSettings(
+            command=f'{NODE}/opencode-linux-x64/bin/opencode run -m woodshed/policy "$WOODSHED_TASK" < /dev/null',
+            env={
+                "HOME": "/tmp", "OPENCODE_CONFIG_CONTENT": OPENCODE, "OPENCODE_DISABLE_MODELS_FETCH": "1",
+                "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            },
+        ),
+        (
+            call("read", filePath="/workspace/shapes/measure.py"),
+            call("bash", command=MEND, description="Mend it"),
+            "Mended.<|im_end|>",
+        ),
+        "There is nothing to mend.<|im_end|>",
+        npm="opencode-ai",
+    ),
 )  # fmt: skip
 
 
@@ -132,10 +223,17 @@ def installed(agent: Agent) -> ProgramSettings:
     return agent.program.model_copy(update={"folder": folder})
 
 
-def episode(task: Task, layers: LayerStore, program: ProgramSettings, replies: Iterable[str]) -> Played:
+def episode(task: Task, layers: LayerStore, program: ProgramSettings, replies: Iterable[str], tool: str = "") -> Played:
+    """``tool``: one that the agent has."""
     engine = ScriptedEngine(lambda _: [], context=1 << 20)
     said = iter(replies)
-    engine.say = lambda _: HERMES.encode(next(said, "Done.<|im_end|>"), allow_special=True)
+
+    def say(prompt: list[int]) -> list[int]:
+        """What is asked beside the task, such as a title for it, has no tools."""
+        beside = tool and f'"{tool}"' not in HERMES.decode(prompt)
+        return HERMES.encode("Mend it.<|im_end|>" if beside else next(said, "Done.<|im_end|>"), allow_special=True)
+
+    engine.say = say
     harness = HarnessSettings(program=program, limits=LimitSettings(turns=20, wall_seconds=240.0))
     with served(engine) as url:
         started = time.monotonic()
@@ -168,8 +266,10 @@ def measure(agent: Agent, root: Path) -> dict[str, Any]:
     layers = layer_store()
     task = toy.toy_task(root / agent.name, toy.pytest_layer(layers))
     program = installed(agent)
-    engine, done, seconds = episode(task, layers, program, agent.replies)
-    idle = episode(task, layers, program, itertools.repeat(agent.idle))
+    found = _CALLED.search(agent.replies[0])
+    tool = "" if found is None else found[1]
+    engine, done, seconds = episode(task, layers, program, agent.replies, tool)
+    idle = episode(task, layers, program, itertools.repeat(agent.idle), tool)
     trained = train([done, idle.trajectory])
     sampled = [token for _, _, completion in engine.calls for token in completion.tokens]
     recorded = [t for segment in done.segments for t in segment.tokens[segment.sampled].tolist()]

@@ -1,4 +1,5 @@
-"""What the gateway adds to a turn, whether a thousand streams at once lose anything, and which agents of others work.
+"""What the gateway adds to a turn, whether a thousand streams at once lose anything, how long it is silent while hostile
+requests arrive (``stalls.py``), and which agents of others work.
 
     python benchmarks/gateway.py [--streams 1000] [--without-agents] [--out benchmarks/results/gateway.json]
 
@@ -26,11 +27,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import stalls
 import uvicorn
 from result import write_result
 
 from woodshed.engine.protocol import Completion, OnToken, Sampling
 from woodshed.gateway.app import build_app
+from woodshed.gateway.background import keep_collections_short
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.journal import Journal
 from woodshed.harness.endpoint import pooled_client
@@ -53,6 +56,7 @@ class Letters:
     """An engine that says ``REPLY`` tokens of text and the end, with ``gap`` seconds between two."""
 
     version = 1
+    context = 32_768
 
     def __init__(self, tokens: Tokenizer, gap: float) -> None:
         said = tokens.encode(WORDS * 8)[: REPLY - 1]
@@ -94,6 +98,7 @@ def serve(gap: float, folder: Path) -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
+        keep_collections_short()
         (folder / "port").write_text(str(server.servers[0].sockets[0].getsockname()[1]))
         await serving
 
@@ -223,6 +228,8 @@ def main() -> None:
             turns[name] = asyncio.run(added(port, gap, at_once))
     with served(gap=0.2) as (port, pid):
         held = asyncio.run(streams(port, pid, given.streams))
+    with served(gap=0.0) as (port, pid):
+        stalled = asyncio.run(stalls.measure(port, pid, KEY, Letters.context))
     agents: dict[str, Any] = {}
     if not given.without_agents:
         from agents import measure_all
@@ -233,10 +240,12 @@ def main() -> None:
     figures: dict[str, float | None] = {
         "added_ms_p50": turns["32_at_once"]["p50"],
         "requests_per_second": turns["32_without_a_pause"]["requests_per_second"],
-        "streams": given.streams, "lost_tokens": lost,
+        "streams": given.streams, "lost_tokens": lost, "longest_stall_ms": stalled["longest_ms"],
         "foreign_harnesses": len(exact) if agents else None,
     }  # fmt: skip
-    write_result("gateway", figures, {"turn_ms": turns, "streams": held, "agents": agents}, given.out)
+    write_result(
+        "gateway", figures, {"turn_ms": turns, "streams": held, "stalls": stalled, "agents": agents}, given.out
+    )
     if lost or held["clients_with_the_whole_text"] < given.streams or len(exact) < len(agents):
         raise SystemExit("something was lost; see the detail")
 

@@ -94,8 +94,33 @@ def serve(
     journal: Annotated[
         Path | None, typer.Option(help="Folder in which open trajectories survive a restart of the server")
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="Chat format where the directory does not tell: compact, hermes, qwen3_coder, llama3, kimi_k2"
+        ),
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weight chain to follow: a folder, s3://bucket/prefix")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any other setting; see below")
+    ] = None,
 ) -> None:
     """Serve a policy through the APIs of OpenAI (Chat Completions, Responses) and Anthropic (Messages).
+
+    Open a trajectory with the admin key, and give its key to a client (docs/serving.md):
+
+        curl -s localhost:8000/admin/trajectories -H "authorization: Bearer $ADMIN" -d '{"id": "first"}'
+
+    --set takes the server's settings by name, those of the engine with engine. before it:
+
+        --set max_tokens=4096             tokens of a reply where a client does not say
+        --set engine.context=8192         longest prompt and reply together
+        --set engine.threads=2            threads on a CPU
+        --set engine.dtype=bfloat16       number format of weights and cache
+        --set engine.speculate=off        no guessing ahead
+
+    Temperature, top_p, top_k, min_p, seed and logit_bias come with each request, or with the key (terms). Penalties
+    are refused: the policy is sampled as it is.
 
     One engine is part of the server. Several are programs of their own, with the same admin key:
 
@@ -105,11 +130,17 @@ def serve(
     """
     from .gateway.serve import addresses, main
     from .gateway.settings import GatewaySettings
+    from .record.overrides import validated
 
-    key = _admin_key()
-    Console().print(f"serving {policy} on http://{host}:{port}/v1; admin key: {key}", soft_wrap=True)
+    table = {"policy": policy, "host": host, "port": port, "engines": addresses(engines), "journal": journal}
     try:
-        main(GatewaySettings(policy=policy, host=host, port=port, engines=addresses(engines), journal=journal))
+        settings = validated(GatewaySettings, {**table, "format": format, "weights": weights}, set or [])
+    except ValueError as error:
+        raise _fail(error) from None
+    key = _admin_key()
+    Console().print(f"serving {policy} on http://{settings.host}:{settings.port}/v1; admin key: {key}", soft_wrap=True)
+    try:
+        main(settings)
     except (ValueError, OSError, RuntimeError) as error:
         raise _fail(error) from None
 
@@ -123,25 +154,27 @@ def engine(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     gpu: Annotated[int, typer.Option(min=0, help="Which GPU where there are several")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on a CPU")] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Any other setting: --set engine.context=8192"),
+    ] = None,
 ) -> None:
     """Sample tokens for gateways (woodshed serve --engines), as a program of its own.
 
     SIGTERM drains: nothing new is taken, what runs is finished, and the gateway sends the rest to other engines.
     """
-    from pydantic import ValidationError
-
     from .engine.remote.serve import main
-    from .engine.settings import EngineServerSettings, EngineSettings
+    from .engine.settings import EngineServerSettings
+    from .record.overrides import validated
 
-    key = _admin_key()
+    table = {"policy": policy, "weights": follow, "host": host, "port": port, "device": device, "gpu": gpu}
     try:
-        settings = EngineServerSettings.model_validate(
-            {"policy": policy, "weights": follow, "host": host, "port": port, "device": device, "gpu": gpu}
-            | {"engine": EngineSettings(threads=threads), "shutdown_seconds": 60}
+        settings = validated(
+            EngineServerSettings, {**table, "engine": {"threads": threads}, "shutdown_seconds": 60}, set or []
         )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _fail(ValueError(f"--{first['loc'][0]}: {first['msg']}")) from None
+    except ValueError as error:
+        raise _fail(error) from None
+    key = _admin_key()
     Console().print(f"engine of {policy} on http://{host}:{port}; admin key: {key}", soft_wrap=True)
     try:
         main(settings)

@@ -353,7 +353,7 @@ def test_bad_fields_of_messages_are_named(fields: dict[str, Any], param: str) ->
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "local_shell"}]}, "tools[0].type"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

@@ -306,7 +306,8 @@ def test_events_of_messages_come_in_the_documented_order(site: Site) -> None:
             blocks.append((block.type, [d.type for d in deltas], deltas))
         assert position == len(kinds) - 2
         assert [b[0] for b in blocks] == ["thinking", "text", "tool_use", "tool_use"]
-        assert [set(b[1]) for b in blocks[:2]] == [{"thinking_delta"}, {"text_delta"}]
+        assert [set(b[1]) for b in blocks[:2]] == [{"thinking_delta", "signature_delta"}, {"text_delta"}]
+        assert blocks[0][1].count("signature_delta") == 1 and blocks[0][1][-1] == "signature_delta"
         # a busy event loop sends tokens together
         assert max(len(blocks[0][1]), len(blocks[1][1])) > 1, "it did not stream"
         assert "".join(d.text for d in blocks[1][2]) == SAID

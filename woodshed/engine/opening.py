@@ -33,7 +33,7 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
     device = resolve(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", gpu % torch.cuda.device_count())
-    policy = load_policy(settings.policy, device=device)
+    policy = load_policy(settings.policy, device=device, format=settings.format)
     engine = LocalEngine(
         policy.decoder, settings=settings.engine, device=device, version=policy.version, mtp=policy.mtp,
         grammars=Grammars.of(policy.tokenizer),

@@ -74,6 +74,11 @@ class Engine(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def context(self) -> int | None:
+        """Longest sequence in tokens, prompt and completion; None while that is not known."""
+        ...
+
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion: ...

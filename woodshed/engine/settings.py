@@ -116,6 +116,9 @@ class ServerSettings(Settings):
     policy: Path | None = None
     """Directory of the policy in Hugging Face layout; needed to serve."""
 
+    format: str | None = None
+    """Chat format; None takes the one that the policy's directory names or its vocabulary was made for."""
+
     weights: Place | None = None
     """Folder or ``s3://bucket/prefix`` of the weight chain to follow; None serves the policy as it is."""
 

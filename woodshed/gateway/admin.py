@@ -13,6 +13,7 @@ from starlette.routing import Route
 from woodshed.engine.access import bearer
 
 from . import segments_wire
+from .background import Background
 from .errors import ApiError, invalid
 from .fields import json_object
 from .keys import Keys
@@ -32,11 +33,14 @@ _SOURCES = ("train", "eval", "live")
 class Admin:
     """The admin routes over the open trajectories. ``follow`` is None where the server follows no weight chain."""
 
-    def __init__(self, trajectories: Trajectories, keys: Keys, follow: Follow | None, stats: Stats) -> None:
+    def __init__(
+        self, trajectories: Trajectories, keys: Keys, follow: Follow | None, stats: Stats, background: Background
+    ) -> None:
         self.trajectories = trajectories
         self.keys = keys
         self.follow = follow
         self.stats = stats
+        self.background = background
 
     def routes(self) -> list[Route]:
         return [
@@ -84,14 +88,20 @@ class Admin:
     async def finish(self, request: Request) -> Response:
         self._check(request)
         closed = self.trajectories.finish(request.path_params["id"])
-        recorder = closed.recorder
-        finished = Finished(
-            closed.id, recorder.freeze(), recorder.prefix_breaks, [vars(turn) for turn in closed.usage],
-            closed.feedback, closed.about, closed.opened,
-            [segment.messages for segment in recorder.segments] if "messages" in request.query_params else [],
-            closed.refusals,
-        )  # fmt: skip
-        return Response(segments_wire.encode(finished), media_type=segments_wire.CONTENT_TYPE)
+        recorder, wanted = closed.recorder, "messages" in request.query_params
+
+        def encoded() -> bytes:
+            finished = Finished(
+                closed.id, recorder.freeze(), recorder.prefix_breaks, [vars(turn) for turn in closed.usage],
+                closed.feedback, closed.about, closed.opened,
+                [segment.messages for segment in recorder.segments] if wanted else [], closed.refusals,
+                dict(closed.ignored),
+            )  # fmt: skip
+            return segments_wire.encode(finished)
+
+        size = sum(len(segment.tokens) for segment in recorder.segments)
+        body = await self.background.run(size, encoded)
+        return Response(body, media_type=segments_wire.CONTENT_TYPE)
 
     async def delete(self, request: Request) -> Response:
         self._check(request)

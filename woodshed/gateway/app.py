@@ -17,6 +17,7 @@ from woodshed.policy.tokenizer import Tokenizer
 
 from .admin import Admin, Follow
 from .asgi import read_body
+from .background import Background
 from .dialects.chat_replies import ChatCompletions
 from .dialects.messages_replies import Messages
 from .dialects.responses_replies import Responses
@@ -28,7 +29,7 @@ from .keys import Keys, client_key
 from .metrics import Metrics
 from .rendering import Rendering
 from .settings import GatewaySettings
-from .trajectories import Trajectories
+from .trajectories import FEEDBACK_EVENT, Trajectories
 from .turns import Turns
 
 
@@ -43,6 +44,7 @@ class Gateway:
     endpoints: dict[str, Endpoint]
     """By path."""
     admin: Admin
+    background: Background
 
     def routes(self) -> list[Route]:
         return [
@@ -72,10 +74,11 @@ class Gateway:
         trajectory = self.trajectories.of_key(client_key(dict(request.headers.raw)))
         if not trajectory.terms.feedback:
             raise ApiError(403, "no_feedback", "this key may not send feedback", type="permission_error")
-        body = await read_body(request.receive, self.settings.max_body)
+        body = await read_body(request.receive, min(self.settings.max_body, FEEDBACK_EVENT))
         if body is None:
             return Response()  # the client left
-        self.trajectories.add_feedback(trajectory, json_object(body), len(body))
+        event = await self.background.run(len(body), lambda: json_object(body))
+        self.trajectories.add_feedback(trajectory, event, len(body))
         self.metrics.feedback += 1
         return JSONResponse({"events": len(trajectory.feedback)})
 
@@ -121,8 +124,8 @@ def build_app(
         endpoints[dialect.path] = Endpoint(dialect, turns, trajectories, max_body=settings.max_body)
     for dialect in counting:
         endpoints[dialect.count_path] = CountEndpoint(dialect, turns, trajectories, max_body=settings.max_body)
-    admin = Admin(trajectories, keys, follow, engine.stats)
-    gateway = Gateway(engine, settings, trajectories, metrics, endpoints, admin)
+    admin = Admin(trajectories, keys, follow, engine.stats, turns.background)
+    gateway = Gateway(engine, settings, trajectories, metrics, endpoints, admin, turns.background)
     app = Starlette(routes=gateway.routes(), exception_handlers={ApiError: _api_error, 404: _not_found})
     app.state.gateway = gateway
     return app

@@ -45,7 +45,7 @@ class Endpoint:
                 return
             left = asyncio.ensure_future(receive())
             left.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
-            request = self.dialect.parse(body)
+            request = await self.turns.read(trajectory, body, self.dialect.parse)
             await self._answer(trajectory, request, sender, left)
         except asyncio.CancelledError:
             if left is None or not left.done() or left.cancelled():
@@ -70,7 +70,10 @@ class Endpoint:
         answer = await self.turns.run(trajectory, request)
         with _delivery(answer, left):
             await asyncio.sleep(0)  # to hear of a client that leaves just now
-            await send.whole(200, self.dialect.reply(request, answer))
+            # Log-probabilities of a long reply are a megabyte of JSON.
+            size = len(answer.completion.tokens) * (64 if request.logprobs else 4)
+            body = await self.turns.background.run(size, lambda: self.dialect.reply(request, answer))
+            await send.whole(200, body)
 
     async def _stream(
         self, trajectory: OpenTrajectory, request: Request, send: Sender, left: asyncio.Future[AsgiMessage]
@@ -98,7 +101,7 @@ class CountEndpoint(Endpoint):
     async def _answer(
         self, trajectory: OpenTrajectory, request: Request, send: Sender, left: asyncio.Future[AsgiMessage]
     ) -> None:
-        await send.whole(200, self.dialect.counted(self.turns.count(trajectory, request)))
+        await send.whole(200, self.dialect.counted(await self.turns.count(trajectory, request)))
 
 
 @contextmanager

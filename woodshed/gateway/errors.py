@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 
+def shown(value: object) -> str:
+    """A value of a request for an error message. A list or an object may be megabytes, so its kind stands for it."""
+    if isinstance(value, str):
+        return repr(value[:60])
+    if isinstance(value, (list, dict)) and value:
+        return "a list" if isinstance(value, list) else "an object"
+    return repr(value)[:60]
+
+
 class ApiError(Exception):
     """Answered with HTTP ``status``, in the shape that the client's dialect gives to errors.
 
@@ -41,4 +50,4 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
 
 def unsupported(param: str, value: object, known: str) -> ApiError:
     """A value that the API has and this server does not; ``known`` says what can be used."""
-    return invalid(param, f"{value!r:.60} is not supported here; use {known}", "unsupported_value")
+    return invalid(param, f"{shown(value)} is not supported here; use {known}", "unsupported_value")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from .errors import ApiError, invalid
+from woodshed.record.large_json import loads
+
+from .errors import ApiError, invalid, shown, unsupported
 
 
 def json_object(body: bytes) -> dict[str, Any]:
     """The body, which must be a JSON object."""
     try:
-        data = json.loads(body)
+        data = loads(body)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, "invalid_json", f"the request body is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -19,15 +20,21 @@ def json_object(body: bytes) -> dict[str, Any]:
     return data
 
 
+_PENALTIES = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))
+
+
 def sampling(data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ``Request`` that every dialect has under the same name.
+    """The fields of ``Request`` that every dialect has under the same name. Penalties are refused in all of them.
 
     ``top_k``, ``min_p``, ``seed`` and ``logit_bias`` work in all of them, as in other open servers.
     """
+    for name, off in _PENALTIES:
+        if data.get(name) not in (None, off):
+            raise unsupported(name, data[name], f"{off}: the policy is sampled as it is")
     return {
         "temperature": number(data, "temperature", 1.0, 0.0, 2.0),
         "top_p": number(data, "top_p", 1.0, 0.0, 1.0),
-        "top_k": integer(data, "top_k", 0) or 0,
+        "top_k": max(0, integer(data, "top_k", -1) or 0),  # -1 is "off" for clients of vLLM
         "min_p": number(data, "min_p", 0.0, 0.0, 1.0),
         "seed": integer(data, "seed", -(1 << 63)),
         "logit_bias": _logit_bias(data.get("logit_bias")),
@@ -50,7 +57,7 @@ def integer(data: dict[str, Any], name: str, low: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < low or value >= 1 << 63:
-        raise invalid(name, f"must be an integer of at least {low}, got {value!r:.60}")
+        raise invalid(name, f"must be an integer of at least {low}, got {shown(value)}")
     return value
 
 
@@ -59,7 +66,7 @@ def number(data: dict[str, Any], name: str, default: float, low: float, high: fl
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise invalid(name, f"must be a number from {low:g} to {high:g}, got {value!r:.60}")
+        raise invalid(name, f"must be a number from {low:g} to {high:g}, got {shown(value)}")
     return float(value)
 
 
@@ -67,7 +74,7 @@ def string(data: dict[str, Any], name: str, where: str) -> str:
     """A string that has to be there; ``where`` is the path of ``data`` and a dot, or empty."""
     value = data.get(name)
     if not isinstance(value, str):
-        raise invalid(f"{where}{name}", f"must be a string, got {value!r:.60}")
+        raise invalid(f"{where}{name}", f"must be a string, got {shown(value)}")
     return value
 
 
@@ -76,10 +83,10 @@ def objects(value: Any, where: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise invalid(where, f"must be a list, got {value!r:.60}")
+        raise invalid(where, f"must be a list, got {shown(value)}")
     for i, item in enumerate(value):
         if not isinstance(item, dict):
-            raise invalid(f"{where}[{i}]", f"must be an object, got {item!r:.60}")
+            raise invalid(f"{where}[{i}]", f"must be an object, got {shown(item)}")
     return value
 
 
@@ -93,3 +100,16 @@ def _logit_bias(value: Any) -> dict[int, float]:
     if not all(-100 <= amount <= 100 for amount in bias.values()) or any(token < 0 for token in bias):
         raise invalid("logit_bias", "needs token ids and numbers from -100 to 100")
     return bias
+
+
+def unknown(data: dict[str, Any], known: frozenset[str]) -> tuple[str, ...]:
+    """Names of fields that say something and that nothing here reads; a client that makes them up is cut short."""
+    names = [name[:64] for name, value in data.items() if name not in known and value not in (None, False, [], {}, "")]
+    return tuple(names[:32])
+
+
+SAMPLING = frozenset(
+    ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stream", "model", "messages", "tools",
+     "tool_choice", *(name for name, _ in _PENALTIES))
+)  # fmt: skip
+"""Fields that every dialect reads."""

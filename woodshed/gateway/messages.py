@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .errors import invalid
+from woodshed.record.large_json import loads
+
+from .errors import invalid, shown
 
 Message = dict[str, Any]
 
@@ -28,7 +30,7 @@ def normalise(message: Any, index: int) -> Message:
     given = message.get("role")
     role = _ROLES.get(given) if isinstance(given, str) else None
     if role is None:
-        raise invalid(f"{where}.role", f"unknown role {given!r:.60}; one of {', '.join(_ROLES)}")
+        raise invalid(f"{where}.role", f"unknown role {shown(given)}; one of {', '.join(_ROLES)}")
     out: Message = {"role": role, "content": _text(message.get("content"), where)}
     if role == "assistant":
         calls = message.get("tool_calls")
@@ -47,6 +49,23 @@ def normalise(message: Any, index: int) -> Message:
     if isinstance(name, str) and name:
         out["name"] = name
     return out
+
+
+def text_length(message: Any) -> int:
+    """Characters of content and arguments, of whatever shape they are."""
+    if not isinstance(message, dict):
+        return 0
+    content = message.get("content")
+    texts = [content] if not isinstance(content, list) else [p.get("text") for p in content if isinstance(p, dict)]
+    for call in _listed(message.get("tool_calls")):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            texts.append(function.get("arguments"))
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def same_message(ours: Message, theirs: Any) -> bool:
@@ -115,7 +134,7 @@ def _arguments(text: str) -> Any:
     Numbers are doubles: a client in JavaScript sends 1.0 back as 1.
     """
     try:
-        return ("json", json.dumps(json.loads(text, parse_int=_double, parse_float=_double), sort_keys=True))
+        return ("json", json.dumps(loads(text, _double), sort_keys=True))
     except (ValueError, RecursionError):
         return ("text", text)
 

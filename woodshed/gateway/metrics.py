@@ -18,6 +18,7 @@ _HELP = {
     "cancelled": "Requests that ended because the client left or the trajectory was closed",
     "redelivered": "Replies that were recorded, may not have arrived, and were given again",
     "feedback": "Feedback events",
+    "ignored": "Request fields that were accepted and changed nothing",
 }
 
 
@@ -34,6 +35,7 @@ class Metrics:
         self.cancelled = 0
         self.redelivered = 0
         self.feedback = 0
+        self.ignored = 0
         self.responses: Counter[int] = Counter()
 
     def text(self, gauges: Mapping[str, float], engine: Mapping[str, Any]) -> str:

@@ -19,9 +19,11 @@ import numpy as np
 
 from woodshed.engine.grammar import library
 from woodshed.engine.protocol import Completion
+from woodshed.policy.tokenizer import TooManyTokens
 from woodshed.record.segment import Constraint, Segment, Span
 
-from .messages import Message, normalise, same_message
+from .errors import ContextTooLong
+from .messages import Message, normalise, same_message, text_length
 from .rendering import Part, Rendering, Tools
 from .routes import Routes
 
@@ -150,25 +152,53 @@ class Recorder:
         self.started = 0
         self.prefix_breaks = 0
 
-    def plan(self, messages: list[Any], tools: Tools, grammar: str | None = None) -> Turn:
-        """Decide which segment the request extends and encode what is new. Raises ApiError for a bad message.
+    def plan(self, messages: list[Any], tools: Tools, grammar: str | None = None, context: int | None = None) -> Turn:
+        """``prepare`` and ``reserve`` in one."""
+        turn = self.prepare(messages, tools, grammar, context)
+        self.reserve(turn)
+        return turn
 
-        The segment is reserved until ``commit`` or ``abandon``.
+    def prepare(
+        self, messages: list[Any], tools: Tools, grammar: str | None = None, context: int | None = None
+    ) -> Turn:
+        """Decide which segment the request extends and encode what is new. Raises ApiError for a bad message, and
+        where the prompt fills ``context`` tokens: before anything is encoded where the text alone shows it.
+
+        Changes nothing, so it may run beside the event loop; no other turn of this recorder may be reserved, committed
+        or taken back meanwhile.
         """
         segment = self._extended(messages, tools)
         fresh = segment is None
         if segment is None:
             segment = self._branch(messages, tools)
         known = len(segment.messages)
-        new = [normalise(messages[i], i) for i in range(known, len(messages))]
-        parts = self.rendering.parts(new, known, tools, opened=known > 0)
+        given = messages[known:]
+        most = None
+        if context is not None:
+            most = context - 1 - len(segment.tokens) - len(segment.pending)
+            # Rendering may leave blanks and thinking out, but not three quarters of a text.
+            least = sum(map(text_length, given)) // (4 * self.rendering.tokenizer.longest)
+            if least > most:
+                raise ContextTooLong(len(segment.tokens) + least, context)
+        new = [normalise(message, known + i) for i, message in enumerate(given)]
+        try:
+            parts = self.rendering.parts(new, known, tools, opened=known > 0, most=most)
+        except TooManyTokens as error:
+            assert context is not None
+            raise ContextTooLong(len(segment.tokens) + error.least, context) from None
         if segment.pending:
             parts.insert(0, ("assistant", -1, segment.pending))
         prompt = segment.tokens.tolist()
         for _, _, ids in parts:
             prompt += ids
-        segment.busy = True
         return Turn(segment, tools, messages, prompt, parts, fresh, grammar)
+
+    def reserve(self, turn: Turn) -> None:
+        """Keep other requests from the segment until ``commit`` or ``abandon``."""
+        turn.segment.busy = True
+        if turn.fresh:
+            turn.segment.number = self.started
+            self.started += 1
 
     def abandon(self, turn: Turn) -> None:
         """The request came to nothing; the segment is as it was."""
@@ -255,7 +285,6 @@ class Recorder:
             if segment.tools == tools and (n := segment.common_messages(messages)) > common:
                 source, common = segment, n
         new = OpenSegment(tools, self.started)
-        self.started += 1
         while source is not None and common and _shares_turn(source.messages, messages, common):
             common -= 1
         if source is None or not common:

@@ -7,29 +7,31 @@ that nobody ever read, in a segment of its own.
 
 from __future__ import annotations
 
-from typing import Any
-
 from woodshed.engine.protocol import Completion, StopReason
 
 from .recorder import OpenSegment
-from .rendering import Tools
+from .request import Request
 from .terms import TurnUsage
 from .trajectories import OpenTrajectory
 
 
 def recorded(
-    trajectory: OpenTrajectory, messages: list[Any], tools: Tools, grammar: str | None = None
+    trajectory: OpenTrajectory, request: Request, grammar: str | None = None
 ) -> tuple[OpenSegment, TurnUsage] | None:
-    """The segment whose last turn answered exactly these messages under this grammar and may not have arrived, and what
-    that turn took."""
+    """The segment whose last turn answered exactly this request and may not have arrived, and what that turn took.
+
+    A request that wants to be sampled otherwise (temperature, limits, stop strings, grammar) is another one.
+    """
+    messages = request.messages
     for index, segment in enumerate(trajectory.recorder.segments):
-        if not segment.undelivered or segment.busy or segment.tools != tools:
+        if not segment.undelivered or segment.busy or segment.tools != request.tools:
             continue
         if _last_grammar(segment) != grammar:
             continue
         if len(segment.messages) == len(messages) + 1 and segment.common_messages(messages) == len(messages):
             usage = next((turn for turn in reversed(trajectory.usage) if turn.segment == index), None)
-            return None if usage is None else (segment, usage)
+            if usage is not None and usage.asked in ("", request.sampling_digest()):
+                return segment, usage
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from woodshed.policy.formats.base import ChatFormat, FormatError
-from woodshed.policy.tokenizer import Tokenizer
+from woodshed.policy.tokenizer import Tokenizer, TooManyTokens
 
 from .errors import ApiError
 from .messages import Message
@@ -25,7 +25,7 @@ class Rendering:
         tokenizer.special_id(format.stop_tokens[0])
         self.stop_ids = tuple(tokenizer.special_ids[t] for t in format.stop_tokens if t in tokenizer.special_ids)
         self.generation = tokenizer.encode_pieces(format.generation())
-        self._tools: list[Tools] = []
+        self._tools: tuple[Tools, ...] = ()
         self._openings: dict[tuple[int, str | None], tuple[Tools, list[int]]] = {}
 
     def known(self, tools: Tools) -> Tools:
@@ -33,50 +33,60 @@ class Rendering:
 
         Raises ApiError where the format cannot use a schema.
         """
-        for i, held in enumerate(self._tools):
+        # Called from several threads: the tuple is replaced as a whole, and the worst that can happen is that one of
+        # two equal lists is forgotten.
+        before = self._tools
+        for i, held in enumerate(before):
             if held is tools or held == tools:
                 if i:
-                    self._tools.insert(0, self._tools.pop(i))
+                    self._tools = (held, *before[:i], *before[i + 1 :])
                 return held
         try:
             self.format.parse("x", tools)
         except FormatError as error:
             raise ApiError(400, "invalid_tools", f"chat format {self.format.name}: {error}", param="tools") from None
-        self._tools.insert(0, tools)
-        del self._tools[16:]
+        self._tools = (tools, *before)[:16]
         return tools
 
-    def opening(self, tools: Tools, system: str | None) -> list[int]:
+    def opening(self, tools: Tools, system: str | None, most: int | None = None) -> list[int]:
         """What comes before the other messages. Remembered: the rollouts of a run share it."""
         name = (id(tools), system)
         found = self._openings.get(name)
         if found is None:
             # An entry keeps its list alive, so that no other one gets its id.
-            found = (tools, self.tokenizer.encode_pieces(self.format.open(tools, system)))
+            found = (tools, self.tokenizer.encode_pieces(self.format.open(tools, system), most))
             if len(self._openings) >= 64:
                 self._openings.clear()
             self._openings[name] = found
         return found[1]
 
-    def parts(self, messages: Sequence[Message], first: int, tools: Tools, *, opened: bool) -> list[Part]:
+    def parts(
+        self, messages: Sequence[Message], first: int, tools: Tools, *, opened: bool, most: int | None = None
+    ) -> list[Part]:
         """Ids of normalised ``messages``, the first of which has index ``first``, up to the policy's turn.
 
-        Raises ApiError for a message or a schema that the format cannot render.
+        Raises ApiError for a message or a schema that the format cannot render, TooManyTokens where they have more than
+        ``most``.
         """
         out: list[Part] = []
-        start = 0
+        start, used = 0, len(self.generation)
         try:
             if not opened:
                 system = None
                 if messages and messages[0]["role"] == "system":
                     system, start = messages[0]["content"], 1
-                ids = self.opening(tools, system)
+                ids = self.opening(tools, system, _left(most, used))
+                used += len(ids)
                 if ids or start:
                     out.append(("system", 0, ids))
             rest = messages[start:]
             encode = self.tokenizer.encode_pieces
             for i, pieces in enumerate(self.format.messages(rest, tools)):
-                out.append((rest[i]["role"], first + start + i, encode(pieces)))
+                ids = encode(pieces, _left(most, used))
+                used += len(ids)
+                out.append((rest[i]["role"], first + start + i, ids))
+        except TooManyTokens as error:
+            raise TooManyTokens(used + error.least) from None
         except FormatError as error:
             message = f"chat format {self.format.name}: {error}"
             raise ApiError(400, "invalid_message", message, param="messages") from None
@@ -87,3 +97,7 @@ class Rendering:
         """Sampled text without the stop token that may end it."""
         end = len(tokens) - 1 if tokens and tokens[-1] in self.stop_ids else len(tokens)
         return self.tokenizer.decode(tokens[:end])
+
+
+def _left(most: int | None, used: int) -> int | None:
+    return None if most is None else max(0, most - used)

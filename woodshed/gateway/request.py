@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,3 +47,17 @@ class Request:
     stop: tuple[str, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
     rules: ReplyRules = ReplyRules()
+    logprobs: bool = False
+    """Whether the reply tells the log-probability of each token."""
+    ignored: tuple[str, ...] = ()
+    """Names of fields that were given and change nothing here."""
+    size: int = 0
+    """Bytes of the request as it was sent."""
+
+    def sampling_digest(self) -> str:
+        """The same for requests that ask for the same kind of sample, apart from a grammar."""
+        asked = (
+            self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.stop,
+            sorted(self.logit_bias.items()), self.call_tools,
+        )  # fmt: skip
+        return hashlib.blake2b(repr(asked).encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -26,6 +26,7 @@ class Finished:
 
     ``usage``: one ``terms.TurnUsage`` as a dict for each answered request. ``messages``: the conversation of each
     segment, where they were asked for. ``refusals``: error code -> (HTTP status, last message).
+    ``ignored``: request field that changed nothing -> how many requests had it.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Finished:
     opened: float = 0.0
     messages: list[list[dict[str, Any]]] = field(default_factory=list)
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
+    ignored: dict[str, int] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
@@ -57,8 +59,18 @@ def encode(finished: Finished) -> bytes:
         parts += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
         if segment.routes is not None:
             parts.append(np.ascontiguousarray(segment.routes, "<i2").tobytes())
-    text = json.dumps({**head, "segments": shapes}, separators=(",", ":")).encode()
+    text = _pieces({**head, "segments": shapes}).encode()
     return b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
+
+
+def _pieces(value: Any, depth: int = 3) -> str:
+    """JSON of ``value``, its parts one by one: ``json.dumps`` of all of it would keep other threads waiting."""
+    if depth and isinstance(value, dict):
+        parts = [f"{json.dumps(name)}:{_pieces(part, depth - 1)}" for name, part in value.items()]
+        return "{" + ",".join(parts) + "}"
+    if depth and isinstance(value, list):
+        return "[" + ",".join([_pieces(part, depth - 1) for part in value]) + "]"
+    return json.dumps(value, separators=(",", ":"))
 
 
 def decode(data: bytes) -> Finished:

@@ -17,6 +17,7 @@ from woodshed.policy.tokenizer import Tokenizer
 
 from ..weights.errors import ChainError
 from .admin import Follow
+from .background import keep_collections_short
 from .journal import Journal, JournalError
 from .settings import GatewaySettings
 
@@ -53,6 +54,7 @@ async def serve(settings: GatewaySettings) -> None:
         app = build_app(
             engine, chat, tokenizer, admin_key=admin_key, settings=settings, follow=follow, journal=journal
         )  # fmt: skip
+        keep_collections_short()
         await listen(app, settings, stack)
 
 
@@ -71,7 +73,7 @@ async def _engine(
     from woodshed.policy.hf import load_chat
 
     assert settings.policy is not None
-    config, tokenizer, chat, version = load_chat(settings.policy)
+    config, tokenizer, chat, version = load_chat(settings.policy, format=settings.format)
     key = admin_key if settings.engine_key_file is None else read_admin_key(settings.engine_key_file)
     engines = [_peer(url, key, settings, version, config.vocab_size) for url in settings.engines]
     router = Router(engines, settings.routing, vocabulary=config.vocab_size)
@@ -123,7 +125,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 _FLAGS = {
-    "policy": Path, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
+    "policy": Path, "format": str, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
     "ready_file": Path, "max_tokens": int, "journal": Path, "device": str, "engine_key_file": Path,
 }  # fmt: skip
 

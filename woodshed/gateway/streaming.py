@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 
 from .asgi import Sender
 from .dialects.base import ReplyStream
@@ -12,6 +14,11 @@ from .turns import Answer
 from .unsent import Parse, Unsent
 
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+_PIECE = 2_048
+_NOTICEABLE = 0.001
+"""Processor seconds of one look at the text from which on the next one has to wait."""
+_REST = 20
+"""So many times as long."""
 
 
 class LiveReply:
@@ -26,6 +33,7 @@ class LiveReply:
         self._send = send
         self._latest = ""
         self._news = asyncio.Event()
+        self._ended = asyncio.Event()
         self._settled = False
         self._prompt_tokens = 0
         self._writer = asyncio.ensure_future(self._write())
@@ -43,28 +51,41 @@ class LiveReply:
 
     async def end(self, answer: Answer) -> None:
         """The rest of the reply, once it is recorded; all of it where it was recorded before."""
-        self._settled = True
-        self._news.set()
+        self._end_writing()
         await self._writer
         await self._begin()
-        await self._send.part(self._stream.last(answer, self._unsent.rest(answer.reply)), end=True)
+        # In pieces: each waits until the network has room, and what it has no room for was not delivered.
+        for field, text in self._unsent.rest(answer.reply):
+            for start in range(0, len(text), _PIECE):
+                await self._send.part(self._stream.more([(field, text[start : start + _PIECE])]))
+        await self._send.part(self._stream.last(answer, []), end=True)
 
     async def fail(self, error: ApiError) -> None:
         """The end of a reply that had begun; what is being sent goes out whole before it."""
-        self._settled = True
-        self._news.set()
+        self._end_writing()
         await self._writer
         await self._send.part(self._stream.failed(error), end=True)
 
     def stop(self) -> None:
         self._writer.cancel()
 
+    def _end_writing(self) -> None:
+        self._settled = True
+        self._news.set()
+        self._ended.set()
+
     async def _write(self) -> None:
         while await self._news.wait() and not self._settled:
             self._news.clear()
-            if deltas := self._unsent.more(self._latest):
+            began = time.thread_time()
+            deltas = self._unsent.more(self._latest)
+            spent = time.thread_time() - began
+            if deltas:
                 await self._begin()
                 await self._send.part(self._stream.more(deltas))
+            if spent > _NOTICEABLE:  # all of a long reply is read again: seldom, so that other requests have their turn
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), _REST * spent)
 
     async def _begin(self) -> None:
         if not self._send.started:

@@ -32,6 +32,8 @@ class TurnUsage:
     thinking_tokens: int
     calls: int
     parse_error: str = ""
+    asked: str = ""
+    """``Request.sampling_digest`` of the request; empty where it is not known."""
 
 
 class Used(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -21,12 +21,16 @@ from .rendering import Rendering
 from .terms import Terms, TurnUsage, Used
 
 _REFUSAL = 500
+_IGNORED = 100
 
 FINISHED = 32
 """So many trajectories are kept after they were finished: an answer that did not arrive is asked for again."""
 
 FEEDBACK, FEEDBACK_BYTES = 1000, 16 << 20
 """Most feedback of one trajectory: events, and bytes of them together."""
+
+FEEDBACK_EVENT = 1 << 20
+"""Most bytes of one of them."""
 
 
 @dataclass
@@ -48,13 +52,23 @@ class OpenTrajectory:
     left: Used = field(default_factory=Used)
     """What was sampled for clients that did not wait for their reply."""
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Names of request fields that were accepted and changed nothing, with how many requests had them."""
     closed: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a request is planned or recorded: both are about all segments."""
 
     def used(self) -> Used:
         """What counts against its terms."""
         sampled = sum(turn.sampled_tokens for turn in self.usage)
         turns, tokens, _ = self.left
         return Used(len(self.usage) + turns, sampled + tokens, sum(self.running.values()))
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Remember fields that changed nothing, and how often."""
+        for name in names:
+            if name in self.ignored or len(self.ignored) < _IGNORED:
+                self.ignored[name] += 1
 
     def refuse(self, error: ApiError) -> None:
         """Remember status and last message of each kind of refusal."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
 from woodshed.engine.protocol import Completion, Engine, OnToken, Sampling
 from woodshed.policy.formats.base import ParsedMessage
 
+from .background import Background
 from .constraints import Constraints
 from .errors import ApiError, ContextTooLong
 from .journal import Journal, JournalError
@@ -26,6 +28,8 @@ from .unsent import Parse
 from .watch import Watch
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Request)
 
 _NO_TOOLS: list[dict[str, Any]] = []
 
@@ -78,6 +82,7 @@ class Turns:
         self.metrics = metrics
         self.max_tokens = max_tokens
         self.journal = journal
+        self.background = Background()
         self.constraints = Constraints(rendering, engine)
 
     def parser(self, request: Request) -> Parse:
@@ -85,11 +90,28 @@ class Turns:
         tools = self.rendering.known(request.tools if request.call_tools else _NO_TOOLS)
         return lambda text: self.rendering.format.parse(text, tools)
 
-    def count(self, trajectory: OpenTrajectory, request: Request) -> int:
+    async def read(self, trajectory: OpenTrajectory, body: bytes, parse: Callable[[bytes], R]) -> R:
+        """The request that ``body`` holds. Raises ApiError."""
+
+        def work() -> R:
+            request = parse(body)
+            return replace(request, tools=self.rendering.known(request.tools), size=len(body))
+
+        def then(request: R) -> R:
+            trajectory.ignore(request.ignored)
+            self.metrics.ignored += len(request.ignored)
+            return request
+
+        return await self.background.alone(trajectory.lock, len(body), work, then)
+
+    async def count(self, trajectory: OpenTrajectory, request: Request) -> int:
         """Tokens of the prompt that this request would give the engine now. Raises ApiError."""
-        turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools))
-        trajectory.recorder.abandon(turn)
-        return len(turn.prompt)
+
+        def work() -> int:
+            limit = self._context(trajectory)
+            return len(trajectory.recorder.prepare(request.messages, request.tools, context=limit).prompt)
+
+        return await self.background.alone(trajectory.lock, request.size, work, lambda count: count)
 
     async def run(self, trajectory: OpenTrajectory, request: Request, listener: Listener | None = None) -> Answer:
         """Sample a reply and record it.
@@ -98,17 +120,26 @@ class Turns:
         """
         parse = self.parser(request)
         grammar = await self.constraints.grammar(request)
-        if (again := self._recorded(trajectory, request, parse, grammar)) is not None:
-            if listener is not None:
-                listener.planned(again.prompt_tokens)
-            return again
-        trajectory.terms.check(trajectory.used(), len(trajectory.running))
-        turn = trajectory.recorder.plan(request.messages, self.rendering.known(request.tools), grammar)
+        refused: ApiError | None = None
+        try:
+            trajectory.terms.check(trajectory.used(), len(trajectory.running))
+        except ApiError as error:  # what was recorded is given again all the same
+            refused = error
         task = asyncio.current_task()
         assert task is not None
         trajectory.running[task] = 0
         tally = Tally()
+        turn: Turn | None = None
         try:
+            found = await self._plan(trajectory, request, grammar, refused)
+            if trajectory.closed:
+                raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
+            if not isinstance(found, Turn):
+                again = self._again(*found, request, parse)
+                if listener is not None:
+                    listener.planned(again.prompt_tokens)
+                return again
+            turn = found
             watch = None
             if listener is not None or request.stop:
                 on_text = None if listener is None else listener.text
@@ -121,10 +152,13 @@ class Turns:
             if completion.stop_reason == "cancelled":
                 raise ApiError(503, "engine_cancelled", "the engine gave this request up; send it again")
             text = watch.text() if watch is not None else self.rendering.text(completion.tokens)
-            answer = self._answer(turn, completion, parse(text), None if watch is None else watch.found)
-            if listener is not None:
-                listener.settle(answer.reply)
-            self._record(trajectory, turn, answer)
+            answer = await self._answer(turn, completion, parse(text), None if watch is None else watch.found)
+            async with trajectory.lock:
+                if trajectory.closed:
+                    raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
+                if listener is not None:
+                    listener.settle(answer.reply)
+                self._record(trajectory, turn, answer, request.sampling_digest())
             return answer
         except asyncio.CancelledError:
             self.metrics.cancelled += 1
@@ -134,7 +168,8 @@ class Turns:
             raise
         finally:
             del trajectory.running[task]
-            turn.segment.busy = False
+            if turn is not None:
+                turn.segment.busy = False
 
     def _left(self, trajectory: OpenTrajectory, sampled: int) -> None:
         """What was sampled for a client that has left counts as if it had been answered."""
@@ -147,15 +182,38 @@ class Turns:
             except JournalError as error:  # nobody waits for an answer; a restart would forget it
                 log.error("%s", error)
 
-    def _recorded(
-        self, trajectory: OpenTrajectory, request: Request, parse: Parse, grammar: str | None
-    ) -> Answer | None:
+    async def _plan(
+        self, trajectory: OpenTrajectory, request: Request, grammar: str | None, refused: ApiError | None
+    ) -> Turn | tuple[OpenSegment, TurnUsage]:
+        """A reserved turn; or the segment whose last turn answered this request and may not have arrived.
+
+        Raises ``refused`` where there is no such segment.
+        """
+
+        def work() -> Turn | tuple[OpenSegment, TurnUsage]:
+            found = recorded(trajectory, request, grammar)
+            if found is not None:
+                return found
+            if refused is not None:
+                raise refused
+            return trajectory.recorder.prepare(request.messages, request.tools, grammar, self._context(trajectory))
+
+        def then(found: Turn | tuple[OpenSegment, TurnUsage]) -> Turn | tuple[OpenSegment, TurnUsage]:
+            if isinstance(found, Turn):
+                trajectory.recorder.reserve(found)
+            else:
+                found[0].undelivered = False
+            return found
+
+        return await self.background.alone(trajectory.lock, request.size, work, then)
+
+    def _context(self, trajectory: OpenTrajectory) -> int | None:
+        """Tokens that a context may have, as far as that is known."""
+        known = [tokens for tokens in (self.engine.context, trajectory.terms.context_tokens) if tokens]
+        return min(known, default=None)
+
+    def _again(self, segment: OpenSegment, usage: TurnUsage, request: Request, parse: Parse) -> Answer:
         """The answer that was recorded and may not have arrived."""
-        found = recorded(trajectory, request.messages, self.rendering.known(request.tools), grammar)
-        if found is None:
-            return None
-        segment, usage = found
-        segment.undelivered = False
         completion = completion_of(segment, usage, may_stop=bool(request.stop))
         text = self.rendering.text(completion.tokens)
         cut = min(((at, stop) for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
@@ -203,7 +261,9 @@ class Turns:
         except ValueError as error:
             raise ApiError(400, "invalid_value", str(error)) from None
 
-    def _answer(self, turn: Turn, completion: Completion, parsed: ParsedMessage, stop_string: str | None) -> Answer:
+    async def _answer(
+        self, turn: Turn, completion: Completion, parsed: ParsedMessage, stop_string: str | None
+    ) -> Answer:
         reply: Message = {"role": "assistant", "content": parsed.content or None}
         if parsed.thinking:
             reply["reasoning_content"] = parsed.thinking
@@ -215,16 +275,18 @@ class Turns:
         else:
             reply["content"] = parsed.content
         finish = _finish_reason(completion, bool(parsed.tool_calls))
-        thinking = len(self.rendering.tokenizer.encode(parsed.thinking)) if parsed.thinking else 0
+        thinking = 0
+        if text := parsed.thinking:
+            thinking = await self.background.run(len(text), lambda: len(self.rendering.tokenizer.encode(text)))
         return Answer(reply, finish, completion, len(turn.prompt), thinking, parsed.error, turn.segment, stop_string)
 
-    def _record(self, trajectory: OpenTrajectory, turn: Turn, answer: Answer) -> None:
+    def _record(self, trajectory: OpenTrajectory, turn: Turn, answer: Answer, asked: str) -> None:
         recorder, before = trajectory.recorder, turn.mark()
         recorder.commit(turn, answer.completion, answer.reply)
         index = recorder.segments.index(turn.segment)
         usage = TurnUsage(
             index, answer.prompt_tokens, len(answer.completion.tokens), answer.thinking_tokens,
-            len(answer.reply.get("tool_calls", ())), answer.parse_error or "",
+            len(answer.reply.get("tool_calls", ())), answer.parse_error or "", asked,
         )  # fmt: skip
         if self.journal is not None:
             try:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 # A newline and the digits after it are one token, so that a numbered line is named by what begins it; indentation goes
 # by fours; digits are single elsewhere; ".py" is one token.
 SPLIT = r"\.py|\n\d*|(?:    )+| ?[A-Za-z]+| ?_+| ?\d| ?[^\sA-Za-z\d_]+|\s+"
 _SHORT = 256
+_LONG = 2_048
+"""Characters from which on a text is encoded without holding the interpreter's lock."""
+_NFC_SHRINKS = 4
+"""Characters that NFC makes one of at most."""
+
+# Texts come one by one: without this the library starts threads of its own, and warns when the process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Piece(NamedTuple):
@@ -25,6 +36,14 @@ class Piece(NamedTuple):
 
 class TokenizerError(ValueError):
     """A tokenizer file cannot be used, or a control token does not exist."""
+
+
+class TooManyTokens(ValueError):
+    """A text has at least ``least`` tokens, more than were allowed."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"the text has at least {least} tokens")
+        self.least = least
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str]) -> tokenizers.Tokenizer:
@@ -73,6 +92,10 @@ class Tokenizer:
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self._bytes = _token_bytes(tokenizer, set(added), max(self.vocab_size, size))
         self._cache: dict[str, tuple[int, ...]] = {}
+        normalizer = json.loads(self._json).get("normalizer")
+        self._normalised = normalizer is not None
+        self._bounded = normalizer is None or normalizer.get("type") == "NFC"
+        """Whether the bytes of a text bound the number of its tokens: other normalizers may delete what they like."""
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -90,11 +113,19 @@ class Tokenizer:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         return list(self._encode_plain(text))
 
-    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]], most: int | None = None) -> list[int]:
         """Ids of ``(text, special)`` pieces. Neighbouring plain pieces are joined before they are encoded.
 
         A special piece that this vocabulary has no control token for (``<tool_call>`` in SmolLM2's) is plain text.
+        Raises TooManyTokens where there are more than ``most``: where the bytes of the text show it, before any is
+        encoded.
         """
+        if most is not None:
+            pieces = list(pieces)
+            if sum(len(text) for text, _ in pieces) > most:
+                least = sum(self.least_tokens(text) for text, special in pieces if not special)
+                if least > most:
+                    raise TooManyTokens(least)
         ids: list[int] = []
         plain: list[str] = []
         for text, special in pieces:
@@ -103,12 +134,45 @@ class Tokenizer:
                 plain.append(text)
                 continue
             if plain:
-                ids += self._encode_plain("".join(plain))
+                ids += self._encode_plain("".join(plain), most)
                 plain.clear()
             ids.append(one)
         if plain:
-            ids += self._encode_plain("".join(plain))
+            ids += self._encode_plain("".join(plain), most)
+        if most is not None and len(ids) > most:
+            raise TooManyTokens(len(ids))
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens of ``text``, from its bytes alone.
+
+        A token of n bytes covers n bytes whose longest tokens have at least n, so the sum of 1 / (length of the
+        longest token with this byte) over all bytes is at most the number of tokens.
+        """
+        if not self._bounded or (self._normalised and not text.isascii()):
+            return len(text) // (_NFC_SHRINKS * self.longest) if self._bounded else 0
+        data = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+        counts = np.zeros(256, np.int64)
+        for start in range(0, len(data), 1 << 20):
+            counts += np.bincount(data[start : start + (1 << 20)], minlength=256)
+        return int(counts @ self._shares * (1 - 1e-9))
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._bytes))
+
+    @cached_property
+    def _shares(self) -> NDArray[np.float64]:
+        """Per byte, 1 / length of the longest token that has it; 0 for a byte that no token has."""
+        shares = np.zeros(256)
+        for token in sorted(set(self._bytes), key=len, reverse=True):
+            for byte in token:
+                if not shares[byte]:
+                    shares[byte] = 1 / len(token)
+            if shares.all():
+                break
+        return shares
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``, control tokens by name; bytes that are not UTF-8 become U+FFFD."""
@@ -141,18 +205,30 @@ class Tokenizer:
         except Exception as error:  # the Rust side raises bare Exception
             raise TokenizerError(f"{path}: {error}") from None
 
-    def _encode_plain(self, text: str) -> tuple[int, ...]:
+    def _encode_plain(self, text: str, most: int | None = None) -> tuple[int, ...]:
+        if len(text) > _SHORT:
+            return self._encode_new(text, most)
         ids = self._cache.get(text)
         if ids is None:
-            try:
-                ids = tuple(self._plain.encode(text, add_special_tokens=False).ids)
-            except (UnicodeEncodeError, TypeError):  # a lone surrogate, which JSON can carry and UTF-8 cannot
-                ids = tuple(self._plain.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
-            if len(text) <= _SHORT:
-                if len(self._cache) >= 4_096:
-                    self._cache.clear()
-                self._cache[text] = ids
+            ids = self._encode_new(text, None)
+            if len(self._cache) >= 4_096:
+                self._cache.clear()
+            self._cache[text] = ids
         return ids
+
+    def _encode_new(self, text: str, most: int | None) -> tuple[int, ...]:
+        # ``encode`` keeps the interpreter's lock, ``encode_batch_fast`` gives it up: a long text takes seconds.
+        encode = self._plain.encode if len(text) <= _LONG else self._encode_long
+        try:
+            found = encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate, which JSON can carry and UTF-8 cannot
+            found = encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
+        if most is not None and len(found) > most:  # before a list of all of them is made
+            raise TooManyTokens(len(found))
+        return tuple(found.ids)
+
+    def _encode_long(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
+        return self._plain.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _without_added(source: str) -> str:

@@ -7,10 +7,11 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from ..record.overrides import apply, fields_at
 from ..record.toml import to_toml
 from .recipe import Recipe
 
@@ -56,16 +57,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path}: not valid TOML: {error}") from None
-    origin: dict[tuple[str, ...], str] = {}
-    for override in overrides:
-        keys, value = _parse_override(override)
-        target = table
-        for key in keys[:-1]:
-            target = target.setdefault(key, {})
-            if not isinstance(target, dict):
-                raise RecipeError(f"--set {override}: {key} is a value, not a table")
-        target[keys[-1]] = value
-        origin[keys] = f"--set {override}"
+    try:
+        origin = apply(table, overrides)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
@@ -82,24 +77,13 @@ def _explain(path: Path, text: str, origin: dict[tuple[str, ...], str], error: A
     where = origin.get(keys) or f"{path}{_line(text, keys)}"
     field = ".".join(keys) or "recipe"
     if error["type"] == "extra_forbidden":
-        known = _fields_at(Recipe, keys[:-1])
+        known = fields_at(Recipe, keys[:-1])
         near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
         return f"{where}: {field}: unknown field; {hint}"
     message = error["msg"].removeprefix("Value error, ")
     got = "" if error["type"] in ("missing", "value_error") else f" (got {error['input']!r})"
     return f"{where}: {field}: {message}{got}"
-
-
-def _fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
-    for key in keys:
-        field = model.model_fields.get(key)
-        candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if inner is None:
-            return []
-        model = inner
-    return list(model.model_fields)
 
 
 def _line(text: str, keys: tuple[str, ...]) -> str:
@@ -117,17 +101,6 @@ def _line(text: str, keys: tuple[str, ...]) -> str:
         if keys[: len(here)] == here and len(here) > depth:
             best, depth = f":{number}", len(here)
     return best
-
-
-def _parse_override(override: str) -> tuple[tuple[str, ...], Any]:
-    name, equals, value = override.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", name.strip()):
-        raise RecipeError(f"--set {override}: write field=value, for example rl.group_size=16")
-    try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a string
-    return tuple(name.strip().split(".")), parsed
 
 
 def _similar_file(path: Path) -> str:

@@ -61,6 +61,8 @@ class Replica:
     unfit: bool = False
     running: int = 0
     lost: int = 0
+    context: int | None = None
+    """Longest sequence in tokens, as it says."""
     look: asyncio.Event = field(default_factory=asyncio.Event)
     _before: dict[str, float] = field(default_factory=dict)
 
@@ -72,6 +74,8 @@ class Replica:
             self._before = {name: self._before.get(name, 0) + known[name] for name in COUNTERS}
         if vocabulary is not None and stats["vocabulary"] != vocabulary:
             raise EngineUnfit(f"it serves another policy: {stats['vocabulary']} tokens, not {vocabulary}")
+        context = stats.get("context")
+        self.context = context if isinstance(context, int) else None
         if stats["iteration_seconds"] > STUCK_SECONDS:
             raise EngineError(f"its iteration has taken {stats['iteration_seconds']:.0f} s so far")
 

@@ -52,6 +52,11 @@ class Router:
         """Newest version that every serving engine has."""
         return min((r.engine.version for r in self._serving()), default=self._floor)
 
+    @property
+    def context(self) -> int | None:
+        """That of the serving engine which takes the longest sequences."""
+        return max((r.context for r in self._serving() if r.context is not None), default=None)
+
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion:

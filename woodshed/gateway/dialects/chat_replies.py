@@ -11,6 +11,7 @@ from woodshed.policy.tokenizer import Tokenizer
 from ..errors import ApiError
 from ..turns import Answer
 from ..unsent import Delta
+from . import legacy_functions
 from .base import encode_json, event
 from .chat_requests import ChatRequest, parse_chat
 
@@ -33,10 +34,12 @@ class ChatCompletions:
         message = {**answer.reply, "refusal": None}
         if answer.parse_error is not None:
             message["parse_error"] = answer.parse_error
+        if request.legacy:
+            message = legacy_functions.as_function_call(message)
         choice: dict[str, Any] = {
             "index": 0,
             "message": message,
-            "finish_reason": answer.finish_reason,
+            "finish_reason": _finish_reason(request, answer),
             "logprobs": {"content": logprob_items(answer, self.tokenizer)} if request.logprobs else None,
         }
         head = _head("chat.completion", new_id(), self.model, answer)
@@ -68,7 +71,11 @@ class ChatStream:
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
         """The rest of the text, the calls, the finish reason, the usage where asked for, and the end mark."""
         out = [self.more(rest)]
-        for i, call in enumerate(answer.reply.get("tool_calls", ())):
+        calls = answer.reply.get("tool_calls", ())
+        if self._request.legacy:
+            out += [self._chunk({"function_call": call["function"]}) for call in calls[:1]]
+            calls = ()
+        for i, call in enumerate(calls):
             function = call["function"]
             opening = {"name": function["name"], "arguments": ""}
             out.append(self._chunk({"tool_calls": [{**call, "index": i, "function": opening}]}))
@@ -77,7 +84,7 @@ class ChatStream:
         if self._request.logprobs:
             out.append(self._chunk({}, logprobs={"content": logprob_items(answer, self._tokenizer)}))
         delta_end = {"parse_error": answer.parse_error} if answer.parse_error is not None else {}
-        out.append(self._chunk(delta_end, finish=answer.finish_reason))
+        out.append(self._chunk(delta_end, finish=_finish_reason(self._request, answer)))
         if self._request.include_usage:
             head = _head("chat.completion.chunk", self._id, self._model, answer, self._created)
             out.append(event({**head, "choices": [], "usage": usage(answer)}))
@@ -92,6 +99,11 @@ class ChatStream:
         if self._request.include_usage:
             head["usage"] = None
         return event({**head, "choices": [choice]})
+
+
+def _finish_reason(request: ChatRequest, answer: Answer) -> str:
+    calls = request.legacy and answer.finish_reason == "tool_calls"
+    return "function_call" if calls else answer.finish_reason
 
 
 def usage(answer: Answer) -> dict[str, Any]:

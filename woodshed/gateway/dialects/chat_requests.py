@@ -6,25 +6,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import invalid
-from ..fields import flag, integer, json_object, sampling
+from ..fields import SAMPLING, flag, integer, json_object, sampling, unknown
 from ..request import ReplyRules, Request
+from . import legacy_functions
 from .rules import chosen_tools, schema_of_text, strict_tools, without_strict
+
+_READ = SAMPLING | {
+    "n", "top_logprobs", "logprobs", "stream_options", "max_completion_tokens", "max_tokens", "stop", "response_format",
+    "parallel_tool_calls", "functions", "function_call",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(Request):
-    """``logprobs`` and ``include_usage`` say what else the reply holds."""
+    """``include_usage`` says whether a streamed reply tells its usage, ``legacy`` whether it calls ``functions``."""
 
     include_usage: bool = False
-    logprobs: bool = False
+    legacy: bool = False
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    """Raises ApiError that names the field. Unknown fields are ignored."""
+    """Raises ApiError that names the field. Fields that change nothing are told in ``Request.ignored``."""
     data = json_object(body)
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "must be a non-empty list")
+    legacy = data.get("functions") is not None
+    if legacy:
+        data = legacy_functions.as_tools(data)
+    messages = legacy_functions.as_calls(messages)
     if data.get("n") not in (None, 1):
         raise invalid("n", "only n = 1 is supported; one key is one trajectory", "unsupported_value")
     if data.get("top_logprobs"):
@@ -44,6 +54,8 @@ def parse_chat(body: bytes) -> ChatRequest:
             one_call=data.get("parallel_tool_calls") is not None and not flag(data, "parallel_tool_calls"),
             strict=strict_tools(tools),
         ),
+        legacy=legacy,
+        ignored=unknown(data, _READ),
         include_usage=bool(options and options.get("include_usage")),
         logprobs=flag(data, "logprobs"),
         max_tokens=integer(data, "max_tokens", 1) if limit is None else limit,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from typing import Any
 
@@ -55,6 +57,7 @@ class MessagesStream:
         self._model = model
         self._index = -1
         self._open: str | None = None
+        self._thinking = ""
 
     def first(self, prompt_tokens: int) -> bytes:
         """What the cache held is known at the end only: the last event corrects these counts."""
@@ -80,7 +83,12 @@ class MessagesStream:
         return event(_error(error), "error")
 
     def _text(self, kind: str, text: str) -> bytes:
-        opening = b"" if self._open == kind else self._close() + self._start(_text_block(kind, ""))
+        opening = b""
+        if self._open != kind:
+            empty = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            opening = self._close() + self._start(empty)
+        if kind == "thinking":
+            self._thinking += text
         delta = {"type": f"{kind}_delta", kind: text}
         return opening + _event("content_block_delta", index=self._index, delta=delta)
 
@@ -92,8 +100,13 @@ class MessagesStream:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
+        signed = b""
+        if self._open == "thinking":
+            delta = {"type": "signature_delta", "signature": _signature(self._thinking)}
+            signed = _event("content_block_delta", index=self._index, delta=delta)
+            self._thinking = ""
         self._open = None
-        return _event("content_block_stop", index=self._index)
+        return signed + _event("content_block_stop", index=self._index)
 
 
 def _message(model: str) -> dict[str, Any]:
@@ -113,8 +126,14 @@ def _blocks(reply: Message) -> list[dict[str, Any]]:
 
 
 def _text_block(kind: str, text: str) -> dict[str, Any]:
-    # Signatures prove to Anthropic's own server that it wrote the thinking; the recorder compares it instead.
-    return {"type": kind, kind: text, **({"signature": ""} if kind == "thinking" else {})}
+    """A whole block. Signatures prove to Anthropic's own server that it wrote the thinking, and agents drop thinking
+    without one; here the recorder compares the text, so a hash of it is signature enough."""
+    return {"type": kind, kind: text, **({"signature": _signature(text)} if kind == "thinking" else {})}
+
+
+def _signature(thinking: str) -> str:
+    digest = hashlib.blake2b(thinking.encode("utf-8", "replace"), digest_size=48, key=b"woodshed").digest()
+    return base64.b64encode(digest).decode()
 
 
 def _end(answer: Answer) -> dict[str, Any]:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import invalid, unsupported
-from ..fields import flag, integer, json_object, objects, sampling, string
+from ..errors import invalid, shown, unsupported
+from ..fields import SAMPLING, flag, integer, json_object, objects, sampling, string, unknown
 from ..messages import Message
 from ..request import ReplyRules, Request
 from .raw_input import from_input
 from .rules import schema_of_text, strict_tools
-from .tools import function_tool
+from .tools import function_tool, run_by_vendor
 
 _REFUSED = ("container", "mcp_servers")
 """Fields that change what a reply has to be, in ways that the server cannot follow."""
+_READ = SAMPLING | {"system", "max_tokens", "stop_sequences", "output_config", "output_format", *_REFUSED}
 
 
 def parse_messages(body: bytes) -> Request:
-    """Raises ApiError that names the field. Unknown fields are ignored, as are ``thinking`` and caching hints."""
+    """Raises ApiError that names the field. Fields that change nothing, such as ``thinking``, are told in
+    ``Request.ignored``."""
     data = json_object(body)
     for name in _REFUSED:
         if data.get(name):
@@ -31,7 +33,6 @@ def parse_messages(body: bytes) -> Request:
     if data.get("output_format"):  # its name before it was moved
         format, format_field = data["output_format"], "output_format"
     choice = data.get("tool_choice")
-    declared = objects(data.get("tools"), "tools")
     given = objects(data.get("messages"), "messages")
     if not given:
         raise invalid("messages", "must be a non-empty list")
@@ -44,15 +45,18 @@ def parse_messages(body: bytes) -> Request:
             "the last message must be the user's; the beginning of a reply cannot be given",
             "unsupported_value",
         )
+    given_tools = objects(data.get("tools"), "tools")
+    left_out = tuple(f"tools.{tool['type']}" for tool in given_tools if run_by_vendor(tool))
     return Request(
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(declared)],
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(given_tools) if not run_by_vendor(tool)],
+        ignored=(*left_out, *unknown(data, _READ)),
         call_tools=_kind(choice) != "none",
         rules=ReplyRules(
             **_tool_choice(choice),
             **schema_of_text(format, format_field),
             one_call=isinstance(choice, dict) and flag(choice, "disable_parallel_tool_use"),
-            strict=strict_tools(declared),
+            strict=strict_tools(given_tools),
         ),
         max_tokens=integer(data, "max_tokens", 1),
         stop=_stop(data.get("stop_sequences")),
@@ -129,7 +133,7 @@ def _assistant(blocks: list[Message], where: str) -> Message:
 def _call(block: Message, where: str) -> Message:
     input = block.get("input")
     if not isinstance(input, dict):
-        raise invalid(f"{where}input", f"must be an object, got {input!r:.60}")
+        raise invalid(f"{where}input", f"must be an object, got {shown(input)}")
     function = {"name": string(block, "name", where), "arguments": from_input(input)}
     return {"id": string(block, "id", where), "type": "function", "function": function}
 
@@ -139,7 +143,7 @@ def _texts(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise invalid(where, f"must be a string or a list of text blocks, got {value!r:.60}")
+        raise invalid(where, f"must be a string or a list of text blocks, got {shown(value)}")
     texts = []
     for i, block in enumerate(objects(value, where)):
         if block.get("type") != "text":

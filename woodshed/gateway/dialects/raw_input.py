@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from woodshed.record.large_json import loads
+
 _RAW = "_arguments"
 
 
 def to_input(arguments: str) -> dict[str, Any]:
     """The object that ``arguments`` holds; where they hold none, ``{"_arguments": arguments}``."""
     try:
-        found = json.loads(arguments)
+        found = loads(arguments)
         json.dumps(found, allow_nan=False)  # NaN and infinity are no JSON, and other clients could not read them
     except (ValueError, RecursionError):
         return {_RAW: arguments}

@@ -6,6 +6,7 @@ reply with neither text nor calls still has a message item, so that a client has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import unsupported
@@ -15,6 +16,8 @@ from ..messages import Message
 _TEXTS = ("input_text", "output_text", "text")
 _STARTS = ("rs_", "msg_", "fc_")
 Item = dict[str, Any]
+Namespaced = Mapping[str, tuple[str, str]]
+"""The policy's name of a function -> its namespace and its name there."""
 
 
 class _Reader:
@@ -70,6 +73,8 @@ def read_items(items: list[Item]) -> list[Message]:
             reader.reasoning(_reasoning(item, where), item.get("id"))
         elif kind == "function_call":
             function = {k: string(item, k, f"{where}.") for k in ("name", "arguments")}
+            if isinstance(space := item.get("namespace"), str):
+                function["name"] = in_namespace(space, function["name"])
             call = {"id": string(item, "call_id", f"{where}."), "type": "function", "function": function}
             reader.call(call, item.get("id"))
         elif kind == "function_call_output":
@@ -110,6 +115,11 @@ def _reasoning(item: Item, where: str) -> str:
     return "".join(string(part, "text", f"{where}.content[{i}].") for i, part in enumerate(parts))
 
 
+def in_namespace(space: str, name: str) -> str:
+    """What the policy calls a function of a namespace: its functions have one name each."""
+    return f"{space}__{name}"
+
+
 def reply_of(id: Any) -> str | None:
     """What the ids of one reply's items have in common, for ids that ``write_items`` gave."""
     if not isinstance(id, str) or not id.startswith(_STARTS):
@@ -118,7 +128,7 @@ def reply_of(id: Any) -> str | None:
     return parts[1] if len(parts) == 3 else None
 
 
-def write_items(reply: Message, token: str, *, complete: bool) -> list[Item]:
+def write_items(reply: Message, token: str, namespaced: Namespaced, *, complete: bool) -> list[Item]:
     """Items of a reply; ``token`` makes their ids unique. The last one is incomplete where the reply was cut."""
     items: list[Item] = []
     if thinking := reply.get("reasoning_content"):
@@ -127,7 +137,7 @@ def write_items(reply: Message, token: str, *, complete: bool) -> list[Item]:
     if (text := reply.get("content")) or not calls:
         items.append({**message_item(token), "content": [text_part(text or "")]})
     for i, call in enumerate(calls):
-        items.append({**call_item(token, i, call), "arguments": call["function"]["arguments"]})
+        items.append({**call_item(token, i, call, namespaced), "arguments": call["function"]["arguments"]})
     for item in items:
         item["status"] = "completed"
     if not complete:
@@ -144,11 +154,14 @@ def message_item(token: str) -> Item:
     return {"type": "message", "id": f"msg_{token}_0", "status": "in_progress", "role": "assistant", "content": []}
 
 
-def call_item(token: str, index: int, call: Message) -> Item:
-    return {
+def call_item(token: str, index: int, call: Message, namespaced: Namespaced) -> Item:
+    item = {
         "type": "function_call", "id": f"fc_{token}_{index}", "status": "in_progress", "call_id": call["id"],
         "name": call["function"]["name"], "arguments": "",
     }  # fmt: skip
+    if item["name"] in namespaced:
+        item["namespace"], item["name"] = namespaced[item["name"]]
+    return item
 
 
 def text_part(text: str) -> Item:

@@ -10,7 +10,7 @@ from ..errors import ApiError
 from ..turns import Answer
 from ..unsent import Delta
 from .base import encode_json, event
-from .responses_items import Item, call_item, message_item, reasoning_item, text_part, write_items
+from .responses_items import Item, Namespaced, call_item, message_item, reasoning_item, text_part, write_items
 from .responses_requests import ResponsesRequest, parse_responses
 
 
@@ -28,7 +28,7 @@ class Responses:
 
     def reply(self, request: ResponsesRequest, answer: Answer) -> bytes:
         token = os.urandom(12).hex()
-        return encode_json({**_head(self.model, token, request), **_end(answer, token)}).encode()
+        return encode_json({**_head(self.model, token, request), **_end(answer, token, request.namespaced)}).encode()
 
     def stream(self, request: ResponsesRequest) -> ResponsesStream:
         return ResponsesStream(self.model, request)
@@ -48,6 +48,7 @@ class ResponsesStream:
 
     def __init__(self, model: str, request: ResponsesRequest) -> None:
         self._token = os.urandom(12).hex()
+        self._namespaced = request.namespaced
         self._head = _head(model, self._token, request)
         self._number = -1
         self._index = -1
@@ -63,13 +64,13 @@ class ResponsesStream:
 
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
         out = [self.more(rest)]
-        end = _end(answer, self._token)
+        end = _end(answer, self._token, self._namespaced)
         items = {item["id"]: item for item in end["output"]}
         if f"msg_{self._token}_0" in items:
             out.append(self._begin("message"))
         out.append(self._close(items))
         for i, call in enumerate(answer.reply.get("tool_calls", ())):
-            opening = call_item(self._token, i, call)
+            opening = call_item(self._token, i, call, self._namespaced)
             at = {"item_id": opening["id"], "output_index": self._index + 1}
             arguments = call["function"]["arguments"]
             out += [
@@ -150,13 +151,13 @@ def _head(model: str, token: str, request: ResponsesRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _end(answer: Answer, token: str) -> dict[str, Any]:
+def _end(answer: Answer, token: str, namespaced: Namespaced) -> dict[str, Any]:
     """What a finished response has beyond its head."""
     complete = answer.finish_reason != "length"
     end = {
         "status": "completed" if complete else "incomplete",
         "incomplete_details": None if complete else {"reason": "max_output_tokens"},
-        "output": write_items(answer.reply, token, complete=complete),
+        "output": write_items(answer.reply, token, namespaced, complete=complete),
         "usage": _usage(answer),
     }
     return end if answer.parse_error is None else {**end, "parse_error": answer.parse_error}

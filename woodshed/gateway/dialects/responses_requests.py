@@ -6,27 +6,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import invalid, unsupported
-from ..fields import flag, integer, json_object, objects, sampling, string
+from ..fields import SAMPLING, flag, integer, json_object, objects, sampling, string, unknown
 from ..messages import Message
 from ..request import ReplyRules, Request
-from .responses_items import read_items
+from .responses_items import in_namespace, read_items
 from .rules import chosen_tools, schema_of_text, strict_tools
-from .tools import function_tool
+from .tools import function_tool, run_by_vendor
 
 _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "tool_choice", "tools")
+_READ = SAMPLING | {
+    "input", "instructions", "max_output_tokens", "text", "truncation", "include", "top_logprobs",
+    "parallel_tool_calls", *_STATEFUL,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsesRequest(Request):
-    """``echo`` holds the fields of the request that a response repeats, as far as they were given."""
+    """``echo`` holds the fields of the request that a response repeats, as far as they were given; ``namespaced`` what
+    the policy's names of functions in a namespace stand for: (namespace, name)."""
 
+    namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)
     echo: dict[str, Any] = field(default_factory=dict)
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
-    """Raises ApiError that names the field. Unknown fields are ignored; so are ``store``, ``reasoning`` and
-    ``include`` of what a policy does not have."""
+    """Raises ApiError that names the field. Fields that change nothing, such as ``store``, are told in
+    ``Request.ignored``."""
     data = json_object(body)
     for name in _STATEFUL:
         if data.get(name):
@@ -43,16 +49,18 @@ def parse_responses(body: bytes) -> ResponsesRequest:
         messages.append({"role": "user", "content": given})
     else:
         messages += read_items(objects(given, "input"))
-    declared, text = objects(data.get("tools"), "tools"), data.get("text")
+    given_tools, text = _given_tools(data.get("tools")), data.get("text")
     return ResponsesRequest(
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(declared)],
+        tools=[_tool(tool, where) for where, tool in given_tools.functions],
+        namespaced=given_tools.namespaced,
+        ignored=(*given_tools.left_out, *unknown(data, _READ)),
         call_tools=data.get("tool_choice") != "none",
         rules=ReplyRules(
             **chosen_tools(data.get("tool_choice"), lambda choice: choice.get("name")),
             **schema_of_text(text.get("format") if isinstance(text, dict) else None, "text.format"),
             one_call=data.get("parallel_tool_calls") is not None and not flag(data, "parallel_tool_calls"),
-            strict=strict_tools(declared),
+            strict=strict_tools([tool for _, tool in given_tools.functions]),
         ),
         max_tokens=integer(data, "max_output_tokens", 1),
         echo={name: data[name] for name in _ECHOED if data.get(name) is not None}
@@ -71,6 +79,33 @@ def _check(data: dict[str, Any]) -> None:
     if data.get("top_logprobs") or "message.output_text.logprobs" in (include or ()):
         name = "top_logprobs" if data.get("top_logprobs") else "include"
         raise invalid(name, "log-probabilities are in Chat Completions only", "unsupported_value")
+
+
+@dataclass
+class _Given:
+    """``functions``: (where it was declared, function under the name that the policy knows)."""
+
+    functions: list[tuple[str, Message]] = field(default_factory=list)
+    namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def _given_tools(value: Any) -> _Given:
+    given = _Given()
+    for i, tool in enumerate(objects(value, "tools")):
+        where = f"tools[{i}]"
+        if run_by_vendor(tool):
+            given.left_out.append(f"tools.{tool['type']}")
+        elif tool.get("type") == "namespace":
+            space = string(tool, "name", f"{where}.")
+            for j, inner in enumerate(objects(tool.get("tools"), f"{where}.tools")):
+                own = string(inner, "name", f"{where}.tools[{j}].")
+                name = in_namespace(space, own)
+                given.namespaced[name] = (space, own)
+                given.functions.append((f"{where}.tools[{j}]", {**inner, "name": name}))
+        else:
+            given.functions.append((where, tool))
+    return given
 
 
 def _tool(tool: Message, where: str) -> Message:

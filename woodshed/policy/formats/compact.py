@@ -30,6 +30,7 @@ from woodshed.policy.formats.reading import new_call_id
 from woodshed.policy.formats.verbs import RAW, Verb, verbs_of
 from woodshed.policy.formats.verbs_grammar import verb_grammar
 from woodshed.policy.tokenizer import Piece
+from woodshed.record.large_json import loads
 
 BOS, CALL, OBS, END = "<bos>", "<call>", "<obs>", "<end>"
 
@@ -110,7 +111,7 @@ class CompactFormat:
         name, raw = calls[0]
         verb = verbs_of(tools).by_name.get(name)
         try:
-            arguments = json.loads(raw) if raw else {}
+            arguments = loads(raw) if raw else {}
         except ValueError:
             arguments = None
         word = name if verb is None else verb.word

@@ -1,0 +1,80 @@
+"""Options of ``woodshed serve`` and ``woodshed engine``: what reaches the settings, and what a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import woodshed.engine.remote.serve
+import woodshed.gateway.serve
+from woodshed.cli import app
+from woodshed.engine.settings import EngineServerSettings
+from woodshed.gateway.settings import GatewaySettings
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings that a server would have been started with."""
+    seen: list[Any] = []
+    monkeypatch.setenv("WOODSHED_ADMIN_KEY", "a-key-that-is-long-enough")
+    monkeypatch.setattr(woodshed.gateway.serve, "main", seen.append)
+    monkeypatch.setattr(woodshed.engine.remote.serve, "main", seen.append)
+    return seen
+
+
+def test_options_reach_the_server(served: list[Any]) -> None:
+    more = ["--set", "engine.context=4096", "--set", "engine.dtype=bfloat16", "--set", "max_tokens=77"]
+    done = CliRunner().invoke(app, ["serve", "policy", "--format", "hermes", "--weights", "chain", *more])
+    assert done.exit_code == 0, done.output
+    (settings,) = served
+    assert isinstance(settings, GatewaySettings)
+    assert (settings.policy, settings.format, settings.weights, settings.max_tokens) == (
+        Path("policy"), "hermes", "chain", 77,
+    )  # fmt: skip
+    assert (settings.engine.context, settings.engine.dtype, settings.port) == (4096, "bfloat16", 8000)
+
+
+def test_options_reach_an_engine(served: list[Any]) -> None:
+    done = CliRunner().invoke(app, ["engine", "policy", "--threads", "3", "--set", "engine.max_running=5"])
+    assert done.exit_code == 0, done.output
+    (settings,) = served
+    assert isinstance(settings, EngineServerSettings)
+    assert (settings.engine.threads, settings.engine.max_running, settings.weights) == (3, 5, None)
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        (["--set", "engine.thread=2"], "--set engine.thread=2: no such field; did you mean threads?"),
+        (["--set", "engine.threads=0"], "--set engine.threads=0: Input should be greater than or equal to 1"),
+        (["--set", "engine"], "write field=value"),
+        (["--set", "port.x=1"], "port is a value, not a table"),
+        (["--set", "engine=5"], "--set engine=5"),
+        (["--set", "zzz=5"], "no such field; there are"),
+        (["--port", "70000"], "--port: Input should be less than or equal to 65535"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "engine"])
+def test_mistakes_are_named(served: list[Any], command: str, arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, [command, "policy", *arguments])
+    assert done.exit_code == 2 and said in " ".join(done.output.split())
+    assert not served
+
+
+def test_an_unknown_format_is_refused_by_the_server(tmp_path: Path) -> None:
+    from woodshed.policy.config import DecoderConfig
+    from woodshed.policy.decoder import Decoder
+    from woodshed.policy.formats import get_format
+    from woodshed.policy.hf import Policy, load_chat, save_policy
+
+    from .parts import HERMES
+
+    config = DecoderConfig(vocab_size=HERMES.vocab_size, d_model=8, num_layers=1, num_heads=1, num_kv_heads=1,
+                           head_dim=8, d_ff=8, max_positions=64)  # fmt: skip
+    save_policy(Policy(Decoder(config, seed=0), HERMES, get_format("hermes"), config), tmp_path)
+    done = CliRunner().invoke(app, ["serve", str(tmp_path), "--format", "tango"])
+    assert done.exit_code == 2 and "unknown chat format 'tango'" in " ".join(done.output.split())
+    assert load_chat(tmp_path, format="hermes")[2].name == "hermes"

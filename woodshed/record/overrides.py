@@ -1,0 +1,69 @@
+"""``--set field=value`` of commands: into a table of settings, and back into what was wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def apply(table: dict[str, Any], overrides: Sequence[str]) -> dict[tuple[str, ...], str]:
+    """Put ``overrides`` (``engine.threads=2``) into ``table``; the override behind each field. Raises ValueError."""
+    origin: dict[tuple[str, ...], str] = {}
+    for override in overrides:
+        keys, value = _parsed(override)
+        target = table
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+            if not isinstance(target, dict):
+                raise ValueError(f"--set {override}: {key} is a value, not a table")
+        target[keys[-1]] = value
+        origin[keys] = f"--set {override}"
+    return origin
+
+
+def validated(model: type[M], table: dict[str, Any], overrides: Sequence[str]) -> M:
+    """``table`` with ``overrides`` as settings. Raises ValueError that names the option and the nearest valid field."""
+    origin = apply(table, overrides)
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    keys = tuple(map(str, first["loc"]))
+    said = [text for path, text in origin.items() if keys[: len(path)] == path or path[: len(keys)] == keys]
+    where = said[-1] if said else "--" + ".".join(keys).replace("_", "-")
+    if first["type"] != "extra_forbidden":
+        raise ValueError(f"{where}: {first['msg']}")
+    names = fields_at(model, keys[:-1])
+    near = difflib.get_close_matches(keys[-1], names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    raise ValueError(f"{where}: no such field; {hint}")
+
+
+def fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
+    """Names of the fields of the table at ``keys``."""
+    for key in keys:
+        field = model.model_fields.get(key)
+        candidates = [field.annotation, *get_args(field.annotation)] if field else []
+        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _parsed(override: str) -> tuple[tuple[str, ...], Any]:
+    name, equals, value = override.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", name.strip()):
+        raise ValueError(f"--set {override}: write field=value, for example rl.group_size=16")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a string
+    return tuple(name.strip().split(".")), parsed
