@@ -39,6 +39,8 @@ class LayerStore:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", prefix):
             raise SandboxError(f"layer prefix {prefix!r}: use letters, digits, dot, dash and underscore")
         self.root.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0 and (mode := self.root.stat().st_mode) & 0o055 != 0o055:
+            self.root.chmod(mode | 0o055)  # root's boxes run as another user; a strict umask would keep them out
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
         try:
             fill(work)

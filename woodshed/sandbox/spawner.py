@@ -270,6 +270,7 @@ def _spawn(interpreter: str, program: str, stdin: socket.socket) -> subprocess.P
     command = [interpreter, "-I", "-S", "-c", _BOOT.format(program=program)]
     return subprocess.Popen(
         command, stdin=stdin.fileno(), stdout=subprocess.DEVNULL, cwd="/", env={"LANG": "C.UTF-8"},
+        umask=0o022,  # boxes use its folders as another user
     )  # fmt: skip
 
 

@@ -198,6 +198,7 @@ def _lay_out(folder: Path, spec: BoxSpec) -> None:
     """The box's folders, with what its layers hold for the workspace and for Python's path."""
     for name in _FOLDERS:
         (folder / name).mkdir()
+        (folder / name).chmod(0o755)
     places = {spec.workdir.strip("/"): "workspace", SITE_PACKAGES.strip("/"): "packages"}
     for layer in spec.layers:
         for path in all_below(Path(layer)):
