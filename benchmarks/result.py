@@ -21,7 +21,7 @@ def write_result(name: str, figures: dict[str, float | None], detail: dict[str, 
     script = Path(sys.argv[0])
     result = {
         "command": " ".join(["python", f"benchmarks/{script.name}", *map(_shown, sys.argv[1:])]),
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware(),
         "figures": figures,
@@ -57,7 +57,8 @@ def hardware() -> str:
     return text
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit that is measured, and whether the package differs from it."""
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "woodshed"], capture_output=True, check=False)
     return head.stdout.strip() + ("" if changed.returncode == 0 else " with changes")

@@ -1,12 +1,20 @@
-"""The part of ``sandboxes.py`` that puts boxes against each other, as this user and, for root, as an ordinary one."""
+"""The part of ``sandboxes.py`` that puts boxes against each other, as this user and, for root, as an ordinary one.
+
+    python benchmarks/sandbox_pairs.py
+
+measures this part alone: ``results/sandbox.json`` keeps its other figures, and says when and where these are from.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from result import RESULTS, commit, hardware
 
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.escapes.beside import BACKENDS, Beside, beside_backend
@@ -56,3 +64,22 @@ def _as_ordinary_user(name: str) -> list[Beside]:
 
 def _row(each: Beside) -> dict[str, Any]:
     return {**vars(each), "known": each.known if each.evidence else ""}
+
+
+def main() -> None:
+    path = RESULTS / "sandbox.json"
+    result = json.loads(path.read_text())
+    found = measure_pairs()
+    figures = pair_figures(found)
+    result["figures"] |= figures
+    result["detail"]["pairs"] = found
+    result["detail"]["pairs_measured"] = {
+        "command": "python benchmarks/sandbox_pairs.py", "commit": commit(), "hardware": hardware(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "load_average": os.getloadavg()[0],
+    }  # fmt: skip
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
