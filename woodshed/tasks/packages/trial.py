@@ -216,12 +216,16 @@ class Trial:
         """Whether ``prove`` tells fixes from guesses; not where it is done elsewhere, or tests are a benchmark's."""
         return task.info.kind != "exercise"
 
+    def _least_score(self, task: Task) -> float:
+        """The mutation score that is asked for; none of exercises, whose tests are a benchmark's."""
+        return 0.0 if task.info.kind == "exercise" else self.settings.min_mutation_score
+
     async def _prove(self, task: Task) -> dict[str, str]:
         box = await self.fork()
         try:
             return await prove(
                 task, partial(self._phases, box), self.workspace, self.settings.mutants, self.variants,
-                guesses=self.guesses(task), least_score=self.settings.min_mutation_score,
+                guesses=self.guesses(task), least_score=self._least_score(task),
             )  # fmt: skip
         finally:
             await box.close()
