@@ -31,7 +31,7 @@ from .catalogue import Package
 from .dependencies import python_path
 from .guards import Guard, Imports, guard
 from .partition import Splits, unplanned
-from .prepare import WORKDIR, Suite, coarse, package_spec, suite_files
+from .prepare import WORKDIR, Suite, coarse, cost, package_spec, suite_files
 from .proof import difference, prove, python_variants
 from .rejected import Rejected
 from .save import PYTHON_FORM, Draft, Form, is_test_module, save_draft
@@ -261,7 +261,7 @@ class Trial:
         if not first.complete or not second.complete:
             raise Rejected("its suite does not run to its end")
         stable = {
-            t: coarse(r.seconds) for t, r in first.results.items()
+            t: coarse(cost(r)) for t, r in first.results.items()
             if r.status == "passed" and t in second.results and second.results[t].status == "passed"
         }  # fmt: skip
         return Suite(self.package.name, stable, (), {}, first.seconds)
