@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from woodshed.grading.results import TestResult
 from woodshed.tasks.packages.guards import Imports, guard
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite, coarse, cost
 
 WORKSPACE = {
     "src/shop/__init__.py": b"from .prices import price\nfrom .orders import order\nfrom .dates import today\n",
@@ -76,3 +77,10 @@ def test_every_test_function_comes_before_the_second_parameters_of_any() -> None
     suite = Suite("shop", dict.fromkeys([*many, CHANGED], 1.0), (function,), {}, 51.0)
     found = guard(suite, [function], ["src/shop/prices.py"], IMPORTS, most=100, seconds=2.0)
     assert CHANGED in found.tests and len(found.tests) == 2
+
+
+def test_the_time_of_a_test_is_that_of_an_idle_machine() -> None:
+    assert cost(TestResult("passed", 2.0, cpu=0.5)) == 0.5, "a busy machine made it slow"
+    assert cost(TestResult("passed", 8.0, cpu=0.01)) == 1.0, "it may have slept"
+    assert cost(TestResult("passed", 2.0)) == 2.0, "nothing else is known"
+    assert [coarse(s) for s in (0.0, 0.001, 0.002, 0.05, 3.0)] == [0.00125, 0.00125, 0.005, 0.08, 5.12]

@@ -6,14 +6,20 @@ import fcntl
 import re
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from woodshed.grading.verify import grade
 from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.check import check_folders
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.proof import WEAK
 from woodshed.tasks.packages.report import BuildReport
 from woodshed.tasks.packages.settings import PackageTaskSettings
 from woodshed.tasks.prompts.reword import reworder
@@ -312,3 +318,66 @@ def test_tests_that_anything_passes_make_no_task(place: Place, tmp_path: Path) -
     assert "1 on other inputs the given files, or the visible answers" in said.stdout, said.stdout + said.stderr
     kept = [Task.load(path.parent).info.provenance["function"] for path in (tmp_path / "made").glob("*/task.toml")]
     assert kept == ["double"]
+
+
+def test_a_fix_that_breaks_its_neighbour_is_not_rewarded(place: Place, built: Built) -> None:
+    """Every stable test is required where the suite is quick, those of other functions too."""
+    stable = {f"tests/test_prices.py::test_{n}" for n in ("total", "discount", "cheapest", "split", "constant")}
+    neighbours = {"total": b"    whole = sum(prices)\n", "cheapest": b"    best = min(prices)\n"}
+    for task in built.tasks:
+        assert stable <= {*task.info.fail_to_pass, *task.info.pass_to_pass}
+        name, line = next((n, line) for n, line in neighbours.items() if n != task.info.provenance["function"])
+        (path, gold), *_ = task.solution_files().items()
+        broken = {path: gold.replace(line, b"    raise LookupError\n" + line)}
+        assert broken[path] != gold
+        honest, careless = place.boxes(
+            lambda b, layers, task=task, path=path, gold=gold, broken=broken: _both(
+                task, {path: gold}, broken, b, layers
+            )
+        )
+        assert honest.resolved and not careless.resolved, name
+        assert {careless.tests[t] for t in task.info.fail_to_pass} == {"passed"}
+
+
+async def _both(
+    task: Task, first: dict[str, bytes], second: dict[str, bytes], backend: Backend, layers: LayerStore
+) -> tuple[Outcome, Outcome]:
+    return await grade(task, first, backend, layers), await grade(task, second, backend, layers)
+
+
+def test_tasks_whose_tests_notice_too_little_are_refused(place: Place, tmp_path: Path) -> None:
+    code = b'''class Totals:
+    def __init__(self, prices):
+        self.prices = prices
+
+    def whole(self):
+        """The sum; the spread and twice the number are kept."""
+        self.spread = max(self.prices) - min(self.prices) + 3
+        self.count = 2 * len(self.prices) + 7
+        total = sum(self.prices)
+        return total
+
+
+def other(prices):
+    return prices
+'''
+    tests = b"""from loose import Totals, other
+
+
+def test_whole():
+    assert Totals([10, 20, 30]).whole() == 60
+    assert Totals([4, 5, 17]).whole() == 26 and Totals([31, 8]).whole() == 39
+
+
+def test_other():
+    assert other([1]) == [1]
+"""
+    folder = repos.write(tmp_path / "loose", {"loose.py": code, "test_loose.py": tests})
+    chosen = {"kinds": ["delete_function"], "heldout_share": 0.0, "mutants": 20}
+    report = BuildReport()
+    (task,) = place.build(str(folder), out=tmp_path / "any", report=report, min_mutation_score=0.0, **chosen)
+    assert float(task.info.quality["mutation_score"]) < 0.5 < int(task.info.quality["mutants"])
+    report = BuildReport()
+    with suppress(PackageError):  # nothing is left of its only source
+        assert place.build(str(folder), out=tmp_path / "good", report=report, **chosen) == []
+    assert report.packages[0].rejected[WEAK] == 1, report.table()

@@ -78,6 +78,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
     roots, stop_at = tuple(request["trace"]), request.get("stop_at")
     values = _record_values(request["encoder"]) if request["encoder"] else None
     write, perf, dumps, setitimer = os.write, time.perf_counter, json.dumps, signal.setitimer
+    processor = time.process_time
     watched = _watch()
     # pytest replaces a few of its own methods for py.path compatibility, after its configuration is read.
     _OWN_PATCHES.update(v for v in vars(sys.modules["_pytest.legacypath"]).values() if isinstance(v, FunctionType))
@@ -125,7 +126,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> Any:
-            start = perf()
+            start, start_cpu = perf(), processor()
             seen: set[Any] = set()
             if roots:
                 sys.settrace(_tracer(seen))
@@ -147,6 +148,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
                 status = "error"
                 self.text[item.nodeid] = f"the test framework was changed: {changed}"
             record = {"test": item.nodeid, "status": status, "seconds": round(perf() - start, 6)}
+            record["cpu"] = round(processor() - start_cpu, 6)
             if text := self.text.get(item.nodeid):
                 record["text"] = text
             if values is not None:

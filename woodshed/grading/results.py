@@ -17,7 +17,7 @@ Place = tuple[str, str, int]
 class TestResult:
     """``status``: passed, failed, error, skipped. ``covered``: the functions that it ran.
 
-    ``seen``: encoded values that an altered test noted.
+    ``seen``: encoded values that an altered test noted. ``cpu``: seconds of processor time, where they are known.
     """
 
     __test__ = False
@@ -27,6 +27,7 @@ class TestResult:
     text: str = ""
     covered: list[Place] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
+    cpu: float | None = None
 
 
 @dataclass
@@ -111,7 +112,8 @@ def _result(record: dict[str, Any]) -> tuple[str, TestResult]:
     covered = _places(record.get("covered", ()))
     seen = [str(text) for text in record.get("seen", ())]
     text = str(record.get("text", ""))
-    return str(record["test"]), TestResult(str(record["status"]), float(record["seconds"]), text, covered, seen)
+    cpu = float(record["cpu"]) if "cpu" in record else None
+    return str(record["test"]), TestResult(str(record["status"]), float(record["seconds"]), text, covered, seen, cpu)
 
 
 def _places(found: Iterable[Any]) -> list[Place]:

@@ -31,7 +31,7 @@ from .catalogue import Package
 from .dependencies import python_path
 from .guards import Guard, Imports, guard
 from .partition import Splits, unplanned
-from .prepare import WORKDIR, Suite, coarse, package_spec, suite_files
+from .prepare import WORKDIR, Suite, coarse, cost, package_spec, suite_files
 from .proof import difference, prove, python_variants
 from .rejected import Rejected
 from .save import PYTHON_FORM, Draft, Form, is_test_module, save_draft
@@ -217,12 +217,16 @@ class Trial:
         """Whether ``prove`` tells fixes from guesses; not where it is done elsewhere, or tests are a benchmark's."""
         return task.info.kind != "exercise"
 
+    def _least_score(self, task: Task) -> float:
+        """The mutation score that is asked for; none of exercises, whose tests are a benchmark's."""
+        return 0.0 if task.info.kind == "exercise" else self.settings.min_mutation_score
+
     async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
         box = await self.fork()
         try:
             return await prove(
                 task, partial(self._phases, box), self.workspace, self.settings.mutants, self.variants,
-                guesses=self.guesses(task), functions=functions, least_score=self.settings.min_mutation_score,
+                guesses=self.guesses(task), functions=functions, least_score=self._least_score(task),
             )  # fmt: skip
         finally:
             await box.close()
@@ -258,7 +262,7 @@ class Trial:
         if not first.complete or not second.complete:
             raise Rejected("its suite does not run to its end")
         stable = {
-            t: coarse(r.seconds) for t, r in first.results.items()
+            t: coarse(cost(r)) for t, r in first.results.items()
             if r.status == "passed" and t in second.results and second.results[t].status == "passed"
         }  # fmt: skip
         return Suite(self.package.name, stable, (), {}, first.seconds)

@@ -147,7 +147,8 @@ async def _harden(
 def _settings(folder: Path, most: int, wishes: Wishes) -> PackageTaskSettings:
     """Those that the folder was built with, for more than ``most`` tasks: all that is proposed is tried."""
     try:
-        values = tomllib.loads((folder / NAME).read_text("utf-8")).get("settings", {})
+        stated = tomllib.loads((folder / NAME).read_text("utf-8")).get("settings", {})
+        values = {key: value for key, value in stated.items() if key in PackageTaskSettings.model_fields}
         return PackageTaskSettings.model_validate(
             {**values, "catalogue": str(folder / NAME), "tasks_per_package": most + 1, "attempts": 2 * len(WAYS)}
             | {"parallel": wishes.parallel}
