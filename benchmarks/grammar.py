@@ -2,8 +2,8 @@
 
     python benchmarks/grammar.py [--vocabulary 150000] [--completions 64]
 
-Sets of allowed tokens are computed along one turn (some text, then a call of one of 20 tools) for a made-up vocabulary of
-the size of Qwen's. Then a small random policy samples completions under a schema, a batch is made of them, and the
+Sets of allowed tokens are computed along one turn (some text, then a call of one of 20 tools) for a made-up vocabulary
+of the size of Qwen's. Then a small random policy samples completions under a schema, a batch is made of them, and the
 trainer's log-probabilities are compared with those that the engine recorded.
 """
 
@@ -26,14 +26,14 @@ from tokenizers import AddedToken, decoders, models
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.engine.models import decoder, prompt  # noqa: E402
-from tests.rl.test_grammar_batch import GRAMMAR, GRAMMARS, _trajectory, batch_of, observed  # noqa: E402
-from woodshed.engine.grammar import Grammars  # noqa: E402
-from woodshed.engine.local import LocalEngine  # noqa: E402
-from woodshed.engine.protocol import Completion, Sampling  # noqa: E402
-from woodshed.policy.formats import get_format  # noqa: E402
-from woodshed.policy.formats.grammar import Reply, to_lark  # noqa: E402
-from woodshed.policy.tokenizer import Tokenizer  # noqa: E402
+from tests.engine.models import decoder, prompt
+from tests.rl.test_grammar_batch import END, GRAMMAR, GRAMMARS, batch_of, observed, of_two_turns
+from woodshed.engine.grammar import Grammars
+from woodshed.engine.local import LocalEngine
+from woodshed.engine.protocol import Completion, Sampling
+from woodshed.policy.formats import get_format
+from woodshed.policy.formats.grammar import Reply, to_lark
+from woodshed.policy.tokenizer import Tokenizer
 
 TEXT = "Let me look at that file before I change it."
 CALL = '\n{"name": "tool_3", "arguments": {"p0": "def f(x): return {x: [1, 2]}", "p1": "src/a.py", "p2": "x"}}\n'
@@ -99,7 +99,7 @@ def sets(size: int) -> dict[str, float]:
 
 async def sampled(engine: LocalEngine, count: int, grammar: str | None) -> tuple[list[Completion], float]:
     began = perf_counter()
-    asks = [Sampling(max_tokens=60, seed=i, stop_ids=(0,), grammar=grammar) for i in range(count)]
+    asks = [Sampling(max_tokens=60, seed=i, stop_ids=(END,), grammar=grammar) for i in range(count)]
     done = await asyncio.gather(*(engine.generate(prompt(8, seed=1), ask) for ask in asks))
     return done, sum(len(one.tokens) for one in done) / (perf_counter() - began)
 
@@ -113,8 +113,8 @@ async def gaps(count: int) -> dict[str, float]:
     group = []
     for i, one in enumerate(done):
         more = [*start, *one.tokens, *prompt(4, seed=i)]
-        two = await engine.generate(more, Sampling(max_tokens=6, seed=i, stop_ids=(0,)))
-        group.append(_trajectory(i, start, one, more, two, constrained=False))
+        two = await engine.generate(more, Sampling(max_tokens=6, seed=i, stop_ids=(END,)))
+        group.append(of_two_turns(i, start, one, more, two, constrained=False))
     await engine.close()
     seen = observed(decoder(), batch_of(group))
     return {
