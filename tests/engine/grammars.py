@@ -20,7 +20,7 @@ WORDS = ("true", "false", "null", '{"', '":', '",', '"}', "ab", "a\"", "10", "[]
 
 
 def tiny_vocabulary(rows: int = 97, words: Collection[str] = WORDS, characters: str = CHARACTERS) -> Tokenizer:
-    """Characters and a few words that no merge makes, so that a text has many spellings. Id 0 is ``<end>``."""
+    """Characters and a few words that no merge makes, so that a text has many spellings; and ``<end>``."""
     words = [*dict.fromkeys([*characters.replace(" ", ""), *words])]
     tokenizer = tokenizers.Tokenizer(models.BPE({word: i + 1 for i, word in enumerate(words)}, []))
     tokenizer.decoder = decoders.ByteLevel()

@@ -274,6 +274,10 @@ def test_the_three_dialects_have_one_grammar_and_the_same_tokens(real: Real) -> 
             "type": "function", "function": {"name": "rain"}}}, "tool_choice", "rain"),
         ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {
             "type": "object", "properties": {"a": {"$ref": "http://example.com/a"}}}}}}, "text.format.schema", "http"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {
+            "type": "object", "properties": {f"p{i}": {} for i in range(4000)}}}}}, "text.format.schema", "properties"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {
+            "type": "array", "items": {"multipleOf": 999983}}}}}, "text.format.schema", "multipleOf"),
         ("/v1/responses", {"input": "x", "tool_choice": "required"}, "tool_choice", "no tools"),
         ("/v1/messages", {"messages": USER, "max_tokens": 9, "output_config": {"format": {
             "type": "json_schema", "schema": {"type": "object", "dependentRequired": {"a": ["b"]}}}}},

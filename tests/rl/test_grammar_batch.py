@@ -53,14 +53,14 @@ def sampled(policy: Decoder, count: int = 4) -> list[Trajectory]:
             constrained = i == count - 1
             second = Sampling(max_tokens=6, seed=50 + i, stop_ids=(END,), grammar=GRAMMAR if constrained else None)
             two = await engine.generate(more, second)
-            made.append(_trajectory(i, start, one, more, two, constrained=constrained))
+            made.append(of_two_turns(i, start, one, more, two, constrained=constrained))
         await engine.close()
         return made
 
     return run(main())
 
 
-def _trajectory(
+def of_two_turns(
     i: int, start: list[int], one: Completion, more: list[int], two: Completion, *, constrained: bool
 ) -> Trajectory:
     tokens = [*more, *two.tokens]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -51,6 +52,8 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self.compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="woodshed-grammar")
+        """Where to compile: large schemas of some keep nobody from other work."""
 
     @staticmethod
     @lru_cache(maxsize=4)
@@ -58,8 +61,19 @@ class Grammars:
         """The one of this tokenizer, so that the engine and the gateway of one process share what is compiled."""
         return Grammars(tokenizer)
 
+    def prepare(self) -> None:
+        """Read the vocabulary, before anything is served: with 150,000 tokens that takes seconds, in which no other
+        thread of the process runs. Does nothing where the library is not installed."""
+        if library() is not None:
+            with self._lock:
+                self._words()
+
+    def knows(self, text: str) -> bool:
+        """Whether ``compile`` and ``start`` take no time."""
+        return text in self._compiled
+
     def compile(self, text: str) -> None:
-        """Raises GrammarError that says what is wrong with the grammar; may take a second, and is remembered."""
+        """Raises GrammarError that says what is wrong with the grammar; may take seconds, and is remembered."""
         self._compile(text)
 
     def start(self, text: str, stop_ids: Sequence[int]) -> Matcher:
@@ -80,7 +94,7 @@ class Grammars:
 
         made = LLMatcher(vocabulary, text, log_level=0)
         if made.is_error():
-            raise GrammarError(made.get_error().partition("\n<state>")[0].strip())
+            raise GrammarError(made.get_error().partition("\n<state>")[0].partition("\n   1 |")[0].strip())
         with self._lock:
             self._compiled[text] = made
             while len(self._compiled) > _COMPILED:

@@ -134,9 +134,12 @@ class LocalEngine:
                 f"engine.cache_bytes {self.settings.cache_bytes}; raise it or lower max_tokens"
             )
         matcher = None
-        if sampling.grammar is not None:  # compiled elsewhere than in the engine's thread and the event loop
-            matcher = await asyncio.to_thread(self._matcher, sampling, prompt)
         loop = asyncio.get_running_loop()
+        if sampling.grammar is not None:
+            if self._grammars is None or self._grammars.knows(sampling.grammar):
+                matcher = self._matcher(sampling, prompt)
+            else:  # compiled elsewhere than in the engine's thread and the event loop
+                matcher = await loop.run_in_executor(self._grammars.compilers, self._matcher, sampling, prompt)
         request = Request(
             prompt=prompt,
             sampling=sampling,
@@ -365,6 +368,9 @@ class LocalEngine:
         self._cache.tokens[request.row, request.total] = token
         try:
             reason = request.accept(token, logprob, self._version)
+        except GrammarError as error:
+            self._fail(request, EngineError(str(error)))
+            return False
         except Exception as error:
             failure = EngineError(f"on_token raised {error!r}")
             failure.__cause__ = error

@@ -34,9 +34,11 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
     if device.type == "cuda":
         device = torch.device("cuda", gpu % torch.cuda.device_count())
     policy = load_policy(settings.policy, device=device, format=settings.format)
+    grammars = Grammars.of(policy.tokenizer)
+    grammars.prepare()
     engine = LocalEngine(
         policy.decoder, settings=settings.engine, device=device, version=policy.version, mtp=policy.mtp,
-        grammars=Grammars.of(policy.tokenizer),
+        grammars=grammars,
     )  # fmt: skip
     stack.push_async_callback(engine.close)
     if settings.weights is None:

@@ -8,7 +8,9 @@ where no grammar can be followed the reply is sampled freely.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from woodshed.engine.grammar import MISSING, GrammarError, Grammars, library
@@ -22,6 +24,8 @@ from .request import ReplyRules, Request
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _OPENING = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
 """Keywords of a schema that decide which other members an object may have."""
+_MOST_PROPERTIES = 400
+_REMEMBERED = 64
 
 
 class Constraints:
@@ -30,6 +34,7 @@ class Constraints:
     def __init__(self, rendering: Rendering, engine: Engine) -> None:
         self._rendering, self._engine = rendering, engine
         self._grammars = Grammars.of(rendering.tokenizer)
+        self._known: dict[tuple[int, bool, str], tuple[Tools, str | None]] = {}
 
     async def grammar(self, request: Request) -> str | None:
         """The grammar to sample under; None for none. Raises ApiError, for what cannot be forced with its reason."""
@@ -44,8 +49,20 @@ class Constraints:
             if demanded:
                 raise invalid(_field(rules), f"cannot be forced here: {refused}", "unsupported_value")
             return None
-        # compiling may take a second, and writing a grammar of large schemas some milliseconds
-        return await asyncio.to_thread(self._compiled, reply, rules)
+        tools = self._rendering.known(request.tools)
+        name = (id(tools), request.call_tools, repr(rules))
+        known = self._known.get(name)
+        if known is None:
+            for field, what, schema in _schemas(reply, rules):
+                if (large := too_large(schema)) is not None:
+                    raise invalid(field, f"{what} cannot be forced: {large}", "unsupported_schema")
+            pool = self._grammars.compilers
+            text = await asyncio.get_running_loop().run_in_executor(pool, self._compiled, reply, rules)
+            # an entry keeps its list alive, so that no other one gets its id
+            known = self._known[name] = (tools, text)
+            if len(self._known) > _REMEMBERED:
+                self._known.pop(next(iter(self._known)))
+        return known[1]
 
     def _compiled(self, reply: Reply, rules: ReplyRules) -> str | None:
         format, control = self._rendering.format, self._rendering.tokenizer.special_ids
@@ -64,18 +81,44 @@ class Constraints:
 
     def _blame(self, reply: Reply, rules: ReplyRules) -> ApiError | None:
         """The error of the schema that cannot be compiled by itself."""
-        schemas: list[tuple[str, str, Mapping[str, Any]]] = [
-            ("tools", f"the schema of {name!r}", schema) for name, schema in reply.functions() if schema is not None
-        ]
-        if reply.schema is not None:
-            schemas.append((rules.schema_field, "the schema", reply.schema))
-        for field, what, schema in schemas:
+        for field, what, schema in _schemas(reply, rules):
             try:
                 self._grammars.compile(to_lark(Json(schema), {}))
             except GrammarError as error:
                 reason = str(error).rpartition("failed to compile JSON schema: ")[2]
                 return invalid(field, f"{what} cannot be forced: {reason}", "unsupported_schema")
         return None
+
+
+def _schemas(reply: Reply, rules: ReplyRules) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """(field of the request, what it is, schema) of all that is enforced."""
+    enforced: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("tools", f"the schema of {name!r}", schema) for name, schema in reply.functions() if schema is not None
+    ]
+    if reply.schema is not None:
+        enforced.append((rules.schema_field, "the schema", reply.schema))
+    return enforced
+
+
+def too_large(schema: Any) -> str | None:
+    """What makes a schema take too long, each step of a reply included; None where nothing does."""
+    rest = [schema]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, list):
+            rest += part
+        elif isinstance(part, Mapping):
+            rest += part.values()
+            properties, multiple = part.get("properties"), part.get("multipleOf")
+            if isinstance(properties, Mapping) and len(properties) > _MOST_PROPERTIES:
+                return f"'properties' has {len(properties)} entries; at most {_MOST_PROPERTIES} can be"
+            if isinstance(multiple, (int, float)) and not _simple(multiple):
+                return f"'multipleOf' {multiple} has too many digits; at most three can be"
+    return None
+
+
+def _simple(number: float) -> bool:
+    return math.isfinite(number) and len(Decimal(repr(number)).normalize().as_tuple().digits) <= 3
 
 
 def _reply(rules: ReplyRules, tools: Tools) -> Reply:

@@ -69,6 +69,7 @@ async def _engine(
         follow = None if opened.chain is None else opened.chain.follow
         return opened.engine, follow, opened.policy.format, opened.policy.tokenizer
 
+    from woodshed.engine.grammar import Grammars
     from woodshed.engine.routing.router import Router
     from woodshed.policy.hf import load_chat
 
@@ -79,6 +80,8 @@ async def _engine(
     router = Router(engines, settings.routing, vocabulary=config.vocab_size)
     stack.push_async_callback(router.close)
     await router.ready()
+    if router.grammars_refused() is None:
+        Grammars.of(tokenizer).prepare()
     return router, router.follow, chat, tokenizer
 
 
