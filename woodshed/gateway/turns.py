@@ -88,19 +88,20 @@ class Turns:
         tools = self.rendering.known(request.tools if request.call_tools else _NO_TOOLS)
         return lambda text: self.rendering.format.parse(text, tools)
 
-    async def read(self, trajectory: OpenTrajectory, body: bytes, parse: Callable[[bytes], R]) -> R:
-        """The request that ``body`` holds. Raises ApiError."""
+    async def read(self, trajectory: OpenTrajectory, body: list[bytes], parse: Callable[[bytes], R]) -> R:
+        """The request that the pieces of ``body`` hold. Raises ApiError."""
+        size = sum(map(len, body))
 
         def work() -> R:
-            request = parse(body)
-            return replace(request, tools=self.rendering.known(request.tools), size=len(body))
+            request = parse(b"".join(body))
+            return replace(request, tools=self.rendering.known(request.tools), size=size)
 
         def then(request: R) -> R:
             trajectory.ignore(request.ignored)
             self.metrics.ignored += len(request.ignored)
             return request
 
-        return await self.background.alone(trajectory.lock, len(body), work, then)
+        return await self.background.alone(trajectory.lock, size, work, then)
 
     async def count(self, trajectory: OpenTrajectory, request: Request) -> int:
         """Tokens of the prompt that this request would give the engine now. Raises ApiError."""
