@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -304,6 +305,21 @@ def measure_all(names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
                 found[agent.name] = measure(agent, Path(place))
             print(agent.name, json.dumps(found[agent.name]), flush=True)
     return found
+
+
+def measure_apart(at_once: int = 3) -> dict[str, dict[str, Any]]:
+    """As ``measure_all``, each agent in a process of its own: most of their time they wait."""
+
+    def one(agent: Agent) -> dict[str, Any]:
+        done = subprocess.run([sys.executable, __file__, agent.name], stdout=subprocess.PIPE, text=True, check=False)
+        said = [line for line in done.stdout.splitlines() if line.startswith(f"{agent.name} {{")]
+        if not said:
+            raise SystemExit(f"{agent.name} could not be measured")
+        print(said[-1], flush=True)
+        return dict(json.loads(said[-1].removeprefix(agent.name)))
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip([agent.name for agent in AGENTS], pool.map(one, AGENTS)))
 
 
 def main() -> None:

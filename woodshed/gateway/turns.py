@@ -124,7 +124,8 @@ class Turns:
             refused = error
         task = asyncio.current_task()
         assert task is not None
-        trajectory.running[task] = 0
+        if refused is None:
+            trajectory.running[task] = 0
         tally = Tally()
         turn: Turn | None = None
         try:
@@ -137,6 +138,8 @@ class Turns:
                     listener.planned(again.prompt_tokens)
                 return again
             turn = found
+            # Again: while this one was planned, another may have taken hold of the tokens that were left.
+            trajectory.terms.check(trajectory.used(), len(trajectory.running) - 1)
             watch = None
             if listener is not None or request.stop:
                 on_text = None if listener is None else listener.text
@@ -164,7 +167,7 @@ class Turns:
             self._left(trajectory, tally.tokens)
             raise
         finally:
-            del trajectory.running[task]
+            trajectory.running.pop(task, None)
             if turn is not None:
                 turn.segment.busy = False
 
