@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSet
 from woodshed.learn.boxes import layer_store
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.formats import get_format
+from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.record.cache import cache_directory
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
@@ -43,9 +46,13 @@ from woodshed.train.trainer import Trainer
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from gateway.parts import HERMES, ScriptedEngine  # noqa: E402  (the scripted engine lives in the tests)
+from gateway.parts import ScriptedEngine  # noqa: E402  (the scripted engine lives in the tests)
 from grading import toy  # noqa: E402
 from programs import play, recorded_as_sampled, served  # noqa: E402
+
+TEXTS = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
+TOKENIZER = Tokenizer(train_bpe(TEXTS, 4000, get_format("hermes").special_tokens))
+"""Of English and code: an agent's instructions are 300,000 characters."""
 
 MENDED = toy.SHAPES.replace("width + height", "width * height")
 _CALLED = re.compile(r'"name": "(\w+)"')
@@ -230,12 +237,12 @@ def episode(task: Task, layers: LayerStore, program: ProgramSettings, replies: I
 
     def say(prompt: list[int]) -> list[int]:
         """What is asked beside the task, such as a title for it, has no tools."""
-        beside = tool and f'"{tool}"' not in HERMES.decode(prompt)
-        return HERMES.encode("Mend it.<|im_end|>" if beside else next(said, "Done.<|im_end|>"), allow_special=True)
+        beside = tool and f'"{tool}"' not in TOKENIZER.decode(prompt)
+        return TOKENIZER.encode("Mend it.<|im_end|>" if beside else next(said, "Done.<|im_end|>"), allow_special=True)
 
     engine.say = say
-    harness = HarnessSettings(program=program, limits=LimitSettings(turns=20, wall_seconds=240.0))
-    with served(engine) as url:
+    harness = HarnessSettings(program=program, limits=LimitSettings(turns=20, wall_seconds=600.0))
+    with served(engine, TOKENIZER) as url:
         started = time.monotonic()
         done = asyncio.run(play(task, layers, url, harness, limits=Limits(memory=None)))
         return Played(engine, done, time.monotonic() - started)
@@ -247,7 +254,7 @@ def train(group: Sequence[Trajectory]) -> dict[str, Any]:
     sampled = sum(int(segment.sampled.sum()) for done in group for segment in done.segments)
     batch, _ = build_batch([group], get_credit("grpo"), step=1, batch_id="agents", generation_budget=sampled)
     config = DecoderConfig(
-        vocab_size=HERMES.vocab_size, d_model=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=32, d_ff=64,
+        vocab_size=TOKENIZER.vocab_size, d_model=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=32, d_ff=64,
         max_positions=1 << 17,
     )  # fmt: skip
     settings = TrainSettings(
@@ -298,6 +305,21 @@ def measure_all(names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
                 found[agent.name] = measure(agent, Path(place))
             print(agent.name, json.dumps(found[agent.name]), flush=True)
     return found
+
+
+def measure_apart(at_once: int = 3) -> dict[str, dict[str, Any]]:
+    """As ``measure_all``, each agent in a process of its own: most of their time they wait."""
+
+    def one(agent: Agent) -> dict[str, Any]:
+        done = subprocess.run([sys.executable, __file__, agent.name], stdout=subprocess.PIPE, text=True, check=False)
+        said = [line for line in done.stdout.splitlines() if line.startswith(f"{agent.name} {{")]
+        if not said:
+            raise SystemExit(f"{agent.name} could not be measured")
+        print(said[-1], flush=True)
+        return dict(json.loads(said[-1].removeprefix(agent.name)))
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip([agent.name for agent in AGENTS], pool.map(one, AGENTS)))
 
 
 def main() -> None:

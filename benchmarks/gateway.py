@@ -1,5 +1,5 @@
-"""What the gateway adds to a turn, whether a thousand streams at once lose anything, how long it is silent while hostile
-requests arrive (``stalls.py``), and which agents of others work.
+"""What the gateway adds to a turn, whether a thousand streams at once lose anything, how long it is silent while
+hostile requests arrive (``stalls.py``), and which agents of others work.
 
     python benchmarks/gateway.py [--streams 1000] [--without-agents] [--out benchmarks/results/gateway.json]
 
@@ -92,7 +92,9 @@ def serve(gap: float, folder: Path) -> None:
     """The server's process."""
     words = tokenizer()
     app = build_app(Letters(words, gap), FORMAT, words, admin_key=KEY, journal=Journal(folder / "journal"))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_level="warning"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_level="warning", timeout_keep_alive=75)
+    )
 
     async def run() -> None:
         serving = asyncio.create_task(server.serve())
@@ -232,9 +234,9 @@ def main() -> None:
         stalled = asyncio.run(stalls.measure(port, pid, KEY, Letters.context))
     agents: dict[str, Any] = {}
     if not given.without_agents:
-        from agents import measure_all
+        from agents import measure_apart
 
-        agents = measure_all()
+        agents = measure_apart()
     exact = [row for row in agents.values() if row["resolved"] and row["exact"] and row["trains"]]
     lost = held["lost_tokens"] + sum(row["lost_tokens"] for row in agents.values())
     figures: dict[str, float | None] = {

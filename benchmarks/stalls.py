@@ -87,8 +87,8 @@ def bodies(context: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
 
 
 def ask_health(port: int, pid: int) -> None:
-    """The process that asks: a line for each answer, with the seconds since the epoch, the milliseconds of the wait, and
-    those of the processor that the server took meanwhile."""
+    """The process that asks. A line for each answer: seconds since the epoch, milliseconds of the wait, and those of
+    the processor that the server took meanwhile."""
     connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -18,6 +18,7 @@ from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
 from woodshed.learn.programs import program_layers
 from woodshed.policy.formats import get_format
+from woodshed.policy.tokenizer import Tokenizer
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.rollout import Arena, rollout
@@ -27,9 +28,9 @@ from woodshed.sandbox.protocol import Limits
 
 
 @contextmanager
-def served(engine: ScriptedEngine) -> Iterator[str]:
+def served(engine: ScriptedEngine, tokenizer: Tokenizer = HERMES) -> Iterator[str]:
     """The gateway on a real port, in a thread; its URL."""
-    app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
+    app = build_app(engine, get_format("hermes"), tokenizer, admin_key=ADMIN)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

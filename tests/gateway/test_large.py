@@ -245,3 +245,32 @@ def test_a_key_has_one_thread_however_often_it_leaves() -> None:
 
     asyncio.run(test())
     assert most == 1 and running == 0
+
+
+def test_large_requests_at_once_do_not_take_more_than_a_key_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are planned before the first one takes hold of what is left."""
+    planned = threading.Barrier(2)
+    encode: Callable[..., Any] = Tokenizer._encode_long
+
+    def together(self: Tokenizer, text: str, **options: Any) -> Any:
+        planned.wait(60)
+        return encode(self, text, **options)
+
+    engine = ScriptedEngine(lambda _: COMPACT.encode("read " * 200), context=1 << 20)
+
+    async def test(site: Site) -> None:
+        engine.gate = asyncio.Event()
+        key = await site.admin.open("bounded", terms=Terms(sampled_tokens=30))
+        other = await site.admin.open("other")
+        monkeypatch.setattr(Tokenizer, "_encode_long", together)
+        text = "read src/main.py\n" * 1000
+        asked = [asyncio.create_task(site.chat([{"role": "user", "content": f"{i} {text}"}], key)) for i in range(2)]
+        beside = [asyncio.create_task(site.chat([{"role": "user", "content": f"{i} {text}"}], other)) for i in range(2)]
+        while len(engine.samplings) < 3:
+            await asyncio.sleep(0.001)
+        engine.gate.set()
+        assert sorted([(await one).status_code for one in asked]) == [200, 429]
+        assert [(await one).status_code for one in beside] == [200, 200]
+        assert sum(int(s.sampled.sum()) for s in (await site.admin.finish("bounded")).segments) == 30
+
+    run(engine, test)

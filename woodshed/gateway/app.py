@@ -77,8 +77,9 @@ class Gateway:
         body = await read_body(request.receive, min(self.settings.max_body, FEEDBACK_EVENT))
         if body is None:
             return Response()  # the client left
-        event = await self.background.run(len(body), lambda: json_object(body))
-        self.trajectories.add_feedback(trajectory, event, len(body))
+        size = sum(map(len, body))
+        event = await self.background.run(size, lambda: json_object(b"".join(body)))
+        self.trajectories.add_feedback(trajectory, event, size)
         self.metrics.feedback += 1
         return JSONResponse({"events": len(trajectory.feedback)})
 

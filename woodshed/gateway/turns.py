@@ -90,19 +90,20 @@ class Turns:
         tools = self.rendering.known(request.tools if request.call_tools else _NO_TOOLS)
         return lambda text: self.rendering.format.parse(text, tools)
 
-    async def read(self, trajectory: OpenTrajectory, body: bytes, parse: Callable[[bytes], R]) -> R:
-        """The request that ``body`` holds. Raises ApiError."""
+    async def read(self, trajectory: OpenTrajectory, body: list[bytes], parse: Callable[[bytes], R]) -> R:
+        """The request that the pieces of ``body`` hold. Raises ApiError."""
+        size = sum(map(len, body))
 
         def work() -> R:
-            request = parse(body)
-            return replace(request, tools=self.rendering.known(request.tools), size=len(body))
+            request = parse(b"".join(body))
+            return replace(request, tools=self.rendering.known(request.tools), size=size)
 
         def then(request: R) -> R:
             trajectory.ignore(request.ignored)
             self.metrics.ignored += len(request.ignored)
             return request
 
-        return await self.background.alone(trajectory.lock, len(body), work, then)
+        return await self.background.alone(trajectory.lock, size, work, then)
 
     async def count(self, trajectory: OpenTrajectory, request: Request) -> int:
         """Tokens of the prompt that this request would give the engine now. Raises ApiError."""
@@ -127,7 +128,8 @@ class Turns:
             refused = error
         task = asyncio.current_task()
         assert task is not None
-        trajectory.running[task] = 0
+        if refused is None:
+            trajectory.running[task] = 0
         tally = Tally()
         turn: Turn | None = None
         try:
@@ -140,6 +142,8 @@ class Turns:
                     listener.planned(again.prompt_tokens)
                 return again
             turn = found
+            # Again: while this one was planned, another may have taken hold of the tokens that were left.
+            trajectory.terms.check(trajectory.used(), len(trajectory.running) - 1)
             watch = None
             if listener is not None or request.stop:
                 on_text = None if listener is None else listener.text
@@ -167,7 +171,7 @@ class Turns:
             self._left(trajectory, tally.tokens)
             raise
         finally:
-            del trajectory.running[task]
+            trajectory.running.pop(task, None)
             if turn is not None:
                 turn.segment.busy = False
 

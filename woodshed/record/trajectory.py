@@ -65,7 +65,9 @@ class Trajectory:
     ``id`` is unique and decided at dispatch, so that a retry after a crash stores the same record once;
     ``attempts`` counts the tries that infrastructure errors cost. ``messages`` is the conversation in OpenAI chat
     form, for people; the trainer reads ``segments`` only. ``rewards`` are named terms; training reward is their sum.
-    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix seconds.
+    ``ignored``: fields of the agent's requests that the gateway accepted and that changed nothing, with how many
+    requests had them. ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
+    seconds.
     """
 
     id: str
@@ -85,6 +87,7 @@ class Trajectory:
     feedback: list[dict[str, Any]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     prefix_breaks: int = 0
+    ignored: dict[str, int] = field(default_factory=dict)
     attempts: int = 1
     started: float = 0.0
     ended: float = 0.0

@@ -186,7 +186,7 @@ async def _attempt(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
         status=episode.status, segments=finished.segments, messages=episode.messages, events=events, outcome=outcome,
         effort=episode.effort, rewards=arena.reward(outcome, episode.effort), labels=labels,
-        prefix_breaks=finished.prefix_breaks, ended=time.time(), error=episode.error,
+        prefix_breaks=finished.prefix_breaks, ignored=finished.ignored, ended=time.time(), error=episode.error,
     )  # fmt: skip
     seen = Episode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))
     ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None
