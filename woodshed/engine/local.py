@@ -81,7 +81,7 @@ class LocalEngine:
         if refused is not None:
             raise ValueError(f"engine.graphs is true, but {refused}")
         self._version = version
-        self.weights_problem: dict[str, str | float] | None = None
+        self.weights_problem: dict[str, Any] | None = None
         """Why newer weights cannot be followed, and since when; set by ``ChainWatch``."""
         self._random = random.Random(self.settings.seed)
         self._waiting = FairQueue()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from ..record.store import TrajectoryStore
@@ -13,6 +14,24 @@ from ..rl.rollout import Arena, rollout
 
 INFRA = "infra_error"
 """Status of a trajectory that something else than the policy ended."""
+
+
+@dataclass(frozen=True)
+class Sofar:
+    """How far an evaluation is, in samples. ``rate`` is pass@1 over the ``complete`` ones of ``tasks`` tasks, whose
+    samples are all in, and None before there is one. Over all samples that are in, it would begin too high: solved
+    episodes end first."""
+
+    done: int
+    total: int
+    complete: int
+    tasks: int
+    rate: float | None
+
+    def __str__(self) -> str:
+        if self.rate is None:
+            return "no task has all its samples yet"
+        return f"pass@1 {self.rate:.3f} over the {self.complete} of {self.tasks} tasks whose samples are all in"
 
 
 def group_name(evaluation: str, task: str) -> str:
@@ -28,7 +47,7 @@ async def evaluate(
     name: str,
     samples: int,
     concurrency: int,
-    progress: Callable[[int, int, float], None] | None = None,
+    progress: Callable[[Sofar], None] | None = None,
     label: Callable[[Task], str] = lambda task: task.name,
     retried: bool = False,
 ) -> dict[str, list[bool]]:
@@ -54,7 +73,7 @@ async def evaluate(
         store.add(trajectory)
         results[id] = bool(trajectory.outcome and trajectory.outcome.resolved)
         if progress:
-            progress(len(results), len(wanted), sum(results.values()) / len(results))
+            progress(_sofar(wanted, results))
 
     await asyncio.gather(*(one(task, id) for task, id in wanted if id not in stored))
     store.compact(1)
@@ -62,6 +81,14 @@ async def evaluate(
     for task, id in wanted:
         by_task[task.name].append(results[id])
     return dict(by_task)
+
+
+def _sofar(wanted: Sequence[tuple[Task, str]], results: Mapping[str, bool]) -> Sofar:
+    by_task: dict[str, list[bool | None]] = defaultdict(list)
+    for task, id in wanted:
+        by_task[task.name].append(results.get(id))
+    rates = [sum(map(bool, samples)) / len(samples) for samples in by_task.values() if None not in samples]
+    return Sofar(len(results), len(wanted), len(rates), len(by_task), sum(rates) / len(rates) if rates else None)
 
 
 def _sample(id: str, lost: Collection[str]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from ..gateway.client import GatewayError
 from ..record.history import read_history
 from ..record.store import TrajectoryStore
 from ..record.task import Task
@@ -36,7 +37,8 @@ log = logging.getLogger(__name__)
 class Controller:
     """Runs until the trainer has published ``settings.steps`` versions.
 
-    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics.
+    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics;
+    ``notice`` is told what keeps the server from following.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Controller:
         head: Callable[[], int],
         build: BuildBatch,
         seed: int,
+        notice: Callable[[str], None] = lambda _: None,
     ):
         needed = settings.steps * settings.groups_per_step
         if len(tasks) < needed:
@@ -61,6 +64,7 @@ class Controller:
             )
         self.arena, self.ledger, self.store, self.settings = arena, ledger, store, settings
         self.batches, self.head, self.build = batches, head, build
+        self.notice = notice
         self.metrics = MetricsLog(metrics)
         self.tasks = {t.name: t for t in tasks}
         self.order = sorted(self.tasks)
@@ -205,6 +209,11 @@ class Controller:
                     self.engine = await self.arena.admin.engine()
                 except httpx.HTTPError:  # the server died; asked again, and rollouts wait for it meanwhile
                     await self.arena.admin.wait_until_up(self.arena.patience)
+                    continue
+                except GatewayError as error:  # damaged weights, say: the server goes on with those it has
+                    log.error("version %d of the weights is not served: %s", head, error)
+                    self.notice(f"the server stays at version {self.version} of the weights, {head} is there: {error}")
+                    await asyncio.sleep(1.0)
                     continue
                 self.version = version
                 self._changed.set()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -36,10 +36,11 @@ from .observed import at_limit, observe, terms_of
 
 log = logging.getLogger(__name__)
 
-RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
+RewardFunction = Callable[[Outcome, Effort, Sequence[ToolEvent]], dict[str, float]]
+"""Named terms of the training reward."""
 
 
-def raw_outcome(outcome: Outcome, effort: Effort) -> dict[str, float]:
+def raw_outcome(outcome: Outcome, effort: Effort, events: Sequence[ToolEvent]) -> dict[str, float]:
     """The reward of evaluation: resolved or not, nothing shaped."""
     return {"outcome": 1.0 if outcome.resolved else 0.0}
 
@@ -169,7 +170,7 @@ async def _attempt(
     trajectory = Trajectory(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
         status=episode.status, segments=finished.segments, messages=episode.messages, events=events, outcome=outcome,
-        effort=episode.effort, rewards=arena.reward(outcome, episode.effort), labels=labels,
+        effort=episode.effort, rewards=arena.reward(outcome, episode.effort, events), labels=labels,
         prefix_breaks=finished.prefix_breaks, ended=time.time(), error=episode.error,
     )  # fmt: skip
     seen = Episode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))

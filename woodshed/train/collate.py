@@ -22,8 +22,9 @@ class MicroBatch:
     The first P positions of all rows may be the same and are then there once: N = P + B * (T - P) positions, laid out
     as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attend`` knows the layout; ``routes_NLK`` int64 or
     None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that token;
-    ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown). ``real_tokens`` counts
-    positions that are not padding, ``spared_tokens`` those of the rows that are not there because they are shared.
+    ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``index_M`` is where
+    those tokens are in the batch. ``real_tokens`` counts positions that are not padding, ``spared_tokens`` those of the
+    rows that are not there because they are shared.
     """
 
     tokens_N: Tensor
@@ -35,6 +36,7 @@ class MicroBatch:
     weights: dict[str, Tensor]
     behaviour_M: Tensor
     ref_M: Tensor | None
+    index_M: NDArray[np.int64]
     real_tokens: int
     spared_tokens: int
 
@@ -94,6 +96,6 @@ def collate(
         put(batch.tokens[target_index_M].astype(np.int64)),
         {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
         put(batch.behaviour_logprobs[target_index_M]),
-        None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
+        None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]), target_index_M,
         int(lengths[rows].sum()) - spared, spared,
     )  # fmt: skip

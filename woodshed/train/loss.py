@@ -20,8 +20,6 @@ from .batch import BatchError
 from .collate import MicroBatch
 from .settings import TrainSettings
 
-SUPPORTED = ("rl", "ce", "ref_kl")
-
 
 @dataclass
 class Observed:
@@ -43,11 +41,10 @@ def backward(
 ) -> None:
     """Add this micro-batch's gradient to ``.grad`` of the decoder's parameters and its figures to ``seen``.
 
-    Raises BatchError for a loss part this trainer does not compute.
+    Raises BatchError where ``ref_kl`` weighs tokens whose log-probabilities under the reference are not there.
     """
-    for part in micro.weights:
-        if part not in SUPPORTED and bool(micro.weights[part].any()):
-            raise BatchError(f"weights[{part!r}]: this trainer computes {', '.join(SUPPORTED)}")
+    if micro.ref_M is None and "ref_kl" in micro.weights and bool(micro.weights["ref_kl"].any()):
+        raise BatchError("weights['ref_kl'] needs ref_logprobs; let Reference fill them in")
     hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attend, routes=micro.routes_NLK)
     hidden_MD = hidden_ND.index_select(0, micro.at_M)
     grad_MD = torch.empty_like(hidden_MD)
