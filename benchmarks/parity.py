@@ -5,6 +5,9 @@ trainer computes the same tokens in its own way (packed, padded, common beginnin
 random and the same on both sides; wide norms make the distributions far from uniform, so that a difference shows. For
 mixtures of experts also: in how many of the tokens and layers both chose the same experts, and the difference where the
 trainer replays the engine's choice.
+
+Then configurations drawn at random beside transformers (``parity_random.py``): ``right`` (log-probabilities agree),
+``refused`` (with an error) and ``silently_wrong``.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from parity_random import measure_random
 from result import write_result
 
 from woodshed.engine.local import LocalEngine
@@ -124,14 +128,20 @@ def measure(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser.add_argument("--random", type=int, default=400, help="configurations drawn at random (default 400)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    detail = {dtype: {name: measure(c, dtype) for name, c in FAMILIES.items()} for dtype in ("float32", "bfloat16")}
+    detail: dict[str, Any] = {
+        dtype: {name: measure(c, dtype) for name, c in FAMILIES.items()} for dtype in ("float32", "bfloat16")
+    }
     figures: dict[str, float | None] = {}
     for name, found in detail["float32"].items():
         figures[f"{name}_max_abs_dlogp"] = found["max_abs_dlogp"]
         figures[f"{name}_p99_abs_dlogp"] = found["p99_abs_dlogp"]
     figures["qwen3_moe_experts_agree"] = detail["float32"]["qwen3_moe"]["experts_agree"]
+    drawn, detail["random"] = measure_random(arguments.random, seed=arguments.seed)
+    figures |= drawn
     write_result("parity", figures, detail)
 
 

@@ -249,9 +249,9 @@ def test_where_the_processor_multiplies_tiles_large_steps_are_left_to_torch(monk
 def fresh(tmp_path, monkeypatch):
     """Nothing compiled yet."""
     monkeypatch.setenv("WOODSHED_CACHE", str(tmp_path / "cache"))
-    build.library.cache_clear()
+    build._begun.cache_clear()
     yield tmp_path
-    build.library.cache_clear()
+    build._begun.cache_clear()
 
 
 def fake_compiler(folder, body: str) -> str:
@@ -309,10 +309,51 @@ def test_the_clock_of_the_processor_is_no_reason_to_compile(fresh, monkeypatch):
 
 @needs_kernels
 def test_compiled_once(fresh, monkeypatch):
-    build.library()
+    build.library(build.COMPILE_SECONDS)
     (made,) = (fresh / "cache" / "native").iterdir()
     before = made.stat()
-    build.library.cache_clear()
+    build._begun.cache_clear()
     monkeypatch.setattr(build, "_compiled", None)  # not called
     build.library()
     assert os.stat(made).st_mtime_ns == before.st_mtime_ns
+
+
+@needs_kernels
+def test_kernels_that_are_late_are_taken_up_when_they_are_there(fresh, monkeypatch):
+    gate, compiler = fresh / "gate", build._compiler()
+    body = f'[ "$1" = --version ] || while [ ! -e {gate} ]; do sleep 0.02; done; exec {compiler} "$@" -O0'
+    monkeypatch.setenv("CXX", fake_compiler(fresh, body))
+    monkeypatch.setattr(build, "PATIENCE", 0.1)
+    policy, new = decoder(), decoder(seed=9)
+
+    async def main():
+        async with running(decoder()) as engine:
+            assert "still being compiled" in engine.stats()["kernels"] and engine.stats()["native"] == 0
+            gate.touch()
+            while not engine.stats()["native"]:
+                done = await engine.generate(prompt(9), Sampling(max_tokens=60))
+                assert worst_gap(policy, prompt(9), done.tokens, done.logprobs) < 1e-4
+            assert engine.stats()["kernels"] == "native"
+            done = await engine.generate(prompt(9), Sampling(max_tokens=5))
+            assert worst_gap(policy, prompt(9), done.tokens, done.logprobs) < 1e-4
+            await engine.update_weights(1, clone_state(new))
+            done = await engine.generate(prompt(9), Sampling(max_tokens=5))
+            assert worst_gap(new, prompt(9), done.tokens, done.logprobs) < 1e-4
+
+    run(main())
+
+
+@needs_kernels
+def test_an_engine_that_was_closed_does_not_mind_late_kernels(fresh, monkeypatch):
+    gate, compiler = fresh / "gate", build._compiler()
+    body = f'[ "$1" = --version ] || while [ ! -e {gate} ]; do sleep 0.02; done; exec {compiler} "$@" -O0'
+    monkeypatch.setenv("CXX", fake_compiler(fresh, body))
+    monkeypatch.setattr(build, "PATIENCE", 0.1)
+
+    async def main():
+        async with running(decoder()) as engine:
+            assert engine.stats()["native"] == 0
+        gate.touch()
+        build.library(build.COMPILE_SECONDS)
+
+    run(main())

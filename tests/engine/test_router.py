@@ -341,3 +341,19 @@ def test_counters_outlive_the_engines():
             await first.close()
 
     run(main())
+
+
+def test_the_stale_weights_of_one_engine_are_seen_through_the_router() -> None:
+    async def main() -> None:
+        async with serving(decoder()) as a, serving(decoder()) as b, routed(a, b) as router:
+            b.engine.weights_problem = {"reason": "TornVersion: v000003", "since": 5.0}
+            while not router.stats()["weights_stale"]:
+                await asyncio.sleep(0.01)
+            problem = router.stats()["weights_problem"]
+            assert problem == {"reason": f"{b.url}: TornVersion: v000003", "since": 5.0}
+            b.engine.weights_problem = None
+            while router.stats()["weights_stale"]:
+                await asyncio.sleep(0.01)
+            assert router.stats()["weights_problem"] is None
+
+    asyncio.run(main())

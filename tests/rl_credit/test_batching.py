@@ -99,17 +99,14 @@ def test_segments_without_sampled_tokens_are_counted() -> None:
     assert stats.empty_segments == 2 and batch.trajectories == ["a", "b"]
 
 
-def test_kl_term_reaches_tokens_of_zero_advantage() -> None:
-    group = [trajectory("a", 1.0, ["pss"]), trajectory("b", 1.0, ["pss"])]
-    with pytest.raises(ValueError, match="ref_logprobs"):
-        build_batch([group], DEFAULT, step=1, batch_id="x", generation_budget=10, kl_beta=0.1)
-    batch, stats = build_batch(
-        [group], DEFAULT, step=1, batch_id="x", generation_budget=10, kl_beta=0.1,
-        ref_logprobs=lambda s: s.logprobs - np.float32(0.5),
-    )  # fmt: skip
-    np.testing.assert_allclose(batch.weights["rl"], [0, -0.05, -0.05] * 2, atol=1e-6)
-    assert stats.trained == 2
-    assert batch.ref_logprobs is not None
+def test_kl_term_reaches_every_sampled_token_those_of_zero_advantage_too() -> None:
+    group = [trajectory("a", 1.0, ["pss"]), trajectory("b", 1.0, ["ppssps"])]
+    batch, stats = build_batch([group], DEFAULT, step=1, batch_id="x", generation_budget=10, kl_beta=0.1)
+    np.testing.assert_allclose(batch.weights["ref_kl"], np.float32(0.1) * np.array([0, 1, 1, 0, 0, 1, 1, 0, 1]))
+    assert not batch.weights["rl"].any() and stats.trained == 2
+    assert batch.denominators == {"rl": 20.0, "ref_kl": 20.0}
+    without, stats = build_batch([group], DEFAULT, step=1, batch_id="x", generation_budget=10)
+    assert set(without.denominators) == {"rl"} and stats.zero_advantage == 2
 
 
 def test_a_group_is_of_one_task() -> None:

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from woodshed.rl.credit import get_credit, names
-from woodshed.rl.credit.kl import k1_advantages
 
 rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=16).map(lambda r: np.array(r, np.float64))
 
@@ -48,9 +47,3 @@ def test_equal_rewards_give_exactly_zero() -> None:
 def test_unknown_name() -> None:
     with pytest.raises(ValueError, match="known: mean_baseline"):
         get_credit("ppo")
-
-
-def test_k1_is_subtracted_per_token() -> None:
-    logp, ref = np.log([0.5, 0.2, 0.9]).astype(np.float32), np.log([0.25, 0.2, 0.95]).astype(np.float32)
-    got = k1_advantages(0.7, logp, ref, 0.1)
-    np.testing.assert_allclose(got, [0.7 - 0.1 * np.log(2), 0.7, 0.7 + 0.1 * np.log(0.95 / 0.9)], rtol=1e-5)

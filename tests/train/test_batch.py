@@ -63,7 +63,7 @@ def test_absent_streams_are_filled() -> None:
         (lambda b: b.weights["ce"].__setitem__(0, 1.0), "first token of a sequence"),
         (lambda b: b.weights["ce"].__setitem__(1, np.nan), "not finite"),
         (lambda b: b.behaviour_logprobs.fill(np.nan), "not sampled"),
-        (lambda b: setattr(b, "ref_logprobs", None), "needs ref_logprobs"),
+        (lambda b: b.ref_logprobs.fill(np.nan), "needs ref_logprobs"),
         (lambda b: setattr(b, "versions", b.versions[:-1]), "versions has"),
         (lambda b: b.lengths.__setitem__(0, 99), "lengths sum"),
         (lambda b: b.trajectories.pop(), "trajectory ids"),

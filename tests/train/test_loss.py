@@ -193,11 +193,16 @@ def test_routes_are_replayed_and_the_router_learns(make_batch) -> None:
     assert got["layers.0.experts.router"].abs().max() > 0
 
 
-def test_unsupported_parts_are_refused(decoder, make_batch) -> None:
+def test_unknown_parts_are_refused(decoder, make_batch) -> None:
     batch = make_batch(parts=("ce",))
     batch.weights["mtp"] = batch.weights["ce"]
     batch.denominators["mtp"] = 1.0
-    with pytest.raises(BatchError, match="mtp"):
+    with pytest.raises(BatchError, match="unknown loss part 'mtp'; known: rl, ce, ref_kl"):
+        batch.check()
+    batch = make_batch(parts=("ref_kl",))
+    batch.ref_logprobs = None
+    batch.check()
+    with pytest.raises(BatchError, match="needs ref_logprobs"):
         gradients(decoder, batch, TrainSettings())
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 
 class EngineError(RuntimeError):
     """The engine could not answer a request; the cause is chained."""
@@ -33,3 +36,9 @@ class ContextLengthExceeded(ValueError):
         )
         self.tokens = tokens
         self.context = context
+
+
+def weights_problem(known: dict[str, Any] | None, error: Exception) -> dict[str, Any]:
+    """What ``stats`` say of weights that cannot be followed: ``reason`` and ``since``, the time of the first of the
+    failures in a row."""
+    return {"reason": f"{type(error).__name__}: {error}", "since": known["since"] if known else time.time()}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
-from woodshed.engine.errors import EngineError
+from woodshed.engine.errors import EngineError, weights_problem
 from woodshed.engine.local import LocalEngine
 from woodshed.weights.errors import ChainError
 from woodshed.weights.follow import Follower
@@ -51,11 +50,11 @@ class ChainWatch:
         try:
             await self._step()
         except Exception as error:  # whatever it is: serving goes on, and the next look may succeed
-            reason = f"{type(error).__name__}: {error}"
             known = self.engine.weights_problem
-            if known is None or known["reason"] != reason:
-                log.error("weights: %s", reason, exc_info=not isinstance(error, (EngineError, OSError, ValueError)))
-            self.engine.weights_problem = {"reason": reason, "since": known["since"] if known else time.time()}
+            problem = self.engine.weights_problem = weights_problem(known, error)
+            if known is None or known["reason"] != problem["reason"]:
+                expected = isinstance(error, (EngineError, OSError, ValueError))
+                log.error("weights: %s", problem["reason"], exc_info=not expected)
         else:
             self.engine.weights_problem = None
 

@@ -45,12 +45,16 @@ class Forward:
         kernels: Kernels | None = None,
     ) -> None:
         self.decoder, self.cache = decoder, cache
-        self._kernels = kernels
-        self._logits = decoder.logits if kernels is None else kernels.logits
+        self.compute_with(kernels)
         self.masks = CausalMasks(cache.device, cache.dtype)
         self._mtp = MtpDrafter(decoder, mtp, cache, self.masks, self._logits) if mtp is not None else None
         self.drafter: Drafter | None = NgramDrafter(cache) if ngram else self._mtp
         self._graphs = None if record is None else DecodeGraphs(decoder, cache, record)
+
+    def compute_with(self, kernels: Kernels | None) -> None:
+        """From the next step on; None computes with torch."""
+        self._kernels = kernels
+        self._logits = self.decoder.logits if kernels is None else kernels.logits
 
     def run(self, step: Step) -> list[Sampled]:
         """Compute the step's tokens and sample for the requests whose sequence is now complete. Of the requests only

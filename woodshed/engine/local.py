@@ -26,7 +26,8 @@ from woodshed.engine.fair import FairQueue
 from woodshed.engine.forward import Forward
 from woodshed.engine.grammar import MISSING, GrammarError, Grammars, Matcher, library
 from woodshed.engine.native import kernels as native
-from woodshed.engine.native.build import NoKernels
+from woodshed.engine.native.build import COMPILE_SECONDS, NoKernels, StillCompiling
+from woodshed.engine.native.build import library as kernel_library
 from woodshed.engine.native.kernels import Kernels
 from woodshed.engine.packing import PackedLinear, packs
 from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
@@ -76,6 +77,7 @@ class LocalEngine:
         self.decoder = decoder
         self.mtp = self._head(mtp)
         self._refresh: list[Callable[[], None]] = []
+        self._kernels_later = False
         self._kernels, self._computed_by = self._own_kernels()
         if self.settings.pack == "auto" and packs(decoder) and (self._kernels is None or self._kernels.beside_tiles):
             packed = PackedLinear(decoder)
@@ -85,7 +87,7 @@ class LocalEngine:
         if refused is not None:
             raise ValueError(f"engine.graphs is true, but {refused}")
         self._version = version
-        self.weights_problem: dict[str, str | float] | None = None
+        self.weights_problem: dict[str, Any] | None = None
         """Why newer weights cannot be followed, and since when; set by ``ChainWatch``."""
         self._random = random.Random(self.settings.seed)
         self._waiting = FairQueue()
@@ -102,6 +104,8 @@ class LocalEngine:
         self._busy_seconds = self._swap_seconds = self._iteration_began = 0.0
         self._thread = threading.Thread(target=self._main, name="woodshed-engine", daemon=True)
         self._thread.start()
+        if self._kernels_later:
+            threading.Thread(target=self._await_kernels, name="await-kernels", daemon=True).start()
 
     @property
     def version(self) -> int:
@@ -202,6 +206,7 @@ class LocalEngine:
             "weights_stale": int(self.weights_problem is not None),
             "weights_problem": self.weights_problem,
             "kernels": self._computed_by,
+            "native": int(self._kernels is not None),
             "running": len(self._scheduler.running),
             "waiting": len(self._inbox) + len(self._scheduler.waiting),
             "sessions": len(self._cache.sessions),
@@ -266,9 +271,28 @@ class LocalEngine:
             kernels = Kernels(self.decoder)
         except NoKernels as why:
             log.warning("torch's operators compute, more slowly than the engine's own kernels: %s", why)
+            self._kernels_later = isinstance(why, StillCompiling)
             return None, f"torch ({why})"
         self._refresh.append(kernels.refresh)
         return kernels, "native"
+
+    def _await_kernels(self) -> None:
+        """In a thread of its own: wait for the compilation, and change over between two iterations."""
+        try:
+            kernel_library(COMPILE_SECONDS)
+            self._post(self._change_over)
+        except NoKernels as why:
+            self._computed_by = f"torch ({why})"
+            log.warning("torch's operators go on computing: %s", why)
+        except EngineClosed:
+            pass
+
+    def _change_over(self) -> None:
+        """What matrices were packed for torch stay: steps that the kernels leave out need them."""
+        self._kernels, self._computed_by = Kernels(self.decoder), "native"
+        self._refresh.append(self._kernels.refresh)
+        self._forward.compute_with(self._kernels)
+        log.info("the engine's own kernels compute from here on")
 
     def _reset_cache(self) -> None:
         config = self.decoder.config

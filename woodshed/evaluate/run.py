@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from ..record.store import TrajectoryStore
 from ..record.task import Task
 from ..rl.failures import INFRA, FailureWatch
 from ..rl.rollout import Arena, rollout
+
+
+@dataclass(frozen=True)
+class Sofar:
+    """How far an evaluation is, in samples. ``rate`` is pass@1 over the ``complete`` ones of ``tasks`` tasks, whose
+    samples are all in, and None before there is one. Over all samples that are in, it would begin too high: solved
+    episodes end first."""
+
+    done: int
+    total: int
+    complete: int
+    tasks: int
+    rate: float | None
+
+    def __str__(self) -> str:
+        if self.rate is None:
+            return "no task has all its samples yet"
+        return f"pass@1 {self.rate:.3f} over the {self.complete} of {self.tasks} tasks whose samples are all in"
 
 
 def group_name(evaluation: str, task: str) -> str:
@@ -26,7 +45,7 @@ async def evaluate(
     name: str,
     samples: int,
     concurrency: int,
-    progress: Callable[[int, int, float], None] | None = None,
+    progress: Callable[[Sofar], None] | None = None,
     label: Callable[[Task], str] = lambda task: task.name,
     retried: bool = False,
 ) -> dict[str, list[bool]]:
@@ -54,9 +73,8 @@ async def evaluate(
         failed = trajectory.status == INFRA
         results[id] = None if failed else bool(trajectory.outcome and trajectory.outcome.resolved)
         failures.update(trajectory)
-        known = [resolved for resolved in results.values() if resolved is not None]
         if progress:
-            progress(len(results), len(wanted), sum(known) / max(1, len(known)))
+            progress(_sofar(wanted, results))
 
     episodes = [asyncio.create_task(one(task, id)) for task, id in wanted if id not in stored]
     try:
@@ -72,6 +90,17 @@ async def evaluate(
         if resolved is not None:
             by_task[task.name].append(resolved)
     return dict(by_task)
+
+
+def _sofar(wanted: Sequence[tuple[Task, str]], results: Mapping[str, bool | None]) -> Sofar:
+    """``results``: None where something else than the policy ended a sample, which then counts for nothing."""
+    by_task: dict[str, list[str]] = defaultdict(list)
+    for task, id in wanted:
+        by_task[task.name].append(id)
+    complete = [ids for ids in by_task.values() if all(id in results for id in ids)]
+    known = [[resolved for id in ids if (resolved := results[id]) is not None] for ids in complete]
+    rates = [sum(each) / len(each) for each in known if each]
+    return Sofar(len(results), len(wanted), len(complete), len(by_task), sum(rates) / len(rates) if rates else None)
 
 
 def _sample(id: str, lost: Collection[str]) -> str:

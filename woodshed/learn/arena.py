@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ..cluster.idle import IdleClock
 from ..gateway.client import GatewayAdmin
-from ..grading.behaviours import invalid_calls
+from ..grading.behaviours import invalid_calls, unfinished_todos
 from ..grading.effort import effort_penalty
 from ..grading.monitors.judge import Judge, judge_key
 from ..harness.endpoint import pooled_client
 from ..recipe.recipe import Recipe
-from ..record.trajectory import Effort, Outcome
+from ..record.trajectory import Effort, Outcome, ToolEvent
 from ..rl.rollout import Arena, RewardFunction, raw_outcome
 from ..rl.settings import RewardSettings, RLSettings
 from .boxes import backend_of, layer_store
@@ -27,12 +27,15 @@ from .servers import address_of
 def shaped_reward(settings: RewardSettings) -> RewardFunction:
     """The training reward as named terms (design: outcome, effort, behaviours)."""
 
-    def reward(outcome: Outcome, effort: Effort) -> dict[str, float]:
+    def reward(outcome: Outcome, effort: Effort, events: Sequence[ToolEvent]) -> dict[str, float]:
         terms = {"outcome": settings.outcome if outcome.resolved else 0.0}
         if settings.invalid_call:
             terms["invalid_call"] = invalid_calls(effort, weight=settings.invalid_call)
         if settings.effort:
-            terms["effort"] = -settings.effort * effort_penalty(effort, k=settings.effort_k, q=settings.effort_q)
+            penalty = effort_penalty(effort, k=settings.effort_k, q=settings.effort_q, weights=settings.effort_weights)
+            terms["effort"] = -settings.effort * penalty
+        if settings.unfinished_todos:
+            terms["unfinished_todos"] = unfinished_todos(events, weight=settings.unfinished_todos)
         return terms
 
     return reward

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster.supervisor import ProgramFailed, Supervisor
-from ..evaluate.run import evaluate, group_name
+from ..evaluate.run import Sofar, evaluate, group_name
 from ..recipe.load import RecipeError, load_recipe
 from ..recipe.recipe import Recipe
 from ..record.history import Rating, at, note_rating, read_history
@@ -156,8 +156,8 @@ async def rate_in(
     name = f"rate-{setting.hexdigest()[:16]}"
     missing = [task for task in tasks if not _has(task, group_name(name, _label(task)), rollouts)]
 
-    def say(done: int, total: int, share: float) -> None:
-        progress(done, total, f"{share:.2f} solved so far")
+    def say(sofar: Sofar) -> None:
+        progress(sofar.done, sofar.total, str(sofar))
 
     await evaluate(
         arena, missing, store, name=name, samples=rollouts, concurrency=concurrency, progress=say, label=_label,

@@ -12,7 +12,7 @@ import numpy as np
 import uvloop
 
 from ..engine.grammar import Grammars
-from ..evaluate.run import evaluate
+from ..evaluate.run import Sofar, evaluate
 from ..grading.monitors import count, quarantined
 from ..recipe.recipe import Recipe
 from ..record.store import TrajectoryStore
@@ -67,8 +67,8 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
 
     pace = Pace()
 
-    def report(done: int, total: int, rate: float) -> None:
-        run.write_progress(name, done, total, f"pass@1 so far {rate:.3f}  {pace.at(done)}")
+    def report(sofar: Sofar) -> None:
+        run.write_progress(name, sofar.done, sofar.total, f"{sofar}  {pace.at(sofar.done)}")
 
     if recipe.harness.program is not None:
         run.write_progress(name, 0, 0, "fetching what harness.program needs")
@@ -117,6 +117,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             batch_id=f"step-{step:06d}",
             generation_budget=settings.generation_budget,
             rollouts=settings.groups_per_step * settings.group_size,
+            kl_beta=settings.kl_beta,
             left_out=lambda trajectory: quarantined(trajectory, settings.monitors),
             grammars=lambda: _grammars(run),
         )
@@ -139,6 +140,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             head=lambda: head() or 0,
             build=build,
             seed=recipe.seed,
+            notice=lambda text: run.write_progress("rl", head() or 0, settings.steps, text),
         )
         await controller.run()
     from .export import export_final  # imports torch, which rollouts do without

@@ -18,12 +18,8 @@ from woodshed.engine.grammar import GrammarError, Grammars, library
 from woodshed.record.segment import Constraint, Segment
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.credit import Credit
-from woodshed.rl.credit.kl import k1_advantages
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
-
-RefLogprobs = Callable[[Segment], NDArray[np.float32]]
-"""Log-probabilities float32 ``[T]`` of a segment's sampled tokens under the reference policy (others ignored)."""
 
 
 @dataclass
@@ -59,22 +55,19 @@ def build_batch(
     generation_budget: int,
     rollouts: int | None = None,
     kl_beta: float = 0.0,
-    ref_logprobs: RefLogprobs | None = None,
     left_out: Callable[[Trajectory], bool] = lambda _: False,
     grammars: Callable[[], Grammars] | None = None,
 ) -> tuple[TrainBatch, BatchStats]:
     """(batch, stats). The loss is ``-(1 / (rollouts * generation_budget)) * sum A_t * logp_t`` (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
-    batch, a constant too (default: as many as given). ``kl_beta`` above 0 needs ``ref_logprobs``; then a rollout of
-    zero advantage is trained for its KL term. ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives
-    those of the policy's vocabulary, for tokens that were sampled under one; their ``ref_logprobs`` are among the
-    allowed tokens too. Raises ValueError for a group that mixes tasks, and where grammars are missing.
+    batch, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of a compared
+    rollout with the loss part ``ref_kl``, also where the advantage is 0; the trainer knows the reference.
+    ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of the policy's vocabulary, for
+    tokens that were sampled under one. Raises ValueError for a group that mixes tasks, and where grammars are missing.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
-    if kl_beta and ref_logprobs is None:
-        raise ValueError("build_batch: kl_beta needs ref_logprobs")
     stats, rows, best = BatchStats(groups=len(groups)), [], []
     rewards: list[float] = []
     for group in groups:
@@ -99,11 +92,11 @@ def build_batch(
                 stats.zero_advantage += 1
                 continue
             stats.trained += 1
-            rows += _sequences(trajectory, float(advantage), kl_beta, ref_logprobs, stats, grammars)
+            rows += _sequences(trajectory, float(advantage), kl_beta, stats, grammars)
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
     count = rollouts if rollouts is not None else max(1, stats.rollouts)
-    denominators = {"rl": float(count * generation_budget)}
+    denominators = {part: float(count * generation_budget) for part in (("rl", "ref_kl") if kl_beta else ("rl",))}
     batch = pack(rows, id=batch_id, step=step, denominators=denominators, info={"stats": asdict(stats)})
     return batch, stats
 
@@ -112,7 +105,6 @@ def _sequences(
     trajectory: Trajectory,
     advantage: float,
     kl_beta: float,
-    ref_logprobs: RefLogprobs | None,
     stats: BatchStats,
     grammars: Callable[[], Grammars] | None,
 ) -> list[TrainSequence]:
@@ -125,20 +117,17 @@ def _sequences(
             stats.empty_segments += 1
             continue
         stats.sampled_tokens += int(sampled.sum())
-        advantages_T = np.full(len(segment), advantage, np.float32)
-        ref_T = None
-        if kl_beta and ref_logprobs is not None:
-            ref_T = ref_logprobs(segment)
-            advantages_T = k1_advantages(advantage, segment.logprobs, ref_T, kl_beta)
+        weights = {"rl": np.where(sampled, advantage, 0).astype(np.float32)}
+        if kl_beta:
+            weights["ref_kl"] = np.where(sampled, kl_beta, 0).astype(np.float32)
         allowed = allowed_of = None
         if segment.constraints:
             allowed, allowed_of = allowed_sets(segment, None if grammars is None else grammars())
         rows.append(
             TrainSequence(
                 segment.tokens,
-                {"rl": np.where(sampled, advantages_T, 0).astype(np.float32)},
+                weights,
                 behaviour_logprobs=np.where(segment.sampled, segment.logprobs, np.nan).astype(np.float32),
-                ref_logprobs=None if ref_T is None else np.where(segment.sampled, ref_T, np.nan).astype(np.float32),
                 versions=segment.versions,
                 routes=segment.routes,
                 trajectory=trajectory.id,

@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 class Controller:
     """Runs until the trainer has published ``settings.steps`` versions.
 
-    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics.
+    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics;
+    ``notice`` is told what keeps the server from following.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Controller:
         head: Callable[[], int],
         build: BuildBatch,
         seed: int,
+        notice: Callable[[str], None] = lambda _: None,
     ):
         needed = settings.steps * settings.groups_per_step
         if len(tasks) < needed:
@@ -63,6 +65,7 @@ class Controller:
             )
         self.arena, self.ledger, self.store, self.settings = arena, ledger, store, settings
         self.batches, self.head, self.build = batches, head, build
+        self.notice = notice
         self.metrics = MetricsLog(metrics)
         self.tasks = {t.name: t for t in tasks}
         self.order = sorted(self.tasks)
@@ -219,6 +222,8 @@ class Controller:
                             f"{type(error).__name__}: {error}"
                         ) from error
                     log.warning("version %d: %s", head, error)
+                    if isinstance(error, GatewayError):  # damaged weights, say: the server goes on with those it has
+                        self.notice(f"the server stays at version {self.version} of the weights, not {head}: {error}")
                     await asyncio.sleep(0.5)
                     await self.arena.admin.wait_until_up(self.arena.patience)
                     continue

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -41,10 +41,11 @@ log = logging.getLogger(__name__)
 CLOSED = "engine_closed"
 """Refusal of a gateway whose engine is going; nothing that a program asks for brings it about."""
 
-RewardFunction = Callable[[Outcome, Effort], dict[str, float]]
+RewardFunction = Callable[[Outcome, Effort, Sequence[ToolEvent]], dict[str, float]]
+"""Named terms of the training reward."""
 
 
-def raw_outcome(outcome: Outcome, effort: Effort) -> dict[str, float]:
+def raw_outcome(outcome: Outcome, effort: Effort, events: Sequence[ToolEvent]) -> dict[str, float]:
     """The reward of evaluation: resolved or not, nothing shaped."""
     return {"outcome": 1.0 if outcome.resolved else 0.0}
 
@@ -185,7 +186,7 @@ async def _attempt(
     trajectory = Trajectory(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
         status=episode.status, segments=finished.segments, messages=episode.messages, events=events, outcome=outcome,
-        effort=episode.effort, rewards=arena.reward(outcome, episode.effort), labels=labels,
+        effort=episode.effort, rewards=arena.reward(outcome, episode.effort, events), labels=labels,
         prefix_breaks=finished.prefix_breaks, ignored=finished.ignored, ended=time.time(), error=episode.error,
     )  # fmt: skip
     seen = Episode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ..grading.settings import JudgeSettings, MonitorSettings
+from ..grading.settings import EffortWeights, JudgeSettings, MonitorSettings
 from ..record.settings import Settings
 
 
@@ -23,6 +23,10 @@ class RewardSettings(Settings):
     """Curvature k of C_{k,q}."""
     effort_q: float = Field(default=0.5, ge=0)
     """Curvature q of C_{k,q}; 0 is linear, above 1 it saturates."""
+    effort_weights: EffortWeights = EffortWeights()
+    """What one token, call and turn cost in C_{k,q}."""
+    unfinished_todos: float = Field(default=0.0, ge=0)
+    """Taken off times the share of to-do items (``todo_write``) that are open at the end."""
 
 
 class CurriculumSettings(Settings):
@@ -65,6 +69,9 @@ class RLSettings(Settings):
     """Advantage within a group; the default subtracts the mean and never divides by the deviation."""
     generation_budget: int = Field(default=40, ge=1)
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
+    kl_beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
+    holds that policy too."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
     rewards: RewardSettings = RewardSettings()

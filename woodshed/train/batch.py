@@ -20,7 +20,7 @@ from safetensors.numpy import save as safetensors_bytes
 
 from woodshed.record.atomic import write_whole
 
-PARTS = ("rl", "ce", "ref_kl", "hint_kl", "mtp")
+PARTS = ("rl", "ce", "ref_kl")
 _FORMAT = "woodshed-batch-1"
 
 
@@ -49,11 +49,12 @@ class TrainBatch:
 
     ``tokens`` int32 ``[N]``; ``lengths`` int32 ``[S]``; ``weights`` float32 ``[N]`` per loss part (signed);
     ``denominators`` one number above 0 per part; ``behaviour_logprobs`` float32 ``[N]`` (nan where not sampled);
-    ``ref_logprobs`` float32 ``[N]`` or None (nan where unknown); ``versions`` int32 ``[N]`` (-1 where not sampled);
-    ``routes`` int16 ``[N, L, K]`` or None; ``trajectories`` S ids. ``allowed`` uint8 ``[K, ceil(V / 8)]`` are sets of
-    tokens as bits (little endian) and ``allowed_of`` int32 ``[N]`` says from which of them a token was sampled, -1 for
-    the whole vocabulary; both are None where every token was sampled from that. ``step`` counts from 1: training on the
-    batch of step n makes PolicyVersion n. S may be 0 (a step in which there was nothing to learn).
+    ``ref_logprobs`` float32 ``[N]`` (nan where unknown) or None (the trainer fills in what ``ref_kl`` weighs);
+    ``versions`` int32 ``[N]`` (-1 where not sampled); ``routes`` int16 ``[N, L, K]`` or None; ``trajectories`` S ids.
+    ``allowed`` uint8 ``[K, ceil(V / 8)]`` are sets of tokens as bits (little endian) and ``allowed_of`` int32 ``[N]``
+    says from which of them a token was sampled, -1 for the whole vocabulary; both are None where every token was
+    sampled from that. ``step`` counts from 1: training on the batch of step n makes PolicyVersion n. S may be 0 (a step
+    in which there was nothing to learn).
     """
 
     id: str
@@ -127,7 +128,7 @@ class TrainBatch:
         used = weight != 0
         if part in ("rl", "ref_kl") and np.isnan(self.behaviour_logprobs[used]).any():
             raise BatchError(f"{where}: weights[{part!r}] weighs a token that was not sampled (no behaviour_logprobs)")
-        if part == "ref_kl" and used.any() and (self.ref_logprobs is None or np.isnan(self.ref_logprobs[used]).any()):
+        if part == "ref_kl" and self.ref_logprobs is not None and np.isnan(self.ref_logprobs[used]).any():
             raise BatchError(f"{where}: weights['ref_kl'] needs ref_logprobs at every weighted token")
 
     def save(self, path: Path | str, *, fsync: bool = False) -> None:

@@ -23,8 +23,9 @@ class MicroBatch:
     as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attend`` knows the layout; ``routes_NLK`` int64 or
     None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that token;
     ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed`` uint8
-    ``[K, W]`` as in the batch and ``allowed_M`` int64. ``real_tokens`` counts positions that are not padding,
-    ``spared_tokens`` those of the rows that are not there because they are shared.
+    ``[K, W]`` as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch.
+    ``real_tokens`` counts positions that are not padding, ``spared_tokens`` those of the rows that are not there
+    because they are shared.
     """
 
     tokens_N: Tensor
@@ -38,6 +39,7 @@ class MicroBatch:
     ref_M: Tensor | None
     allowed: Tensor | None
     allowed_M: Tensor | None
+    index_M: NDArray[np.int64]
     real_tokens: int
     spared_tokens: int
 
@@ -99,6 +101,6 @@ def collate(
         put(batch.behaviour_logprobs[target_index_M]),
         None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
         None if batch.allowed is None else put(batch.allowed),
-        None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
+        None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)), target_index_M,
         int(lengths[rows].sum()) - spared, spared,
     )  # fmt: skip

@@ -20,8 +20,6 @@ from .batch import BatchError
 from .collate import MicroBatch
 from .settings import TrainSettings
 
-SUPPORTED = ("rl", "ce", "ref_kl")
-
 
 @dataclass
 class Observed:
@@ -43,11 +41,10 @@ def backward(
 ) -> None:
     """Add this micro-batch's gradient to ``.grad`` of the decoder's parameters and its figures to ``seen``.
 
-    Raises BatchError for a loss part this trainer does not compute.
+    Raises BatchError where ``ref_kl`` weighs tokens whose log-probabilities under the reference are not there.
     """
-    for part in micro.weights:
-        if part not in SUPPORTED and bool(micro.weights[part].any()):
-            raise BatchError(f"weights[{part!r}]: this trainer computes {', '.join(SUPPORTED)}")
+    if micro.ref_M is None and "ref_kl" in micro.weights and bool(micro.weights["ref_kl"].any()):
+        raise BatchError("weights['ref_kl'] needs ref_logprobs; let Reference fill them in")
     hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attend, routes=micro.routes_NLK)
     hidden_MD = hidden_ND.index_select(0, micro.at_M)
     grad_MD = torch.empty_like(hidden_MD)
@@ -74,7 +71,7 @@ def _logits_grad(
 
     Tokens that a grammar forbade have probability 0 here as they had where the target was sampled, so no gradient.
     """
-    logits_CV, forbidden_CV = _among_allowed(logits_CV, micro, span)
+    logits_CV, forbidden_CV = among_allowed(logits_CV, micro, span)
     target_C1 = micro.target_M[span, None]
     behaviour_C = micro.behaviour_M[span]
     lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
@@ -105,7 +102,7 @@ def _logits_grad(
     return grad_CV.scatter_add_(1, target_C1, slope_C[:, None])
 
 
-def _among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> tuple[Tensor, Tensor | None]:
+def among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> tuple[Tensor, Tensor | None]:
     """The logits with those of forbidden tokens at -inf, and which those are; None where all are allowed."""
     if micro.allowed is None or micro.allowed_M is None:
         return logits_CV, None

@@ -1,8 +1,7 @@
-"""Which sequences go together: micro-batches under a token budget, ranks under a cost balance."""
+"""Which sequences go together: micro-batches under a token budget."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,31 +24,3 @@ def micro_batches(lengths: Sequence[int] | NDArray, budget: int) -> list[NDArray
         groups.append(order[at : at + rows])
         at += rows
     return groups
-
-
-def sequence_cost(lengths: Sequence[int] | NDArray, d_model: int) -> NDArray[np.float64]:
-    """Relative cost of each sequence, ``T * (1 + T / (12 d_model))``.
-
-    Per layer and token the matrices take about 24 d^2 operations and causal attention 2 T d (Kaplan et al. 2020,
-    table 1, with half the keys visible on average).
-    """
-    t = np.asarray(lengths, np.float64)
-    return t * (1 + t / (12 * d_model))
-
-
-def balance(costs: Sequence[float] | NDArray, ranks: int) -> list[list[int]]:
-    """Assign items to ranks so that the largest load is small: longest processing time first (Graham 1969).
-
-    The largest load is at most ``mean + (1 - 1 / ranks) * max(costs)`` and 4/3 of the best possible. Within a rank,
-    items keep falling cost.
-    """
-    if ranks < 1:
-        raise ValueError("balance: ranks must be at least 1")
-    costs = np.asarray(costs, np.float64)
-    plan: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [(0.0, rank) for rank in range(ranks)]
-    for item in np.argsort(-costs, kind="stable"):
-        load, rank = heapq.heappop(loads)
-        plan[rank].append(int(item))
-        heapq.heappush(loads, (load + float(costs[item]), rank))
-    return plan

@@ -111,6 +111,10 @@ class TrainSettings(Settings):
     logits_elements: int = Field(default=1 << 22, ge=1)
     """Logits (tokens x vocabulary) that may exist at once."""
 
+    replay_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Router replay of a mixture of experts: an expert that the engine chose is used where its score is at least this
+    times the weakest of the trainer's own choice. 0 uses every one, 1 only those that the trainer would choose too."""
+
     entropy: bool = True
     """Measure the policy's entropy at trained tokens (one more pass over the logits)."""
 

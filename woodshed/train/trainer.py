@@ -32,6 +32,7 @@ class Trainer:
     def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
         self.decoder, self.settings = decoder, settings
         self.decoder.recompute = settings.recompute
+        self.decoder.replay_ratio = settings.replay_ratio
         self.optimizer = Optimizer(decoder, settings.optimizer)
         self.step_count = 0
 
@@ -42,7 +43,8 @@ class Trainer:
         ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``, ``skipped``.
 
         A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as ``skipped``;
-        the step is consumed all the same. Raises BatchError for a loss part this trainer does not compute.
+        the step is consumed all the same. Raises BatchError where
+        ``ref_kl`` weighs tokens and the batch lacks their log-probabilities under the reference.
         """
         started = time.perf_counter()
         used_N = weighted(batch)

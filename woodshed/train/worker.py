@@ -30,6 +30,7 @@ from woodshed.weights.errors import ChainError
 from .batch import BatchError, TrainBatch
 from .checkpoint import CheckpointError, latest_checkpoint, save_checkpoint, steps
 from .metrics_log import MetricsLog
+from .reference import Reference, needs_reference
 from .trainer import Trainer
 from .worker_config import WorkerConfig
 
@@ -55,6 +56,7 @@ class Worker:
         )  # fmt: skip
         self.publisher = BackgroundPublisher(publisher)
         self.metrics = MetricsLog(config.metrics)
+        self._reference: Reference | None = None
         self.last_batch = ""
         self._mark = time.perf_counter()
         self._resume()
@@ -101,6 +103,8 @@ class Worker:
         return None
 
     def _train(self, batch: TrainBatch, *, idle: float) -> None:
+        if needs_reference(batch):
+            batch = self._load_reference().fill(batch)
         line: dict[str, Any] = {"step": batch.step, "batch": batch.id, **self.trainer.step(batch)}
         now = time.perf_counter()
         # Saving and publishing of the step before are busy time of this one: idle and busy add up to the wall time.
@@ -117,6 +121,13 @@ class Worker:
         self.metrics.append(line)
         if self.config.delete_batches:
             self._delete_batches()
+
+    def _load_reference(self) -> Reference:
+        """The policy that training started from, read when a batch first asks for it: it is as large as the policy."""
+        if self._reference is None:
+            policy = load_policy(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
+            self._reference = Reference(policy.decoder, self.config.train)
+        return self._reference
 
     def _publish(self) -> None:
         dtype = getattr(torch, self.config.chain.dtype)

@@ -95,6 +95,28 @@ def test_weights_change_under_a_running_request(tmp_path):
     run(main())
 
 
+def test_weights_that_cannot_be_followed_are_shown_and_tried_again(tmp_path, monkeypatch):
+    async def main():
+        async with standing_in(decoder(DENSE)) as standin, client(standin, chain=str(tmp_path)) as engine:
+            engine._updates._poll_seconds = 0.01
+            await engine.refresh()
+            look = engine._updates._server.look
+
+            async def broken(*_):
+                raise KeyError("unforeseen")
+
+            monkeypatch.setattr(engine._updates._server, "look", broken)
+            while not engine.stats()["weights_stale"]:
+                await asyncio.sleep(0.01)
+            assert "unforeseen" in engine.stats()["weights_problem"]["reason"]
+            monkeypatch.setattr(engine._updates._server, "look", look)
+            Publisher(tmp_path).publish(1, hf_state(decoder(DENSE, seed=5)))
+            while engine.stats()["weights_stale"] or engine.version < 1:
+                await asyncio.sleep(0.01)
+
+    run(main())
+
+
 def test_an_update_that_somebody_left_half_done_is_done_again(tmp_path):
     async def main():
         async with standing_in(decoder(DENSE)) as standin:

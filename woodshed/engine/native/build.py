@@ -10,6 +10,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 from woodshed.engine import processor
@@ -21,15 +23,49 @@ SOURCES = ("vectors.h", "product.h", "attention.h", "step.cpp")
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 THREADS = ("-fopenmp",)
 SECONDS = 120
+PATIENCE = 120.0
+"""For a compilation; on a busy machine it takes longer, and goes on."""
+COMPILE_SECONDS = 3600
 
 
 class NoKernels(Exception):
     """The kernels cannot be had here; says why."""
 
 
+class StillCompiling(NoKernels):
+    """The kernels are not there yet; who calls ``library`` again waits for the same compilation."""
+
+
+def library(patience: float | None = None) -> ctypes.CDLL:
+    """The kernels, compiled at the first call on this machine. Raises NoKernels, StillCompiling after ``patience``
+    seconds (default PATIENCE)."""
+    seconds = PATIENCE if patience is None else patience
+    build = _begun()
+    try:
+        return build.result(seconds)
+    except TimeoutError:
+        raise StillCompiling(f"they are still being compiled after {seconds:.0f} s") from None
+    except NoKernels:
+        _begun.cache_clear()
+        raise
+
+
 @functools.cache
-def library() -> ctypes.CDLL:
-    """The kernels, compiled at the first call on this machine. Raises NoKernels."""
+def _begun() -> Future[ctypes.CDLL]:
+    """A compilation in a thread of its own, which goes on while torch computes."""
+    build: Future[ctypes.CDLL] = Future()
+
+    def run() -> None:
+        try:
+            build.set_result(_library())
+        except Exception as error:
+            build.set_exception(error)
+
+    threading.Thread(target=run, name="native-build", daemon=True).start()
+    return build
+
+
+def _library() -> ctypes.CDLL:
     compiler = _compiler()
     machine = platform.machine()
     tuned = "-mcpu=native" if machine in ("aarch64", "arm64") else "-march=native"
@@ -37,6 +73,7 @@ def library() -> ctypes.CDLL:
     try:
         path = cache_directory() / "native" / name
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before minutes of compiling
             write_whole(path, _compiled(compiler, tuned))
         found = ctypes.CDLL(str(path))
     except OSError as error:
@@ -71,7 +108,7 @@ def _compiled(compiler: str, tuned: str) -> bytes:
         complaint = ""
         for flags in (THREADS, ()):  # a compiler may be without OpenMP: one thread then
             try:
-                done = subprocess.run([*command, *flags], capture_output=True, timeout=SECONDS)
+                done = subprocess.run([*command, *flags], capture_output=True, timeout=COMPILE_SECONDS)
             except (OSError, subprocess.SubprocessError) as error:
                 raise NoKernels(f"{compiler} failed: {error}") from error
             if done.returncode == 0:

@@ -129,11 +129,22 @@ class Router:
             **summed,
             "uptime_seconds": uptime,
             "idle_share": max(0.0, 1.0 - summed["busy_seconds"] / uptime),
+            "weights_stale": sum(t.get("weights_stale", 0) for t in totals),
+            "weights_problem": self._weights_problem(totals),
             "engines_serving": len(self._serving()),
             "moved_requests": self._moved,
             "kept_tokens": self._kept,
             "engines": [replica.about() for replica in self.replicas],
         }
+
+    def _weights_problem(self, totals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """The oldest of the engines' problems with newer weights."""
+        problems = [
+            {**problem, "reason": f"{replica.engine.url}: {problem['reason']}"}
+            for replica, stats in zip(self.replicas, totals)
+            if (problem := stats.get("weights_problem"))
+        ]
+        return min(problems, key=lambda problem: problem["since"], default=None)
 
     async def ready(self) -> None:
         """Until an engine serves. Raises ValueError where one serves another policy."""

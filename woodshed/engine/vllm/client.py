@@ -136,6 +136,7 @@ class VllmEngine:
         return {
             "version": self._version, "uptime_seconds": time.monotonic() - self._started, "iteration_seconds": 0.0,
             "swaps": self._updates.swaps, "swap_seconds": self._updates.swap_seconds,
+            "weights_stale": int(self._updates.problem is not None), "weights_problem": self._updates.problem,
             "vocabulary": self.vocabulary, "context": self.context, **self._load, **self._counts,
         }  # fmt: skip
 

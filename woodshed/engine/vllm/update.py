@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from woodshed.engine.errors import EngineError
+from woodshed.engine.errors import EngineError, weights_problem
 from woodshed.engine.vllm.server import Server
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class ChainUpdates:
         self._watch: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self.running = False
+        self.problem: dict[str, Any] | None = None
+        """Why newer weights cannot be followed, and since when."""
         self.swaps, self.swap_seconds = 0, 0.0
 
     async def begin(self) -> None:
@@ -65,8 +67,12 @@ class ChainUpdates:
             await asyncio.sleep(self._poll_seconds)
             try:
                 await self._step()
-            except EngineError as error:
-                log.error("weights: %s", error)
+            except Exception as error:  # whatever it is: serving goes on, and the next look may succeed
+                known, self.problem = self.problem, weights_problem(self.problem, error)
+                if known is None or known["reason"] != self.problem["reason"]:
+                    log.error("weights: %s", error, exc_info=not isinstance(error, EngineError))
+            else:
+                self.problem = None
 
     async def _step(self) -> None:
         """To the newest version there is now. A change that has begun is finished, whoever is cancelled."""

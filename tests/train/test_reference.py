@@ -1,0 +1,128 @@
+"""The KL term to the policy that RL starts from, from the recipe's setting to the gradient."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.formats import get_format
+from woodshed.policy.hf import Policy, save_policy
+from woodshed.policy.tokenizer import Tokenizer, train_bpe
+from woodshed.record.segment import Segment
+from woodshed.record.trajectory import Trajectory
+from woodshed.rl.batching import build_batch
+from woodshed.rl.credit import get_credit
+from woodshed.train.batch import TrainBatch
+from woodshed.train.reference import Reference, needs_reference
+from woodshed.train.settings import ImportanceSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from woodshed.train.trainer import Trainer
+from woodshed.train.worker import Worker, batch_path
+from woodshed.train.worker_config import WorkerConfig
+from woodshed.weights.settings import WeightSettings
+
+from .conftest import CONFIG
+
+
+def asked(batch: TrainBatch) -> TrainBatch:
+    return replace(batch, ref_logprobs=None)
+
+
+def test_the_reference_agrees_with_a_forward_pass_of_every_sequence(decoder, make_batch) -> None:
+    batch = asked(make_batch(parts=("rl", "ref_kl")))
+    assert needs_reference(batch) and not needs_reference(make_batch(parts=("ref_kl",)))
+    filled = Reference(decoder, TrainSettings(microbatch_tokens=40, logits_elements=200)).fill(batch)
+    assert filled.ref_logprobs is not None and not needs_reference(filled)
+    filled.check()
+    used = batch.weights["ref_kl"] != 0
+    assert np.isnan(filled.ref_logprobs[~used]).all()
+    for start, end in zip(batch.offsets, batch.offsets[1:]):
+        tokens = torch.from_numpy(batch.tokens[start:end]).long()[None]
+        hidden = decoder.forward(tokens, torch.arange(tokens.shape[1])[None], causal_attend())
+        logp = decoder.logits(hidden)[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0].detach().numpy()
+        here = used[start:end][1:]
+        np.testing.assert_allclose(filled.ref_logprobs[start + 1 : end][here], logp[here], atol=1e-5)
+
+
+def test_the_gradient_is_that_of_k1_detached_in_the_advantage(decoder, make_batch) -> None:
+    """Weights ``A - beta * (logp - ref)`` of the part ``rl`` alone, computed here, give the same step."""
+    beta, settings = 0.3, TrainSettings(importance=ImportanceSettings(mode="off"), clip_norm=0.0)
+    reference = copy.deepcopy(decoder)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    batch = make_batch(parts=("rl",))
+    sampled = batch.weights["rl"] != 0
+    weighted = np.where(sampled, beta, 0).astype(np.float32)
+    whole = asked(
+        replace(
+            batch,
+            weights={**batch.weights, "ref_kl": weighted},
+            denominators={**batch.denominators, "ref_kl": batch.denominators["rl"]},
+        )
+    )
+    theirs = Reference(reference, settings).fill(whole)
+    own = Reference(copy.deepcopy(decoder), settings).fill(whole)
+    assert theirs.ref_logprobs is not None and own.ref_logprobs is not None
+    k1 = np.where(sampled, own.ref_logprobs - theirs.ref_logprobs, 0)
+    by_hand = replace(batch, weights={"rl": (batch.weights["rl"] - beta * k1).astype(np.float32)})
+    one, other = copy.deepcopy(decoder), copy.deepcopy(decoder)
+    norms = [Trainer(one, settings).step(theirs)["grad_norm"], Trainer(other, settings).step(by_hand)["grad_norm"]]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0
+
+
+@pytest.fixture(scope="module")
+def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    chat = get_format("compact")
+    tokenizer = Tokenizer(train_bpe(["def f(x):\n    return x\n" * 9], 300, chat.special_tokens))
+    config = replace(CONFIG, vocab_size=tokenizer.vocab_size)
+    folder = tmp_path_factory.mktemp("policy") / "start"
+    return save_policy(Policy(Decoder(config, seed=5), tokenizer, chat, config), folder)
+
+
+def groups(rewards: tuple[float, float]) -> list[list[Trajectory]]:
+    mask = np.array([False, True, True, True])
+    segment = Segment(
+        np.arange(5, 9, dtype=np.int32), mask, np.where(mask, -5.0, 0).astype(np.float32),
+        np.where(mask, 0, -1).astype(np.int32),
+    )  # fmt: skip
+    return [
+        [
+            Trajectory(f"t{i}", "t", "g", "train", "h", "p", "submitted", segments=[segment], rewards={"outcome": r})
+            for i, r in enumerate(rewards)
+        ]
+    ]
+
+
+def test_the_trainer_pulls_towards_the_policy_that_it_started_from(tmp_path: Path, policy_dir: Path) -> None:
+    """Steps of RL away from it, then steps without a reward to compare: only with the term does the policy return."""
+    gaps = {}
+    for beta in (0.0, 1.0):
+        root = tmp_path / str(beta)
+        config = WorkerConfig(
+            policy=policy_dir, batches=root / "batches", weights=root / "weights", checkpoints=root / "checkpoints",
+            metrics=root / "metrics.jsonl", steps=12, chain=WeightSettings(fsync=False),
+            train=TrainSettings(
+                fsync=False, importance=ImportanceSettings(mode="off"), schedule=ScheduleSettings(warmup_steps=0),
+                optimizer=OptimizerSettings(betas=(0.0, 0.95), lr=1e-3),
+            ),
+        )  # fmt: skip
+        for step in range(1, 13):
+            rewards = (1.0, -1.0) if step == 1 else (1.0, 1.0)
+            batch, _ = build_batch(
+                groups(rewards), get_credit("mean_baseline"), step=step, batch_id=f"b{step}", generation_budget=4,
+                kl_beta=beta if step > 1 else 0.0,
+            )  # fmt: skip
+            if step == 1:  # both rows hold the same tokens: reward one of them only
+                batch.weights["rl"] = np.maximum(batch.weights["rl"], 0)
+            batch.save(batch_path(config.batches, step))
+        Worker(config).run()
+        lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
+        gaps[beta] = [line.get("loss_ref_kl") for line in lines]
+    assert all(value is None for value in gaps[0.0])
+    pulled = gaps[1.0][1:]
+    assert pulled[0] > 0 and min(pulled) < 0.5 * pulled[0], "the distance falls"
