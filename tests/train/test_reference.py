@@ -48,6 +48,28 @@ def test_the_reference_agrees_with_a_forward_pass_of_every_sequence(decoder, mak
         np.testing.assert_allclose(filled.ref_logprobs[start + 1 : end][here], logp[here], atol=1e-5)
 
 
+def test_under_a_grammar_the_reference_chooses_among_the_allowed_tokens(decoder, make_batch) -> None:
+    batch = asked(make_batch(parts=("rl", "ref_kl")))
+    vocabulary = decoder.config.vocab_size
+    may = np.random.default_rng(3).random((len(batch.tokens), vocabulary)) < 0.3
+    may[np.arange(len(batch.tokens)), batch.tokens] = True
+    of = np.arange(len(batch.tokens), dtype=np.int32)
+    of[::3] = -1
+    masked = replace(batch, allowed=np.packbits(may, axis=1, bitorder="little"), allowed_of=of)
+    filled = Reference(decoder, TrainSettings(microbatch_tokens=40, logits_elements=200)).fill(masked)
+    assert filled.ref_logprobs is not None
+    used = batch.weights["ref_kl"] != 0
+    for start, end in zip(batch.offsets, batch.offsets[1:]):
+        tokens = torch.from_numpy(batch.tokens[start:end]).long()[None]
+        hidden = decoder.forward(tokens, torch.arange(tokens.shape[1])[None], causal_attend())
+        logits = decoder.logits(hidden)[0].detach().double().numpy()[:-1]
+        for t in np.flatnonzero(used[start:end][1:]):
+            at = start + 1 + t
+            allowed = may[at] if of[at] >= 0 else np.ones(vocabulary, bool)
+            expected = logits[t, batch.tokens[at]] - np.log(np.exp(logits[t][allowed]).sum())
+            assert filled.ref_logprobs[at] == pytest.approx(expected, abs=1e-5)
+
+
 def test_the_gradient_is_that_of_k1_detached_in_the_advantage(decoder, make_batch) -> None:
     """Weights ``A - beta * (logp - ref)`` of the part ``rl`` alone, computed here, give the same step."""
     beta, settings = 0.3, TrainSettings(importance=ImportanceSettings(mode="off"), clip_norm=0.0)
