@@ -10,9 +10,9 @@ clone of the commit and runs the recipe, each with a home folder that did not ex
 - ``umask 077, spaces, home missing`` and ``home read-only``: on the distribution's Python, in a clone of their own.
 
 ``small`` is the smoke recipe with fewer of everything: it stands in for the main job, of which the setup is the same.
-pip's cache is shared by all combinations of a user, and pip compiles no bytecode (the first run does). An interpreter
-that an ordinary user cannot reach is copied to where it can. What passed is not run again for the same commit; the
-result is written after every combination.
+pip's cache is shared by all combinations of a user, and pip compiles no bytecode (the first run does). Where an
+ordinary user may not pass a folder above an interpreter, a mount that only its commands see lets it. What passed is not
+run again for the same commit; the result is written after every combination.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ SMALL = (
 _PLACES = ("/usr/local/bin", "/usr/bin", "/bin")
 _COMPILER = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|c89|c99|tcc)(-[\d.]+)?")
 _VERSION = "import sys; print('.'.join(map(str, sys.version_info[:3])), sys.implementation.name, sys.prefix)"
+_REACH = (
+    'mount --bind "$1" "$2" && mount -t tmpfs -o mode=755 none "$3" && mkdir -p "$1" && mount --bind "$2" "$1" '
+    '&& shift 3 && exec "$@"'
+)
 _READ_ONLY = 'mount --bind "$HOME" "$HOME" && mount -o remount,bind,ro "$HOME" && exec "$@"'
 
 
@@ -171,7 +175,7 @@ class Bench:
 
     def _commands(self, combination: Combination, clone: Path, folder: Path) -> Iterator[tuple[str, Path]]:
         """(shell command, where it runs)."""
-        python = self._interpreter(combination)
+        python = combination.interpreter.path
         kind = combination.kind
         if kind == "wheel":
             pin = next(
@@ -192,20 +196,15 @@ class Bench:
         else:
             yield f"rm -rf runs && PYTHON='{python}' make run RECIPE={self.recipe}", clone
 
-    def _interpreter(self, combination: Combination) -> Path:
-        """Its path, or that of a copy where the user cannot reach it."""
-        found = combination.interpreter
-        if combination.root or all(place.stat().st_mode & 0o001 for place in found.path.parents):
-            return found.path
-        copy = self.work / "interpreters" / found.version
-        if not copy.exists():
-            copy.parent.mkdir(exist_ok=True)
-            unfinished = copy.with_name(f"{copy.name}.new")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            shutil.copytree(found.prefix, unfinished, symlinks=True)
-            subprocess.run(["chmod", "-R", "a+rX", str(unfinished)], check=True)
-            unfinished.rename(copy)
-        return copy / found.path.relative_to(found.prefix)
+    def _reach(self, interpreter: Interpreter) -> list[str]:
+        """Begins a command whose user may not pass a folder above the interpreter: nothing else is seen there."""
+        above = [*reversed(interpreter.prefix.parents), interpreter.prefix]
+        closed = [str(place) for place in above if not place.stat().st_mode & 0o001]
+        if not closed:
+            return []
+        hold = self.work / "interpreter"
+        hold.mkdir(exist_ok=True)
+        return ["unshare", "--mount", "sh", "-c", _REACH, "sh", str(interpreter.prefix), str(hold), closed[0]]
 
     def _shell(self, combination: Combination, command: str, where: Path, folder: Path, out: Any) -> int:
         home = folder / "home"
@@ -231,6 +230,7 @@ class Bench:
                 prefix = ["unshare", "--mount", "sh", "-c", _READ_ONLY, "sh"]
         if not combination.root and os.geteuid() == 0:
             prefix = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+            prefix = [*self._reach(combination.interpreter), *prefix]
         done = subprocess.Popen(
             [*prefix, "sh", "-c", command], cwd=where, env=environment, stdin=subprocess.DEVNULL, stdout=out,
             stderr=subprocess.STDOUT, start_new_session=True,
@@ -265,11 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tests", choices=["all", "quick", "none"], default="quick")
     parser.add_argument("--recipe", default="small", help="what `make run` runs; laptop is the main job")
     parser.add_argument("--only", default="", help="combinations whose name matches this regular expression")
+    parser.add_argument("--commit", default="HEAD", help="what is cloned")
     parser.add_argument("--minutes", type=float, default=60.0, help="limit of one command")
     parser.add_argument("--work", type=Path, default=Path("/var/tmp/woodshed-fresh"))
     args = parser.parse_args(arguments)
     commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ["git", "-C", str(ROOT), "rev-parse", args.commit], capture_output=True, text=True, check=True
     ).stdout.strip()  # fmt: skip
     kept = args.work / "rows.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
@@ -293,7 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write(known: dict[str, Any], tests: str) -> None:
     rows = known["rows"]
     detail = {
-        "recipe": known["recipe"], "quick_tests": QUICK if any(r.endswith("tests quick") for r in rows) else [],
+        "cloned": known["commit"][:7], "recipe": known["recipe"],
+        "quick_tests": QUICK if any(r.endswith("tests quick") for r in rows) else [],
         "not_run": [c.name for c in combinations(tests) if c.name not in rows], "combinations": rows,
     }  # fmt: skip
     failed = sum(not row["ok"] for row in rows.values())
