@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from woodshed.sandbox import open_backend
 from woodshed.sandbox.escapes.beside import BACKENDS, Beside, beside_backend, program, sources
 from woodshed.sandbox.escapes.pairs import PAIRS
 from woodshed.sandbox.escapes.pairs.base import STOP, TAKEN
+from woodshed.sandbox.hostparts import mounted_below
 from woodshed.sandbox.namespace import NamespaceBackend
 from woodshed.sandbox.processes import Process
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
@@ -25,6 +27,7 @@ from .ordinary import run_as_ordinary_user
 _ORDINARY = """
 import json, sys
 from pathlib import Path
+from typing import Any
 from woodshed.sandbox.escapes.beside import beside_backend
 print(json.dumps([vars(each) for each in beside_backend(sys.argv[2], Path(sys.argv[1]))]))
 """
@@ -138,3 +141,42 @@ def test_turns() -> None:
     assert look("R", "R", "R", "T", cpu=0.5)[12] == "SIGKILL"  # somebody continued it
     assert look("R", "T", "S", "T") == {11: "SIGCONT"}  # few enough again: all that this stopped goes on
     assert look("R", "S", "S", "T") == {}  # what stopped of itself is not continued
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users to give")
+def test_every_box_of_root_has_a_host_user_of_its_own(with_backend: Any) -> None:
+    async def user(box: Any) -> int:
+        inside, outside, count = map(int, (await box.exec("cat /proc/self/uid_map")).stdout.split())
+        assert (inside, count) == (1000, 1) and (await box.exec("id -u")).stdout == b"1000\n"
+        return outside
+
+    async def body(backend: Any) -> None:
+        first = await backend.create(BoxSpec(files={"a.txt": b"of the first"}))
+        await first.exec("mkdir d && echo x > d/x && mkdir /opt/made")
+        snapshot = await first.snapshot()
+        forks = await backend.fork(snapshot, 3)
+        users = [await user(box) for box in (first, *forks)]
+        assert backend.users and len({*users}) == 4 and min(users) > 2_000_000_000
+        for fork in forks:  # what the first wrote belongs to them, and to each alone
+            changed = await fork.exec("echo more >> a.txt && rm -r d && rmdir /opt/made && touch /opt/own && cat a.txt")
+            assert (changed.returncode, changed.stdout) == (0, b"of the firstmore\n")
+        assert await first.read("a.txt") == b"of the first" and await first.read("d/x") == b"x\n"
+        (last,) = await backend.fork(await forks[0].snapshot())  # a snapshot above that of another user
+        assert (await last.exec("rm a.txt && ls -A . /opt")).stdout == b".:\n\n/opt:\nown\n"
+        for box in (*forks, last):
+            await box.close()
+        again = [await user(await backend.create(BoxSpec())) for _ in range(3)]
+        assert {*again} & {*users[1:]}  # of boxes that have ended
+
+    with_backend(body)
+
+
+def test_what_is_mounted_below_a_folder_is_found(tmp_path: Path) -> None:
+    for name in ("usr/local", "usr/a b", "usr2"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "usr/file").touch()
+    places = ["usr", "usr/local", "usr/a\\040b", "usr/file", "usr2", "usr/gone"]
+    lines = [f"{30 + n} 1 0:{n} / {tmp_path}/{place} rw - ext4 /dev/x rw\n" for n, place in enumerate(places)]
+    (tmp_path / "mountinfo").write_text("".join(lines))
+    found = mounted_below(f"{tmp_path}/usr", str(tmp_path / "mountinfo"))
+    assert found == [f"{tmp_path}/usr/a b", f"{tmp_path}/usr/local"]

@@ -63,7 +63,7 @@ def _stack(root: str, source: str, target: str) -> list[Part]:
     Single files that something is mounted on are left as they are below that.
     """
     masked = installed_packages(source)
-    places = [source, *(p for p in _mounted_below(source) if not _inside(p, masked))]
+    places = [source, *(p for p in mounted_below(source) if not _inside(p, masked))]
     parts = []
     for place in places:
         inside = [path for path in masked if _inside(path, [place]) and _deepest(path, places) == place]
@@ -89,7 +89,7 @@ def _lowers(root: str, number: int, place: str, masked: list[str]) -> str:
     return ":".join(lowers)
 
 
-def _mounted_below(folder: str, mountinfo: str = "/proc/self/mountinfo") -> list[str]:
+def mounted_below(folder: str, mountinfo: str = "/proc/self/mountinfo") -> list[str]:
     """Folders that something is mounted on, parents first."""
     found = set()
     with open(mountinfo) as file:
