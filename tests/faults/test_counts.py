@@ -41,7 +41,9 @@ def layers(tmp_path: Path) -> LayerStore:
 
 def episode(number: int, status: Any, **labels: str) -> Trajectory:
     outcome = None if status == INFRA else Outcome(True, {})
-    return Trajectory(str(number), "t", "g", "train", "h", "p", status, outcome=outcome, labels=labels, error="why")
+    return Trajectory(
+        str(number), f"t/{number}", "g", "train", "h", "p", status, outcome=outcome, labels=labels, error="why"
+    )
 
 
 def test_an_evaluation_leaves_out_what_no_policy_ended(layers: LayerStore, tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_an_evaluation_leaves_out_what_no_policy_ended(layers: LayerStore, tmp_p
             assert seen is not None and seen.pass1_by_task == [1.0, 1.0] and seen.statuses == {INFRA: 1, "submitted": 3}
             again = await evaluate(at.arena(attempts=1), tasks, store, retried=True, **asked)
             assert again == {"t/0": [True, True], "t/1": [True, True]} and len(store) == 5
-            with pytest.raises(RunFailing, match=r"the last 2 episodes failed.*no box"):
+            with pytest.raises(RunFailing, match=r"the last 3 episodes failed.*no box"):
                 failing = at.arena(backend=Short(at.backend, 1, 99), attempts=1, max_failures=2)
                 await evaluate(failing, tasks, store, name="after", samples=2, concurrency=1)
             store.close()
@@ -80,6 +82,9 @@ def test_a_run_ends_where_only_failures_come() -> None:
     with pytest.raises(RunFailing, match=r"the policy server does not work\. The last: why"):
         watch.update(episode(9, INFRA, **{FAULT: "endpoint"}))
     assert watch.counts == {"host": 6, "endpoint": 1}
+    one_task = FailureWatch(3)
+    for _ in range(9):
+        one_task.update(episode(0, INFRA))
 
 
 def test_a_candidate_that_ends_its_box_is_rejected_and_a_silent_box_is_no_verdict(tmp_path: Path) -> None:

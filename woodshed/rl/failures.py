@@ -34,23 +34,27 @@ def source_of(failure: BaseException) -> FaultSource:
 class FailureWatch:
     """Counts failed episodes (``counts``, by source) and ends a run in which only such come.
 
-    ``most``: so many in a row, each after all of its tries, are no accident.
+    ``most``: so many in a row, each after all of its tries, are no accident; of one task alone they say that it cannot
+    be graded.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.counts: Counter[str] = Counter()
         self._in_a_row = 0
+        self._tasks: set[str] = set()
 
     def update(self, trajectory: Trajectory) -> None:
         """Count a finished episode. Raises RunFailing."""
         if trajectory.status != INFRA:
             self._in_a_row = 0
+            self._tasks.clear()
             return
         source = trajectory.labels.get(FAULT, "host")
         self.counts[source] += 1
         self._in_a_row += 1
-        if self._in_a_row >= self.most:
+        self._tasks.add(trajectory.task)
+        if self._in_a_row >= self.most and len(self._tasks) > 1:
             what = "the policy server" if source == "endpoint" else "this machine or its sandbox"
             raise RunFailing(
                 f"the last {self._in_a_row} episodes failed, each {trajectory.attempts} times, and not by what the "
