@@ -72,6 +72,7 @@ describe('parse', () => {
   it('reads single numbers', () => assert.deepEqual(parse('7'), [{ low: 7, high: 7 }]));
   it('reads ranges', () => {
     assert.deepEqual(parse('1-4, 6-9'), [{ low: 1, high: 4 }, { low: 6, high: 9 }]);
+    assert.deepEqual(parse('12-40, 57'), [{ low: 12, high: 40 }, { low: 57, high: 57 }]);
   });
   it('refuses ranges that end first', () => assert.throws(() => parse('4-1'), RangeError));
   it('ignores nothing', () => assert.deepEqual(parse(' , '), []));
@@ -80,14 +81,26 @@ describe('parse', () => {
 describe('merge', () => {
   it('keeps what is apart', () => {
     assert.deepEqual(merge('1-2, 5-6'), [{ low: 1, high: 2 }, { low: 5, high: 6 }]);
+    assert.deepEqual(merge('20-31, 45-60, 50-72'), [{ low: 20, high: 31 }, { low: 45, high: 72 }]);
   });
   it('joins what overlaps', () => assert.deepEqual(merge('1-4, 3-8'), [{ low: 1, high: 8 }]));
-  it('joins what touches', () => assert.deepEqual(merge('1-4, 5-8'), [{ low: 1, high: 8 }]));
-  it('swallows what is inside', () => assert.deepEqual(merge('1-9, 3-4'), [{ low: 1, high: 9 }]));
+  it('joins what touches', () => {
+    assert.deepEqual(merge('1-4, 5-8'), [{ low: 1, high: 8 }]);
+    assert.deepEqual(merge('40-41, 10-14, 15-32'), [{ low: 10, high: 32 }, { low: 40, high: 41 }]);
+    for (const n of [12, 37, 85]) assert.equal(merge(`2-${n}, ${n + 1}-99, ${n * 3}`)[0].high, 99);
+  });
+  it('swallows what is inside', () => {
+    assert.deepEqual(merge('1-9, 3-4'), [{ low: 1, high: 9 }]);
+    assert.deepEqual(merge('25-31, 12-60, 13'), [{ low: 12, high: 60 }]);
+  });
 });
 
 describe('total', () => {
-  it('counts every number once', () => assert.equal(total('1-4, 3-8'), 8));
+  it('counts every number once', () => {
+    assert.equal(total('1-4, 3-8'), 8);
+    assert.equal(total('12-40, 35-61'), 50);
+    assert.equal(total('7, 15-22, 90-97'), 17);
+  });
   it('counts nothing', () => assert.equal(total(''), 0));
 });
 """

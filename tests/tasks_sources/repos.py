@@ -37,6 +37,7 @@ from prices import cheapest, split, total
 
 def test_total():
     assert total([1, 2, 3]) == 6
+    assert total([40, 2, 300]) == 342 and total([17, 80, 4, 9]) == 110
 
 
 def test_discount():
@@ -52,6 +53,8 @@ def test_wrong_discount(wrong):
 
 def test_cheapest():
     assert cheapest([3, 1, 2]) == (1, 1)
+    assert cheapest([12, 40, 31, 7]) == (7, 3) and cheapest([22, 90, 35]) == (22, 0)
+    assert [cheapest([n, 19, 60 - n, 35]) for n in (8, 34, 47)] == [(8, 0), (19, 1), (13, 2)]
 
 
 def test_split():

@@ -36,6 +36,14 @@ def dearest(prices):
     return best, list(prices).index(best)
 '''
 
+TEST_DEAREST = b"""
+
+def test_dearest():
+    assert dearest([3, 1, 5]) == (5, 2)
+    assert dearest([12, 40, 31, 7]) == (40, 1) and dearest([90, 22, 35]) == (90, 0)
+    assert [dearest([n, 5, 60 - n, 19]) for n in (8, 34, 47)] == [(52, 2), (34, 0), (47, 0)]
+"""
+
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -51,11 +59,15 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     code = code.replace(OLD_SPLIT, NEW_SPLIT)
     tests += b"\n\ndef test_refund():\n    assert split(-1, 3) == [-1, 0, 0]\n"
+    tests += (
+        b"    for amount in (-17, -25, -340):\n        assert split(amount, 7) == [-n for n in split(-amount, 7)]\n"
+    )
+    tests += b"    assert split(-38, 5) == [-8, -8, -8, -7, -7]\n"
     commit(FIX, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
     commit("Say in the README what this is for\n", {"README.md": b"Prices, added up.\n"})
     code += DEAREST
     tests = tests.replace(b"import cheapest, split", b"import cheapest, dearest, split")
-    tests += b"\n\ndef test_dearest():\n    assert dearest([3, 1, 5]) == (5, 2)\n"
+    tests += TEST_DEAREST
     commit(ADD, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
     commit("Speed up without any test\n", {"src/prices/__init__.py": code.replace(b"sum(prices)", b"sum(prices, 0)")})
     return folder
@@ -97,7 +109,7 @@ def test_a_commit_that_touches_a_template_becomes_a_task(place: Place, tmp_path:
     code = repos.CODE + DEAREST.replace(b"best", b"highest")  # a name of its own that nobody is told
     repos.write(folder, {
         "src/prices/__init__.py": code, template: b"print '%.2f' % {{ price }}\n",
-        "tests/test_prices.py": tests + b"\n\ndef test_dearest():\n    assert dearest([3, 1, 5]) == (5, 2)\n",
+        "tests/test_prices.py": tests + TEST_DEAREST,
         "tests/test_more.py": b"from prices import total\n\n\ndef test_none():\n    assert total([]) == 0\n",
     })  # fmt: skip
     repos.git(folder, "add", "-A")

@@ -24,7 +24,8 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 
-from .pytest_alter import KINDS, SAME, Kind, alter, other
+from .other_constants import KINDS, SAME, Kind, other
+from .pytest_alter import alter
 from .pytest_given import placeholders
 from .pytest_grader import TESTS_PREFIX, import_path, lay_tests, run_pytest, test_timeout
 from .pytest_literals import literals

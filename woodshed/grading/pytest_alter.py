@@ -11,21 +11,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-import re
 import sys
-import zlib
-from typing import Any, Literal
+from typing import Any
 
-from .reshape import reordered, reshaped
-
-Kind = Literal["numbers", "strings", "some", "shapes", "same"]
-KINDS: tuple[Kind, ...] = ("numbers", "strings", "some", "shapes")
-"""``some`` changes constants of both kinds, but only about every second: what held between two inputs does no more.
-``shapes`` changes lengths, order and magnitude (``reshape.py``), the others one letter or digit."""
-SAME: Kind = "same"
-"""No constant changes: what the visible tests compare."""
-
-_LARGE = 10
+from .other_constants import SAME, Kind, chosen, other
+from .reshape import reordered
 
 THE_END = "the end"
 """What a test notes that has nothing else to note."""
@@ -187,24 +177,6 @@ class _Alter(ast.NodeTransformer):
     visit_AsyncWith = visit_With  # type: ignore[assignment]
 
 
-def other(value: Any, kind: Kind, seed: str) -> Any:
-    """What stands for a constant in tests altered in that kind (of ``some``, where it is chosen)."""
-    if kind == SAME:
-        return value
-    if type(value) is bytes:
-        return other(value.decode(), kind, seed).encode() if value.isascii() else value
-    if kind == "shapes":
-        return reshaped(value, seed)
-    if type(value) is str:
-        new = other_letter(value) if kind != "numbers" else value
-        return other_digit(value) if new == value and kind != "strings" else new
-    if kind == "strings":
-        return value
-    if type(value) is int:
-        return other_number(value)
-    return value * 1.25 if type(value) is float else value
-
-
 def _given(body: list[ast.stmt]) -> frozenset[str]:
     """Names that statements give to what is written out."""
     found = set()
@@ -284,42 +256,3 @@ def _asserts(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
         name = function.attr
     return name if name.startswith("assert") else ""
-
-
-def chosen(number: int) -> bool:
-    """Whether ``some`` changes this constant of a file: about every second, in no regular order."""
-    return bool(zlib.crc32(str(number).encode()) & 1)
-
-
-def other_number(value: int) -> int:
-    """The next one away from 0, which stays; a large one may be the most that something takes (12 months, 59 minutes)
-    and becomes smaller."""
-    away = (value > 0) - (value < 0)
-    return value + away if abs(value) < _LARGE else value - away
-
-
-def other_digit(text: str) -> str:
-    """The last digit that is not 0 is another one; texts with letters or markup stay as they are."""
-    if re.search(r"[^\W\d_]|[\\%{]", text):
-        return text
-    return re.sub(r"[1-9](?=\D*$)", lambda match: str(int(match[0]) + 1) if match[0] != "9" else "8", text)
-
-
-def other_letter(text: str) -> str:
-    """The last letter replaced by the next one; texts with markup of their own, and those that a number is read from
-    (``nan``), stay as they are."""
-    if any(mark in text for mark in "%{\\") or _is_number(text):
-        return text
-    for at in range(len(text) - 1, -1, -1):
-        if text[at].isascii() and text[at].isalpha():
-            letter = chr(ord(text[at]) + 1) if text[at] not in "zZ" else chr(ord(text[at]) - 1)
-            return text[:at] + letter + text[at + 1 :]
-    return text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

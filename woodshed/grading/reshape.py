@@ -53,7 +53,7 @@ def _rng(seed: str, value: Any) -> random.Random:
 
 def _other_text(text: str, rng: random.Random) -> str:
     """Words exchanged, grown or shrunk, one repeated; texts with markup, and those that a number is read from, stay."""
-    if _MARKUP.search(text) or _is_number(text) or not text.isascii() or len(text) > _MOST:
+    if _MARKUP.search(text) or is_number(text) or not text.isascii() or len(text) > _MOST:
         return text
     parts = _PARTS.findall(text)
     letters = [n for n, part in enumerate(parts) if part[0].isalpha()]
@@ -121,7 +121,8 @@ def _other_float(value: float, rng: random.Random) -> float:
     return -other if rng.random() < 0.15 else other
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether ``float`` reads a number from it (``nan``, too)."""
     try:
         float(text)
     except ValueError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from woodshed.grading.pytest_alter import SAME, Kind, chosen, other_digit, other_letter, other_number
+from woodshed.grading.other_constants import SAME, Kind, chosen, other_digit, other_letter, other_number
 from woodshed.grading.reshape import reordered, reshaped
 
 from .syntax import parse, rewrite, string_value, text, walk, words

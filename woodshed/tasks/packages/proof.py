@@ -12,7 +12,7 @@ from functools import partial
 
 from woodshed.grading.crossing import crossing
 from woodshed.grading.heldout import PYTEST, altered_ids, altered_tests, encoder, known_of
-from woodshed.grading.pytest_alter import KINDS, SAME
+from woodshed.grading.other_constants import KINDS, SAME
 from woodshed.grading.pytest_given import placeholders
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
