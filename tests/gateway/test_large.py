@@ -274,3 +274,16 @@ def test_large_requests_at_once_do_not_take_more_than_a_key_has(monkeypatch: pyt
         assert sum(int(s.sampled.sum()) for s in (await site.admin.finish("bounded")).segments) == 30
 
     run(engine, test)
+
+
+def test_what_is_somewhat_too_long_is_counted() -> None:
+    async def test(site: Site) -> None:
+        words = {"messages": [{"role": "user", "content": "zq" * 3000}], "max_tokens": 5}
+        assert (await site.post("/v1/messages", words)).status_code == 400
+        counted = await site.post("/v1/messages/count_tokens", words)
+        assert counted.status_code == 200 and 4096 < counted.json()["input_tokens"] < 7000
+        words["messages"][0]["content"] *= 10
+        refused = await site.post("/v1/messages/count_tokens", words)
+        assert refused.status_code == 400 and "> 4096 maximum" in refused.text
+
+    run(ScriptedEngine(replies()), test, format="hermes")

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Request)
 
+_COUNTED = 4
+"""So many times the context is counted: agents ask by how much a conversation is too long."""
+
 _NO_TOOLS: list[dict[str, Any]] = []
 
 
@@ -106,11 +109,18 @@ class Turns:
         return await self.background.alone(trajectory.lock, size, work, then)
 
     async def count(self, trajectory: OpenTrajectory, request: Request) -> int:
-        """Tokens of the prompt that this request would give the engine now. Raises ApiError."""
+        """Tokens of the prompt that this request would give the engine now.
+
+        Raises ApiError, also where they are several times the context.
+        """
+        context = self._context(trajectory)
+        most = None if context is None else _COUNTED * context
 
         def work() -> int:
-            limit = self._context(trajectory)
-            return len(trajectory.recorder.prepare(request.messages, request.tools, context=limit).prompt)
+            try:
+                return len(trajectory.recorder.prepare(request.messages, request.tools, context=most).prompt)
+            except ContextTooLong as error:
+                raise ContextTooLong(error.tokens, context or error.context) from None
 
         return await self.background.alone(trajectory.lock, request.size, work, lambda count: count)
 
