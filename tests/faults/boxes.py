@@ -134,7 +134,7 @@ async def silence(at: Ground) -> Found:
         return await at.episode(run(MEND), run("true", 1.0), turn=stop)
 
 
-@cause("box", "as it was")
+@cause("box", "as it was", backends=("namespace",))
 async def workspace_before_a_fork(at: Ground) -> Found:
     """the workspace is a file when a snapshot is taken of its box and forked"""
     box = await at.backend.create(BoxSpec(limits=LIMITS))
