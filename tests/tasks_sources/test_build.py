@@ -300,12 +300,14 @@ def test_tests_that_anything_passes_make_no_task(place: Place, tmp_path: Path) -
         'def valid(text):\n    """Says."""\n    found = text.strip()\n    size = len(found)\n    if size > 90:\n'
         "        size = 90\n    return size > 0\n\n\n"
         'def double(text):\n    """Doubles."""\n    found = text.strip()\n    size = len(found)\n    if size > 90:\n'
-        "        found = found[:90]\n    return found + found\n"
+        "        found = found[:90]\n    return f'{found}/{size}/{found[::-1]}'\n"
     )
     tests = (
         "import unknown\n\n\ndef test_other():\n    assert unknown.OTHER == 3\n\n\n"
         "def test_valid():\n    assert unknown.valid('abc')\n    assert unknown.valid(' d')\n\n\n"
-        "def test_double():\n    assert unknown.double('ab') == 'abab'\n"
+        "def test_double():\n    assert unknown.double('ab') == 'ab/2/ba'\n"
+        "    for text in ('one two three', 'four and five', 'six by eleven'):\n"
+        "        assert unknown.double(text) == f'{text}/13/{text[::-1]}'\n"
     )
     folder = repos.write(tmp_path / "unknown", {
         "unknown.py": f"OTHER = 3\n\n\n{code}".encode(), "tests/test_unknown.py": tests.encode(),
