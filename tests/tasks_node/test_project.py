@@ -27,7 +27,7 @@ def test_layout_and_workspace() -> None:
     assert (layout.sources, layout.tests, layout.framework) == (("lib",), ("test",), "node:test")
     package = Package("intervals", "1", "f", "0" * 64, "ISC", layout.sources, layout.tests, language="node")
     workspace = workspace_of(package, files())
-    assert sorted(workspace) == ["lib/index.js", "lib/parse.js", "package.json", "test/intervals.test.js"]
+    assert sorted(workspace) == ["README.md", "lib/index.js", "lib/parse.js", "package.json", "test/intervals.test.js"]
     assert json.loads(workspace["package.json"]) == {
         "name": "intervals", "version": "1.2.0", "main": "lib/index.js"
     }  # fmt: skip
