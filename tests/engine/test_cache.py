@@ -74,7 +74,8 @@ def grow_with_little_address_space() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux only")
 def test_rows_come_one_after_the_other_where_address_space_is_little():
     here = "from tests.engine.test_cache import grow_with_little_address_space as grow; grow(); print('grown')"
-    done = run_to_end([sys.executable, "-c", here], cwd=ROOT)
+    paths = f"import sys; sys.path.append({str(ROOT / 'tests')!r}); "
+    done = run_to_end([sys.executable, "-c", paths + here], cwd=ROOT)
     assert done.stdout == "grown\n", done.stderr
 
 

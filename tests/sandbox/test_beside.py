@@ -53,7 +53,7 @@ def test_a_box_notices_nothing_of_another(name: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other test runs as an ordinary user already")
 def test_nor_where_an_ordinary_user_has_the_boxes(name: str) -> None:
-    said = json.loads(run_as_ordinary_user(_ORDINARY, name, timeout=580))
+    said = json.loads(run_as_ordinary_user(_ORDINARY, name))
     check([Beside(**row) for row in said], SHARED_BY_ALL | SHARED_BY_ONE_USER, name)
 
 

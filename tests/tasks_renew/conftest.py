@@ -49,10 +49,10 @@ def convert(amount, rate, fee=0):
 
 
 def cents(text):
-    """What a price such as 1.05 is in cents."""
+    """What a price such as 1.05 is in cents, with a tax of a fifth."""
     whole, _, part = text.partition(".")
     small = int(part.ljust(2, "0")[:2])
-    return int(whole) * 100 + small
+    return (int(whole) * 100 + small) * 6 // 5
 
 
 def split(amount, people):
@@ -76,6 +76,7 @@ def test_withdraw():
     account.deposit(5)
     assert account.withdraw(2) == 3
     assert Account("b", 61).withdraw(7) == 54
+    assert [Account("b", 300).withdraw(paid) for paid in (17, 48, 112)] == [283, 252, 188]
 
 
 def test_withdraw_too_much():
@@ -85,10 +86,17 @@ def test_withdraw_too_much():
         account.withdraw(6)
 
 
+def filled(*amounts):
+    account = Account("c", 1)
+    for amount in amounts:
+        account.deposit(amount)
+    return account
+
+
 def test_largest():
-    account = Account("a")
-    account.deposit(5)
-    assert account.largest() == (5, 1)
+    assert filled(5).largest() == (5, 1)
+    assert filled(12, 40, 31).largest() == (40, 2) and filled(90, 22).largest() == (90, 1)
+    assert filled(8, 19, 52, 35).largest() == (52, 3)
 
 
 def test_largest_of_two():
@@ -107,12 +115,13 @@ def test_convert_fee():
 
 
 def test_cents():
-    assert cents("1.05") == 105
+    assert cents("1.05") == 126
+    assert [cents(price) for price in ("12.99", "730.25", "48.60")] == [1558, 87630, 5832]
 
 
 def test_cents_short():
-    assert cents("2.5") == 250
-    assert cents("31.47") == 3147
+    assert cents("2.5") == 300
+    assert cents("31.47") == 3776
 
 
 def test_split():

@@ -92,20 +92,22 @@ LENGTH = '''"""Lengths."""
 
 
 def length(year):
-    """Days of a year."""
-    fourth = year % 4 == 0
-    hundredth = year % 100 == 0 and year % 400 != 0
-    return 366 if fourth and not hundredth else 365
+    """Days before a year, counted from the year 1."""
+    past = year - 1
+    leaps = past // 4 - past // 100 + past // 400
+    return 365 * past + leaps
 '''
 DAYS_TESTS = b"""from days import length
 
 
 def test_common():
-    assert length(2015) == 365
+    assert length(2015) == 735598
+    assert [length(year) for year in (2, 38, 611)] == [365, 13514, 222797]
 
 
 def test_leap():
-    assert length(1996) == 366
+    assert length(1997) == 729024
+    assert [length(year) for year in (5, 401, 1701)] == [1461, 146097, 620912]
 
 
 def test_constant():
@@ -120,7 +122,7 @@ def test_an_exercise_that_tells_on_a_held_out_function_is_dropped(place: Place, 
         "exercises/practice/days/.meta/example.py": LENGTH.encode(),
         "exercises/practice/days/days.py": delete_body(LENGTH, "length").encode(),
         "exercises/practice/days/days_test.py": DAYS_TESTS,
-        "exercises/practice/days/.docs/instructions.md": b"Say how long a year is.\n",
+        "exercises/practice/days/.docs/instructions.md": b"Say how many days there were before a year.\n",
     })  # fmt: skip
     folder = repos.write(tmp_path / "My_Days", {"days.py": LENGTH.encode(), "tests/test_days.py": DAYS_TESTS})
     sources = (f"exercism:{track}", str(folder))

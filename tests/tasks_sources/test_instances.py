@@ -29,9 +29,8 @@ from woodshed.tasks.splits import TWIN
 from . import repos
 from .place import Place
 from .test_build import tree
-from .test_replay import NEW_SPLIT, OLD_SPLIT
+from .test_replay import NEW_SPLIT, OLD_SPLIT, REFUND
 
-REFUND = b"\n\ndef test_refund():\n    assert split(-1, 3) == [-1, 0, 0]\n"
 FIXED, TESTED = repos.CODE.replace(OLD_SPLIT, NEW_SPLIT), repos.TESTS + REFUND
 SAID = "Refunds are shared out wrongly.\n\n`split(-1, 3)` gives shares of both signs.\n"
 PASSING = [f"tests/test_prices.py::{n}" for n in ("test_total", "test_split", "test_wrong_discount[-1]")]

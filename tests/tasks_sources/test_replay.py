@@ -36,6 +36,14 @@ def dearest(prices):
     return best, list(prices).index(best)
 '''
 
+REFUND = b"""
+
+def test_refund():
+    assert split(-1, 3) == [-1, 0, 0]
+    for amount in (-17, -25, -340):
+        assert split(amount, 7) == [-n for n in split(-amount, 7)]
+    assert split(-38, 5) == [-8, -8, -8, -7, -7]
+"""
 TEST_DEAREST = b"""
 
 def test_dearest():
@@ -58,11 +66,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
         repos.git(folder, "commit", "-q", "-a", "-m", message)
 
     code = code.replace(OLD_SPLIT, NEW_SPLIT)
-    tests += b"\n\ndef test_refund():\n    assert split(-1, 3) == [-1, 0, 0]\n"
-    tests += (
-        b"    for amount in (-17, -25, -340):\n        assert split(amount, 7) == [-n for n in split(-amount, 7)]\n"
-    )
-    tests += b"    assert split(-38, 5) == [-8, -8, -8, -7, -7]\n"
+    tests += REFUND
     commit(FIX, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
     commit("Say in the README what this is for\n", {"README.md": b"Prices, added up.\n"})
     code += DEAREST

@@ -223,7 +223,9 @@ class Controller:
                         ) from error
                     log.warning("version %d: %s", head, error)
                     if isinstance(error, GatewayError):  # damaged weights, say: the server goes on with those it has
-                        self.notice(f"the server stays at version {self.version} of the weights, not {head}: {error}")
+                        self.notice(
+                            f"the server stays at version {self.version} of the weights, {head} is there: {error}"
+                        )
                     await asyncio.sleep(0.5)
                     await self.arena.admin.wait_until_up(self.arena.patience)
                     continue

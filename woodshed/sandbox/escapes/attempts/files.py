@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .base import Facts, attempt, found, syscall
 
@@ -48,9 +48,17 @@ def hard_link(facts: Facts) -> object:
         os.unlink(facts["path"] + ".again")
 
 
-@attempt("change the times, owner or mode of devices and programs that are the host's own")
+@attempt("change the times, owner or mode of devices that are the host's own", kernel=True)
 def times_of_devices(facts: Facts) -> object:
-    places = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")]
+    return _changed(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
+
+
+@attempt("change the times, owner or mode of programs that are the host's own")
+def times_of_programs(facts: Facts) -> object:
+    return _changed(("/usr/bin/env", "/bin/sh"))
+
+
+def _changed(paths: Iterable[str]) -> str | None:
     changes: list[tuple[str, Callable[[str], None]]] = [
         ("times", lambda path: os.utime(path, (1, 1))),
         ("times", lambda path: os.utime(path)),
@@ -58,7 +66,7 @@ def times_of_devices(facts: Facts) -> object:
         ("owner", lambda path: os.chown(path, os.getuid(), os.getgid())),
         ("attributes", lambda path: os.setxattr(path, "user.mark", b"x")),
     ]
-    for path in (*places, "/usr/bin/env", "/bin/sh"):
+    for path in paths:
         for what, change in changes:
             try:
                 change(path)
