@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from woodshed.engine.grammar import MISSING, GrammarError, Grammars, library
@@ -39,30 +40,37 @@ class Constraints:
     async def grammar(self, request: Request) -> str | None:
         """The grammar to sample under; None for none. Raises ApiError, for what cannot be forced with its reason."""
         rules = request.rules
-        reply = _reply(rules, request.tools if request.call_tools else [])
         demanded = rules.must_call or rules.only is not None or rules.schema is not None
-        wished = bool(reply.tools) and (rules.one_call or bool(reply.tools_strict))
+        wished = request.call_tools and bool(request.tools) and (rules.one_call or bool(rules.strict))
         if not demanded and not wished:
             return None
         refused = MISSING if library() is None else self._engine.grammars_refused()
-        if refused is not None:
-            if demanded:
-                raise invalid(_field(rules), f"cannot be forced here: {refused}", "unsupported_value")
+        if refused is not None and not demanded:
             return None
         tools = self._rendering.known(request.tools)
-        name = (id(tools), request.call_tools, repr(rules))
+        name = (id(tools), request.call_tools, rules.key)
         known = self._known.get(name)
         if known is None:
-            for field, what, schema in _schemas(reply, rules):
-                if (large := too_large(schema)) is not None:
-                    raise invalid(field, f"{what} cannot be forced: {large}", "unsupported_schema")
-            pool = self._grammars.compilers
-            text = await asyncio.get_running_loop().run_in_executor(pool, self._compiled, reply, rules)
+            made = partial(self._made, rules, tools if request.call_tools else [], refused)
+            text = await asyncio.get_running_loop().run_in_executor(self._grammars.compilers, made)
             # an entry keeps its list alive, so that no other one gets its id
             known = self._known[name] = (tools, text)
             if len(self._known) > _REMEMBERED:
                 self._known.pop(next(iter(self._known)))
         return known[1]
+
+    def _made(self, rules: ReplyRules, tools: Tools, refused: str | None) -> str | None:
+        """Beside the event loop: there may be thousands of tools."""
+        reply = _reply(rules, tools)
+        if rules.schema is None and not rules.must_call and rules.only is None:  # only wishes
+            if not rules.one_call and not reply.tools_strict:
+                return None
+        elif refused is not None:
+            raise invalid(_field(rules), f"cannot be forced here: {refused}", "unsupported_value")
+        for field, what, schema in _schemas(reply, rules):
+            if (large := too_large(schema)) is not None:
+                raise invalid(field, f"{what} cannot be forced: {large}", "unsupported_schema")
+        return self._compiled(reply, rules)
 
     def _compiled(self, reply: Reply, rules: ReplyRules) -> str | None:
         format, control = self._rendering.format, self._rendering.tokenizer.special_ids

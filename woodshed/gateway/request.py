@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -22,6 +23,11 @@ class ReplyRules:
     strict: tuple[str, ...] = ()
     schema: dict[str, Any] | None = None
     schema_field: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """The same for equal rules. Worked out where the request is read: a schema may be large."""
+        return hashlib.blake2b(repr(self).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

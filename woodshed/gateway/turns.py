@@ -99,6 +99,7 @@ class Turns:
 
         def work() -> R:
             request = parse(b"".join(body))
+            _ = request.rules.key  # worked out here, beside the event loop
             return replace(request, tools=self.rendering.known(request.tools), size=size)
 
         def then(request: R) -> R:
