@@ -33,7 +33,7 @@ from result import write_result
 
 from woodshed.engine.protocol import Completion, OnToken, Sampling
 from woodshed.gateway.app import build_app
-from woodshed.gateway.background import keep_collections_short
+from woodshed.gateway.background import keep_waits_short
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.journal import Journal
 from woodshed.harness.endpoint import pooled_client
@@ -100,7 +100,7 @@ def serve(gap: float, folder: Path) -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
-        keep_collections_short()
+        keep_waits_short()
         (folder / "port").write_text(str(server.servers[0].sockets[0].getsockname()[1]))
         await serving
 

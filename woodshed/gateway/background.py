@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -20,12 +21,15 @@ LONG = 1 << 20
 """Bytes from which on a request waits for other long ones only, and not in front of the others."""
 
 
-def keep_collections_short() -> None:
+def keep_waits_short() -> None:
     """For the process of a server, once everything is loaded: what is there stays, and is not looked at again.
 
     A collection stops every thread. One that looks at all of torch takes a tenth of a second, and so does one among
-    the values of a few large requests; those have no cycles, so the oldest generation waits for many of them.
+    the values of a few large requests; those have no cycles, so the oldest generation waits for many of them. And the
+    event loop asks for the interpreter's lock several times a request: beside threads that read large ones it waited
+    5 ms (the default) for each.
     """
+    sys.setswitchinterval(0.001)
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 100)

@@ -17,7 +17,7 @@ from woodshed.policy.tokenizer import Tokenizer
 
 from ..weights.errors import ChainError
 from .admin import Follow
-from .background import keep_collections_short
+from .background import keep_waits_short
 from .journal import Journal, JournalError
 from .settings import GatewaySettings
 
@@ -54,7 +54,7 @@ async def serve(settings: GatewaySettings) -> None:
         app = build_app(
             engine, chat, tokenizer, admin_key=admin_key, settings=settings, follow=follow, journal=journal
         )  # fmt: skip
-        keep_collections_short()
+        keep_waits_short()
         await listen(app, settings, stack)
 
 
