@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", args.commit], capture_output=True, text=True, check=True
-    ).stdout.strip()  # fmt: skip
+    ).stdout.strip()
     kept = args.work / "rows.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     if known.get("commit") != commit or known.get("recipe") != args.recipe:

@@ -62,11 +62,20 @@ def sets(size: int) -> dict[str, float]:
     grammars.prepare()
     prepared = perf_counter() - began
     tools = tuple(
-        {"type": "function", "function": {"name": f"tool_{i}", "parameters": {
-            "type": "object", "properties": {f"p{j}": {"type": "string", "description": str(i)} for j in range(6)},
-            "required": ["p0"], "additionalProperties": False}}}
+        {
+            "type": "function",
+            "function": {
+                "name": f"tool_{i}",
+                "parameters": {
+                    "type": "object",
+                    "properties": {f"p{j}": {"type": "string", "description": str(i)} for j in range(6)},
+                    "required": ["p0"],
+                    "additionalProperties": False,
+                },
+            },
+        }
         for i in range(20)
-    )  # fmt: skip
+    )
     node = get_format("hermes").reply_grammar(Reply(tools=tools))
     assert node is not None
     text = to_lark(node, tokenizer.special_ids)

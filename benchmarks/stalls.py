@@ -83,7 +83,7 @@ def bodies(context: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
         "many_tools": (path, lambda: beside(b"tools", b"[" + b",".join([tool] * 8_000) + b"]")),
         "bad_field": (path, lambda: beside(b"temperature", letters)),
         "feedback": ("/v1/feedback", lambda: flood(b"[]")),
-    }  # fmt: skip
+    }
 
 
 def ask_health(port: int, pid: int) -> None:
@@ -184,12 +184,14 @@ async def measure(port: int, pid: int, key: str, context: int) -> dict[str, Any]
     hostile = {name: wait for name, wait in waits.items() if not name.startswith("idle")}
     worst = max(hostile, key=lambda name: hostile[name].wall)
     return {
-        "longest_ms": hostile[worst].wall, "worst": worst,
+        "longest_ms": hostile[worst].wall,
+        "worst": worst,
         "idle_ms": max(waits["idle_before"].wall, waits["idle_again"].wall),
         "longest_processor_ms": max(wait.processor for wait in hostile.values()),
-        "load_average": os.getloadavg()[0], "ms": {name: wait._asdict() for name, wait in waits.items()},
+        "load_average": os.getloadavg()[0],
+        "ms": {name: wait._asdict() for name, wait in waits.items()},
         "statuses": answers,
-    }  # fmt: skip
+    }
 
 
 async def _send(client: httpx.AsyncClient, path: str, body: bytes, key: str) -> int:

@@ -47,15 +47,25 @@ async def until(condition: Callable[[], T], what: str = "a condition", patience:
 
 
 def run_to_end(
-    command: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
-    patience: float = PATIENCE, **user: Any,
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    patience: float = PATIENCE,
+    **user: Any,
+) -> subprocess.CompletedProcess[str]:
     """``subprocess.run`` with captured text and no input; a command that makes no progress is killed."""
     words = list(map(str, command))
     process = subprocess.Popen(
-        words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        words,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         **user,
-    )  # fmt: skip
+    )
     said: list[tuple[str, str]] = []
     reader = threading.Thread(target=lambda: said.append(process.communicate()), daemon=True)
     reader.start()

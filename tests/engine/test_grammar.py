@@ -94,9 +94,12 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         "additionalProperties": False,
     }
     return {
-        "type": "object", "properties": properties, "required": required, "additionalProperties": False,
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
         "$defs": {"pair": pair},
-    }  # fmt: skip
+    }
 
 
 CHOICE = {

@@ -94,8 +94,13 @@ async def odd_files(at: Ground) -> Found:
         "for n, p in enumerate(['/dev/zero', '/proc/self/mem', '/proc/1/environ', 'self2.py', '/dev/ptmx', '/']): "
         "os.symlink(p, 'link%d.py' % n)\nos.symlink('self2.py', 'self2.py')"
     )
-    return await at.episode(run(MEND), python(odd), call("read_file", path="shapes/fifo.py"),
-                            call("read_file", path="shapes/link0.py"), call("grep", pattern="x"))  # fmt: skip
+    return await at.episode(
+        run(MEND),
+        python(odd),
+        call("read_file", path="shapes/fifo.py"),
+        call("read_file", path="shapes/link0.py"),
+        call("grep", pattern="x"),
+    )
 
 
 @cause("box", "not rewarded")
@@ -118,8 +123,13 @@ async def changing_files(at: Ground) -> Found:
 @cause("box", "not rewarded")
 async def no_workspace(at: Ground) -> Found:
     """the workspace is a file in the end"""
-    return await at.episode(run(MEND), run("cd / && rm -rf /workspace; touch /workspace"), run("true"),
-                            call("read_file", path="a"), call("list_dir", path="."))  # fmt: skip
+    return await at.episode(
+        run(MEND),
+        run("cd / && rm -rf /workspace; touch /workspace"),
+        run("true"),
+        call("read_file", path="a"),
+        call("list_dir", path="."),
+    )
 
 
 @cause("box", "not rewarded", backends=("namespace",))
@@ -187,11 +197,17 @@ async def tokens_that_are_no_calls(at: Ground) -> Found:
 async def arguments_that_no_tool_takes(at: Ground) -> Found:
     """well-formed calls with NUL, lone surrogates, patterns of 5,000 brackets, paths out of the workspace"""
     return await at.episode(
-        call("run_command", command="\0"), call("read_file", path="\udcff"), call("read_file", path="../../proc/1/mem"),
-        call("grep", pattern="(" * 5000), call("glob", pattern="[" * 5000), call("list_dir", path="a/" * 600),
-        call("write_file", path="x" * 300, content="\ud800"), run("true", 1e308), run("exit 1; " * 4000),
+        call("run_command", command="\0"),
+        call("read_file", path="\udcff"),
+        call("read_file", path="../../proc/1/mem"),
+        call("grep", pattern="(" * 5000),
+        call("glob", pattern="[" * 5000),
+        call("list_dir", path="a/" * 600),
+        call("write_file", path="x" * 300, content="\ud800"),
+        run("true", 1e308),
+        run("exit 1; " * 4000),
         harness=PATIENT,
-    )  # fmt: skip
+    )
 
 
 @cause("box", "not rewarded", backends=("namespace",))

@@ -76,10 +76,11 @@ class Failing:
                 pass
             return
         status, body = {
-            "refuses": (403, b'{"error": {"code": "no", "message": "no"}}'), "error": (500, b"broken"),
+            "refuses": (403, b'{"error": {"code": "no", "message": "no"}}'),
+            "error": (500, b"broken"),
             "no json": (200, b"\xff<html>"),
             "no reply": (200, b'{"choices": [{"message": {"content": 7, "tool_calls": ["x"]}}], "key": []}'),
-        }[self.mode]  # fmt: skip
+        }[self.mode]
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
@@ -240,9 +241,11 @@ CAUSES: dict[str, Cause] = {}
 
 
 def cause(
-    by: Literal["box", "submission", "host", "endpoint"], *states: str, source: str = "",
+    by: Literal["box", "submission", "host", "endpoint"],
+    *states: str,
+    source: str = "",
     backends: Sequence[str] = ("namespace", "gvisor"),
-) -> Callable[[Try], Try]:  # fmt: skip
+) -> Callable[[Try], Try]:
     """Register a function; its docstring says what happens."""
 
     def register(attempt: Try) -> Try:

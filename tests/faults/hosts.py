@@ -197,9 +197,17 @@ async def training(at: Ground, **options: Any) -> Found:
     tasks = [Task(at.task.path, f"t/{n}", at.task.instruction, at.task.info, at.task.config) for n in range(4)]
     ledger, store = Ledger(at.folder / "ledger"), TrajectoryStore(at.folder / "store")
     controller = Controller(
-        arena, tasks, ledger, store, settings, batches=at.folder / "batches", metrics=at.folder / "metrics.jsonl",
-        head=lambda: 0, build=_none, seed=0,
-    )  # fmt: skip
+        arena,
+        tasks,
+        ledger,
+        store,
+        settings,
+        batches=at.folder / "batches",
+        metrics=at.folder / "metrics.jsonl",
+        head=lambda: 0,
+        build=_none,
+        seed=0,
+    )
     try:
         await controller.run()
     except RunFailing as failing:

@@ -43,9 +43,9 @@ async def kills_all(at: Ground) -> Found:
 @cause("submission", "not rewarded")
 async def stops_all(at: Ground) -> Found:
     """it stops every process again and again, itself too"""
-    return await graded(at, beginning(
-        "import os, signal\nos.fork() or os.setsid()\nwhile True:\n    os.kill(-1, signal.SIGSTOP)"
-    ))  # fmt: skip
+    return await graded(
+        at, beginning("import os, signal\nos.fork() or os.setsid()\nwhile True:\n    os.kill(-1, signal.SIGSTOP)")
+    )
 
 
 @cause("submission", "not rewarded")
@@ -63,19 +63,26 @@ async def forks_without_end(at: Ground) -> Found:
 @cause("submission", "not rewarded")
 async def floods(at: Ground) -> Found:
     """it writes to every descriptor without end"""
-    return await graded(at, beginning(
-        "import os\nwhile True:\n    for n in range(9):\n        try:\n            os.write(n, b'x' * 65536)\n"
-        "        except OSError: pass"
-    ))  # fmt: skip
+    return await graded(
+        at,
+        beginning(
+            "import os\nwhile True:\n    for n in range(9):\n        try:\n            os.write(n, b'x' * 65536)\n"
+            "        except OSError: pass"
+        ),
+    )
 
 
 @cause("submission", "not rewarded", "rewarded")
 async def fills_the_disk(at: Ground) -> Found:
     """it fills the disk before the tests run"""
-    return await graded(at, beginning(
-        "try:\n    for n in range(99):\n        with open('/tmp/%d' % n, 'wb') as f: f.write(bytes(200 << 20))\n"
-        "except OSError: pass"
-    ), 60.0)  # fmt: skip
+    return await graded(
+        at,
+        beginning(
+            "try:\n    for n in range(99):\n        with open('/tmp/%d' % n, 'wb') as f: f.write(bytes(200 << 20))\n"
+            "except OSError: pass"
+        ),
+        60.0,
+    )
 
 
 @cause("submission", "not rewarded")
@@ -104,7 +111,8 @@ async def dies_on_other_inputs(at: Ground) -> Found:
 
 
 def _only_visible(otherwise: str) -> bytes:
-    text = toy.SHAPES.replace("return width + height", (
-        f"if (width, height) not in ((2, 3), (10, 7), (1, 1)):\n        {otherwise}\n    return width * height"
-    ))  # fmt: skip
+    text = toy.SHAPES.replace(
+        "return width + height",
+        (f"if (width, height) not in ((2, 3), (10, 7), (1, 1)):\n        {otherwise}\n    return width * height"),
+    )
     return text.encode()

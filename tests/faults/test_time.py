@@ -35,9 +35,13 @@ class Failing:
         while self.asked > 1 and time.monotonic() < self.began + 2 * WALL:
             await asyncio.sleep(0.02)
         self.lost_seconds += self.lost
-        return Reply({"role": "assistant", "content": None, "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "list_dir", "arguments": "{}"}}
-        ]})  # fmt: skip
+        return Reply(
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "a", "type": "function", "function": {"name": "list_dir", "arguments": "{}"}}],
+            }
+        )
 
 
 def episode(endpoint: Failing) -> tuple[str, int]:

@@ -69,9 +69,15 @@ class Real(NamedTuple):
 
 def save(directory: Path) -> Decoder:
     config = DecoderConfig(
-        vocab_size=HERMES.vocab_size, d_model=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=64,
+        vocab_size=HERMES.vocab_size,
+        d_model=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        d_ff=64,
         max_positions=4096,
-    )  # fmt: skip
+    )
     decoder = Decoder(config, seed=0)
     save_policy(Policy(decoder, HERMES, get_format("hermes"), config), directory / "policy")
     return decoder
@@ -265,25 +271,99 @@ def test_the_three_dialects_have_one_grammar_and_the_same_tokens(real: Real) -> 
 @pytest.mark.parametrize(
     ("path", "fields", "param", "keyword"),
     [
-        ("/v1/chat/completions", {"messages": USER, "tool_choice": "required", "tools": [
-            {"type": "function", "function": {"name": "x", "parameters": {"type": "object", "properties": {
-                "a": {"type": "array", "uniqueItems": True}}}}}]}, "tools", "uniqueItems"),
-        ("/v1/chat/completions", {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {
-            "name": "x", "schema": {"not": {"type": "string"}}}}}, "response_format.json_schema.schema", "not"),
-        ("/v1/chat/completions", {"messages": USER, "tools": CHAT_TOOLS, "tool_choice": {
-            "type": "function", "function": {"name": "rain"}}}, "tool_choice", "rain"),
-        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {
-            "type": "object", "properties": {"a": {"$ref": "http://example.com/a"}}}}}}, "text.format.schema", "http"),
-        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {
-            "type": "object", "properties": {f"p{i}": {} for i in range(4000)}}}}}, "text.format.schema", "properties"),
-        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {
-            "type": "array", "items": {"multipleOf": 999983}}}}}, "text.format.schema", "multipleOf"),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": USER,
+                "tool_choice": "required",
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "x",
+                            "parameters": {
+                                "type": "object",
+                                "properties": {"a": {"type": "array", "uniqueItems": True}},
+                            },
+                        },
+                    }
+                ],
+            },
+            "tools",
+            "uniqueItems",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": USER,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"not": {"type": "string"}}},
+                },
+            },
+            "response_format.json_schema.schema",
+            "not",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": USER, "tools": CHAT_TOOLS, "tool_choice": {"type": "function", "function": {"name": "rain"}}},
+            "tool_choice",
+            "rain",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "x",
+                "text": {
+                    "format": {
+                        "type": "json_schema",
+                        "schema": {"type": "object", "properties": {"a": {"$ref": "http://example.com/a"}}},
+                    }
+                },
+            },
+            "text.format.schema",
+            "http",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "x",
+                "text": {
+                    "format": {
+                        "type": "json_schema",
+                        "schema": {"type": "object", "properties": {f"p{i}": {} for i in range(4000)}},
+                    }
+                },
+            },
+            "text.format.schema",
+            "properties",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "x",
+                "text": {
+                    "format": {"type": "json_schema", "schema": {"type": "array", "items": {"multipleOf": 999983}}}
+                },
+            },
+            "text.format.schema",
+            "multipleOf",
+        ),
         ("/v1/responses", {"input": "x", "tool_choice": "required"}, "tool_choice", "no tools"),
-        ("/v1/messages", {"messages": USER, "max_tokens": 9, "output_config": {"format": {
-            "type": "json_schema", "schema": {"type": "object", "dependentRequired": {"a": ["b"]}}}}},
-         "output_config.format.schema", "dependentRequired"),
+        (
+            "/v1/messages",
+            {
+                "messages": USER,
+                "max_tokens": 9,
+                "output_config": {
+                    "format": {"type": "json_schema", "schema": {"type": "object", "dependentRequired": {"a": ["b"]}}}
+                },
+            },
+            "output_config.format.schema",
+            "dependentRequired",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_forced_is_refused_by_name(
     real: Real, path: str, fields: dict[str, Any], param: str, keyword: str
 ) -> None:

@@ -32,8 +32,11 @@ def test_options_reach_the_server(served: list[Any]) -> None:
     (settings,) = served
     assert isinstance(settings, GatewaySettings)
     assert (settings.policy, settings.format, settings.weights, settings.max_tokens) == (
-        Path("policy"), "hermes", "chain", 77,
-    )  # fmt: skip
+        Path("policy"),
+        "hermes",
+        "chain",
+        77,
+    )
     assert (settings.engine.context, settings.engine.dtype, settings.port) == (4096, "bfloat16", 8000)
 
 
@@ -72,8 +75,16 @@ def test_an_unknown_format_is_refused_by_the_server(tmp_path: Path) -> None:
 
     from .parts import HERMES
 
-    config = DecoderConfig(vocab_size=HERMES.vocab_size, d_model=8, num_layers=1, num_heads=1, num_kv_heads=1,
-                           head_dim=8, d_ff=8, max_positions=64)  # fmt: skip
+    config = DecoderConfig(
+        vocab_size=HERMES.vocab_size,
+        d_model=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        d_ff=8,
+        max_positions=64,
+    )
     save_policy(Policy(Decoder(config, seed=0), HERMES, get_format("hermes"), config), tmp_path)
     done = CliRunner().invoke(app, ["serve", str(tmp_path), "--format", "tango"])
     assert done.exit_code == 2 and "unknown chat format 'tango'" in " ".join(done.output.split())

@@ -119,9 +119,7 @@ def test_code_that_only_hands_back_its_input_makes_no_task(tmp_path: Path, in_bo
 
     async def run(backend: Any, layers: Any) -> None:
         tests = IMPORT + TESTS["round trip"] + DOUBLE
-        task = toy.toy_task(
-            tmp_path, toy.pytest_layer(layers), shapes=GIVEN, tests=tests, fixed=module(same)
-        )  # fmt: skip
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=GIVEN, tests=tests, fixed=module(same))
         report = await check_task(task, backend, layers)
         assert "guess" in report.failures, str(report)
 
@@ -139,8 +137,12 @@ def test_answers_by_heart_are_tried_at_the_gate(tmp_path: Path, in_boxes: Any) -
         answered = [await answers(task, pupil, backend, layers, PYTEST, teacher) for pupil in pupils]
         assert not guessing.too_cheap(found, [], answered)
         given = answered[0]
-        same = [given[t][n] == v for t, values in found.values.items() for n, v in enumerate(values) if t in given
-                and n < len(given[t])]  # fmt: skip
+        same = [
+            given[t][n] == v
+            for t, values in found.values.items()
+            for n, v in enumerate(values)
+            if t in given and n < len(given[t])
+        ]
         assert any(same), "inputs that stay as they are have known answers"
         solved = await answers(task, task.solution_files(), backend, layers, PYTEST)
         assert guessing.too_cheap(found, [], [solved]) == guessing.BY_HEART

@@ -67,9 +67,14 @@ def pytest_layer(layers: LayerStore) -> str:
 
 
 def toy_task(
-    path: Path, layer: str, extra: dict[str, bytes] | None = None, *, shapes: str = SHAPES, tests: str = TESTS,
+    path: Path,
+    layer: str,
+    extra: dict[str, bytes] | None = None,
+    *,
+    shapes: str = SHAPES,
+    tests: str = TESTS,
     fixed: str = "",
-) -> Task:  # fmt: skip
+) -> Task:
     """``extra`` files are added to the workspace. ``fixed``: the solution, where it is not another operator."""
     workspace = {
         "shapes/__init__.py": b"", "shapes/measure.py": shapes.encode(), "tests/test_measure.py": tests.encode(),

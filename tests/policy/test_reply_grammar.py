@@ -34,18 +34,20 @@ def tool(name: str, properties: dict[str, Any], required: list[str] | None = Non
 
 
 EDIT = tool(
-    "edit", {"path": {"enum": ["a.py", "b c.py"]}, "line": {"type": "integer"}, "text": {"type": "string"}},
+    "edit",
+    {"path": {"enum": ["a.py", "b c.py"]}, "line": {"type": "integer"}, "text": {"type": "string"}},
     **{"x-compact": {"verb": "edit", "template": "{path}\n{line}{text}"}},
-)  # fmt: skip
+)
 SAY = tool(
-    "say", {"text": {"type": "string", "maxLength": 12}, "loud": {"type": "boolean"},
-            "to": {"type": ["string", "null"]}},
+    "say",
+    {"text": {"type": "string", "maxLength": 12}, "loud": {"type": "boolean"}, "to": {"type": ["string", "null"]}},
     ["text"],
-)  # fmt: skip
+)
 WRITE = tool(
-    "write", {"path": {"type": "string"}, "text": {"type": "string"}},
+    "write",
+    {"path": {"type": "string"}, "text": {"type": "string"}},
     **{"x-compact": {"verb": "w", "template": "{path}\n{text}"}},
-)  # fmt: skip
+)
 NESTED = tool(
     "plan",
     {

@@ -10,9 +10,15 @@ from woodshed.record.trajectory import Trajectory
 
 def made() -> Trajectory:
     return Trajectory(
-        id="t", task="org/x", group="g", source="train", harness_hash="h", policy="p", status="submitted",
+        id="t",
+        task="org/x",
+        group="g",
+        source="train",
+        harness_hash="h",
+        policy="p",
+        status="submitted",
         ignored={"store": 3, "tools.web_search": 1},
-    )  # fmt: skip
+    )
 
 
 def test_fields_that_were_ignored_are_kept() -> None:

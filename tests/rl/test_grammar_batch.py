@@ -65,9 +65,11 @@ def of_two_turns(
 ) -> Trajectory:
     tokens = [*more, *two.tokens]
     segment = Segment(
-        np.array(tokens, np.int32), np.zeros(len(tokens), np.bool_), np.zeros(len(tokens), np.float32),
+        np.array(tokens, np.int32),
+        np.zeros(len(tokens), np.bool_),
+        np.zeros(len(tokens), np.float32),
         np.full(len(tokens), -1, np.int32),
-    )  # fmt: skip
+    )
     for at, done in ((len(start), one), (len(more), two)):
         where = slice(at, at + len(done.tokens))
         segment.sampled[where], segment.logprobs[where], segment.versions[where] = True, done.logprobs, 0

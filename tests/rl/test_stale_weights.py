@@ -41,11 +41,18 @@ def test_a_server_that_cannot_follow_is_shown_and_asked_again(tmp_path: Path) ->
             arena: Any = SimpleNamespace(admin=GatewayAdmin("http://gateway", ADMIN, client=client), patience=60.0)
             head = Head(store)
             controller = Controller(
-                arena, [], Ledger(tmp_path / "state.sqlite"), TrajectoryStore(tmp_path / "trajectories"),
-                RLSettings(steps=0), batches=tmp_path / "batches", metrics=tmp_path / "metrics.jsonl",
-                head=lambda: head() or 0, build=lambda groups, step: (None, {}), seed=0,
+                arena,
+                [],
+                Ledger(tmp_path / "state.sqlite"),
+                TrajectoryStore(tmp_path / "trajectories"),
+                RLSettings(steps=0),
+                batches=tmp_path / "batches",
+                metrics=tmp_path / "metrics.jsonl",
+                head=lambda: head() or 0,
+                build=lambda groups, step: (None, {}),
+                seed=0,
                 notice=told.append,
-            )  # fmt: skip
+            )
             publisher.publish(1, hf_state(tiny(1)))
             torn = version_key(1, "delta-000001-00000-00000.bin")
             whole = store.get(torn)

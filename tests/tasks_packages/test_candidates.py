@@ -54,13 +54,28 @@ def test_workspace_holds_sources_tests_and_what_surrounds_them() -> None:
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
-        ("README", True), ("readme.rst", True), ("LICENSE.txt", True), ("CONTRIBUTING.md", True), ("setup.cfg", True),
-        ("requirements-dev.txt", True), ("docs/guide/start.md", True), ("doc/index.txt", True), (".gitignore", True),
-        ("CHANGES.md", False), ("docs/changelog.rst", False), ("docs/news/3.0.rst", False), ("HISTORY.rst", False),
-        ("docs/release-notes.md", False), ("docs/conf.py", False), ("docs/_build/index.txt", False),
-        ("examples/README.md", False), ("uv.lock", False), ("noxfile.py", False), ("PKG-INFO", False),
+        ("README", True),
+        ("readme.rst", True),
+        ("LICENSE.txt", True),
+        ("CONTRIBUTING.md", True),
+        ("setup.cfg", True),
+        ("requirements-dev.txt", True),
+        ("docs/guide/start.md", True),
+        ("doc/index.txt", True),
+        (".gitignore", True),
+        ("CHANGES.md", False),
+        ("docs/changelog.rst", False),
+        ("docs/news/3.0.rst", False),
+        ("HISTORY.rst", False),
+        ("docs/release-notes.md", False),
+        ("docs/conf.py", False),
+        ("docs/_build/index.txt", False),
+        ("examples/README.md", False),
+        ("uv.lock", False),
+        ("noxfile.py", False),
+        ("PKG-INFO", False),
     ],
-)  # fmt: skip
+)
 def test_what_surrounds_the_code(name: str, kept: bool) -> None:
     assert set(surroundings({name: b"text"})) == ({name} if kept else set())
 

@@ -152,8 +152,9 @@ def feature_suite(features: int = 40, size: int = 10) -> Suite:
     """Features of ``size`` functions over three files, each with a test of its own, and one helper of all of them."""
     made = [
         CoveredFunction(f"big/m{part % 3}.py", f"f{number}_{part}", 1, 4, 3, (f"t{number}",))
-        for number in range(features) for part in range(size)
-    ]  # fmt: skip
+        for number in range(features)
+        for part in range(size)
+    ]
     tests = {f"t{number}": 0.1 for number in range(features)}
     return Suite("big", tests, (*made, CoveredFunction("big/m0.py", "core", 1, 4, 3, tuple(tests))), {}, 1.0)
 

@@ -39,8 +39,10 @@ def chosen(seconds: float, most: int = 100, must: tuple[str, ...] = ()) -> tuple
 
 def test_imports_are_followed_but_not_through_what_only_hands_names_on() -> None:
     assert IMPORTS.importers(["src/shop/prices.py"]) == {
-        "src/shop/orders.py", "src/shop/bills.py", "tests/test_bills.py",
-    }  # fmt: skip
+        "src/shop/orders.py",
+        "src/shop/bills.py",
+        "tests/test_bills.py",
+    }
     assert IMPORTS.importers(["src/shop/dates.py"]) == frozenset()
 
 

@@ -85,6 +85,7 @@ def test_tests_that_are_long_or_not_found_are_not_shown_in_part() -> None:
 
 def test_a_visible_test_needs_no_words() -> None:
     test = b"import shop\n\n\ndef test_new():\n    assert shop.price(6, 7) == 42\n"
-    found = read_instruction("", {**START, "test_shop.py": test}, GOLD, {"test_shop.py": test},
-                             ["test_shop.py::test_new"])  # fmt: skip
+    found = read_instruction(
+        "", {**START, "test_shop.py": test}, GOLD, {"test_shop.py": test}, ["test_shop.py::test_new"]
+    )
     assert found.suffices and found.source == {}

@@ -41,8 +41,13 @@ def test_tasks_say_where_they_are_from(built: Built) -> None:
         assert provenance["licence"] == "MIT" and provenance["generator"] in ("mutate", "delete_function")
         assert set(task.solution_files()) == {"src/prices/__init__.py"}
         assert set(task.workspace_files()) == {
-            "src/prices/__init__.py", "tests/test_prices.py", "pytest.ini", "pyproject.toml", "README.md", "LICENSE",
-        }  # fmt: skip
+            "src/prices/__init__.py",
+            "tests/test_prices.py",
+            "pytest.ini",
+            "pyproject.toml",
+            "README.md",
+            "LICENSE",
+        }
     assert {t.info.provenance["generator"] for t in built.tasks} == {"mutate", "delete_function"}
     assert re.search(r"^prices +7 +3 +3 +3 ", built.said.stdout, re.M), built.said.stdout
     assert "3 tasks in" in built.said.stdout

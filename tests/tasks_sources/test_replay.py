@@ -133,11 +133,17 @@ def test_a_commit_whose_message_says_too_little_shows_its_tests(place: Place, tm
     test = b"def test_last():\n    assert split(110, 3) == [36, 37, 37]\n" + comment
     test += b"    assert split(50, 4) == [12, 12, 13, 13] and split(99, 5) == [19, 20, 20, 20, 20]\n"
     tests = repos.TESTS.partition(b"def test_split")[0] + test + b"\n\ndef test_one():\n    assert split(7, 1) == [7]\n"
-    code = repos.CODE.replace(b"[share + 1] * rest + [share] * (people - rest)",
-                              b"[share] * (people - rest) + [share + 1] * rest")  # fmt: skip
-    repos.write(folder, {
-        "src/prices/__init__.py": code, "tests/test_prices.py": tests, "tests/table.json": b"[2]",
-    })  # fmt: skip
+    code = repos.CODE.replace(
+        b"[share + 1] * rest + [share] * (people - rest)", b"[share] * (people - rest) + [share + 1] * rest"
+    )
+    repos.write(
+        folder,
+        {
+            "src/prices/__init__.py": code,
+            "tests/test_prices.py": tests,
+            "tests/table.json": b"[2]",
+        },
+    )
     repos.git(folder, "commit", "-q", "-a", "-m", "Be careful when splitting\n")
     report = BuildReport()
     chosen = {"kinds": ["replay"], "heldout_share": 0.0, "level": "terse"}

@@ -109,9 +109,11 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def groups(rewards: tuple[float, float]) -> list[list[Trajectory]]:
     mask = np.array([False, True, True, True])
     segment = Segment(
-        np.arange(5, 9, dtype=np.int32), mask, np.where(mask, -5.0, 0).astype(np.float32),
+        np.arange(5, 9, dtype=np.int32),
+        mask,
+        np.where(mask, -5.0, 0).astype(np.float32),
         np.where(mask, 0, -1).astype(np.int32),
-    )  # fmt: skip
+    )
     return [
         [
             Trajectory(f"t{i}", "t", "g", "train", "h", "p", "submitted", segments=[segment], rewards={"outcome": r})
@@ -126,19 +128,30 @@ def test_the_trainer_pulls_towards_the_policy_that_it_started_from(tmp_path: Pat
     for beta in (0.0, 1.0):
         root = tmp_path / str(beta)
         config = WorkerConfig(
-            policy=policy_dir, batches=root / "batches", weights=root / "weights", checkpoints=root / "checkpoints",
-            metrics=root / "metrics.jsonl", steps=12, chain=WeightSettings(fsync=False),
+            policy=policy_dir,
+            batches=root / "batches",
+            weights=root / "weights",
+            checkpoints=root / "checkpoints",
+            metrics=root / "metrics.jsonl",
+            steps=12,
+            chain=WeightSettings(fsync=False),
             train=TrainSettings(
-                fsync=False, importance=ImportanceSettings(mode="off"), schedule=ScheduleSettings(warmup_steps=0),
+                fsync=False,
+                importance=ImportanceSettings(mode="off"),
+                schedule=ScheduleSettings(warmup_steps=0),
                 optimizer=OptimizerSettings(betas=(0.0, 0.95), lr=1e-3),
             ),
-        )  # fmt: skip
+        )
         for step in range(1, 13):
             rewards = (1.0, -1.0) if step == 1 else (1.0, 1.0)
             batch, _ = build_batch(
-                groups(rewards), get_credit("mean_baseline"), step=step, batch_id=f"b{step}", generation_budget=4,
+                groups(rewards),
+                get_credit("mean_baseline"),
+                step=step,
+                batch_id=f"b{step}",
+                generation_budget=4,
                 kl_beta=beta if step > 1 else 0.0,
-            )  # fmt: skip
+            )
             if step == 1:  # both rows hold the same tokens: reward one of them only
                 batch.weights["rl"] = np.maximum(batch.weights["rl"], 0)
             batch.save(batch_path(config.batches, step))

@@ -37,9 +37,13 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
     grammars = Grammars.of(policy.tokenizer)
     grammars.prepare()
     engine = LocalEngine(
-        policy.decoder, settings=settings.engine, device=device, version=policy.version, mtp=policy.mtp,
+        policy.decoder,
+        settings=settings.engine,
+        device=device,
+        version=policy.version,
+        mtp=policy.mtp,
         grammars=grammars,
-    )  # fmt: skip
+    )
     stack.push_async_callback(engine.close)
     if settings.weights is None:
         return Opened(policy, engine, None)

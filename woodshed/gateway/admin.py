@@ -92,11 +92,17 @@ class Admin:
 
         def encoded() -> bytes:
             finished = Finished(
-                closed.id, recorder.freeze(), recorder.prefix_breaks, [vars(turn) for turn in closed.usage],
-                closed.feedback, closed.about, closed.opened,
-                [segment.messages for segment in recorder.segments] if wanted else [], closed.refusals,
+                closed.id,
+                recorder.freeze(),
+                recorder.prefix_breaks,
+                [vars(turn) for turn in closed.usage],
+                closed.feedback,
+                closed.about,
+                closed.opened,
+                [segment.messages for segment in recorder.segments] if wanted else [],
+                closed.refusals,
                 dict(closed.ignored),
-            )  # fmt: skip
+            )
             return segments_wire.encode(finished)
 
         size = sum(len(segment.tokens) for segment in recorder.segments)

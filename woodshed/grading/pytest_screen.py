@@ -95,10 +95,12 @@ class _Suspicions:
     def __init__(self, names: Names, own: frozenset[str]) -> None:
         self.names, self.own = names, own
         self.prose = {
-            id(node.body[0].value) for node in names.nodes
+            id(node.body[0].value)
+            for node in names.nodes
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.body and isinstance(node.body[0], ast.Expr)
-        }  # fmt: skip
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
 
     def found(self) -> Iterator[str]:
         for module in self.names.imports:

@@ -161,8 +161,11 @@ class Names:
                 for alias in names:
                     self.imports.append(alias.name)
                     whole = alias.asname is not None
-                    _add(scope, alias.asname or alias.name.partition(".")[0],
-                         alias.name if whole else alias.name.partition(".")[0])  # fmt: skip
+                    _add(
+                        scope,
+                        alias.asname or alias.name.partition(".")[0],
+                        alias.name if whole else alias.name.partition(".")[0],
+                    )
             case ast.ImportFrom(module=module, names=names, level=level):
                 for alias in names:
                     absolute = f"{module}.{alias.name}" if module and not level else None

@@ -74,9 +74,15 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
         run.write_progress(name, 0, 0, "fetching what harness.program needs")
     async with open_arena(recipe, run, training=False) as arena:
         results = await evaluate(
-            arena, main, store, name=name, samples=settings.samples, concurrency=settings.concurrency, progress=report,
+            arena,
+            main,
+            store,
+            name=name,
+            samples=settings.samples,
+            concurrency=settings.concurrency,
+            progress=report,
             retried=True,
-        )  # fmt: skip
+        )
         transferred = await evaluate(
             arena, transfer, store, name=f"{name}-packages", samples=settings.package_samples,
             concurrency=settings.concurrency, progress=report, retried=True,

@@ -140,9 +140,14 @@ def mapped_tree(path: str, namespace: int) -> int:
     attr = struct.pack("=QQQQ", 0x100000, 0, 0, namespace)  # MOUNT_ATTR_IDMAP
     try:
         _call(
-            f"mount_setattr {path}", MOUNT_SETATTR, ctypes.c_int(fd), b"", ctypes.c_uint(0x1000), attr,
+            f"mount_setattr {path}",
+            MOUNT_SETATTR,
+            ctypes.c_int(fd),
+            b"",
+            ctypes.c_uint(0x1000),
+            attr,
             ctypes.c_size_t(len(attr)),
-        )  # fmt: skip
+        )
     except OSError:
         os.close(fd)
         raise

@@ -132,8 +132,9 @@ class _Alter:
         # beside what is computed a bare name is most often what the test expects
         told = [v for v in computed if v.type != "identifier"] if any(map(_calls, computed)) else computed
         outer, self._noting = self._noting, True
-        noted = ", ".join(self._inner(value) if value.type == "call_expression" else rewrite(value, self.replaced)
-                          for value in told)  # fmt: skip
+        noted = ", ".join(
+            self._inner(value) if value.type == "call_expression" else rewrite(value, self.replaced) for value in told
+        )
         self._noting = outer
         # A planned test of tape counts its assertions.
         return f"woodshed_seen({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")

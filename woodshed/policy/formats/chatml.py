@@ -56,9 +56,10 @@ class ChatML(ABC):
             call = any_of([self.call_grammar(name, schema) for name, schema in reply.functions()])
             rest = [call, *reply.rest(Seq((begin, call)), Piece("\n"))]
         body = reply.options(
-            calls=Seq((begin, *rest)), text=Text(without=(CALL, *self.marks)),
+            calls=Seq((begin, *rest)),
+            text=Text(without=(CALL, *self.marks)),
             text_and_calls=Seq((Text(end=begin, without=self.marks), *rest)),
-        )  # fmt: skip
+        )
         return Seq((optional(thinking), body))
 
     def content(self, message: Message) -> str:

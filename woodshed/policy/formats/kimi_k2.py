@@ -122,9 +122,10 @@ class KimiK2Format:
             )
             rest = [call, *reply.rest(call, Piece("")), Piece(SECTION_END, True)]
         body = reply.options(
-            calls=Seq((begin, *rest)), text=Text(without=(SECTION, CALL)),
+            calls=Seq((begin, *rest)),
+            text=Text(without=(SECTION, CALL)),
             text_and_calls=Seq((Text(end=begin, without=(CALL,)), *rest)),
-        )  # fmt: skip
+        )
         return Seq((optional(thinking), body))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:

@@ -98,9 +98,10 @@ class Llama3Format:
             calls = [call, *reply.rest(call, Piece("; "))]
         before = Text(end=Piece(TAG, True), unlike=(_LIKE_A_CALL,))
         return reply.options(
-            calls=Seq(tuple(calls)), text=Text(without=(TAG,), unlike=(_LIKE_A_CALL,)),
+            calls=Seq(tuple(calls)),
+            text=Text(without=(TAG,), unlike=(_LIKE_A_CALL,)),
             text_and_calls=any_of([Seq(tuple(calls)), Seq((before, *calls))]),
-        )  # fmt: skip
+        )
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
         """Calls follow ``<|python_tag|>``, or begin a line where there is none; without tools nothing is a call.

@@ -82,9 +82,16 @@ async def _one(
     policy = wishes.policy
     try:
         ground = await asyncio.to_thread(
-            ground_of, spec, name, base, out, code=wishes.code, tests=wishes.tests, cache=cache,
+            ground_of,
+            spec,
+            name,
+            base,
+            out,
+            code=wishes.code,
+            tests=wishes.tests,
+            cache=cache,
             passing_share=wishes.passing_share,
-        )  # fmt: skip
+        )
         setter: Setter = RuleSetter()
         builder: Builder = ground.kit.builder(wishes.needs)
         judge = None

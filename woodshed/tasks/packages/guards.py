@@ -34,9 +34,15 @@ class Guard:
 
 
 def guard(
-    suite: Suite, functions: Sequence[CoveredFunction], files: Iterable[str], imports: Imports, *,
-    must: Sequence[str] = (), most: int, seconds: float,
-) -> Guard:  # fmt: skip
+    suite: Suite,
+    functions: Sequence[CoveredFunction],
+    files: Iterable[str],
+    imports: Imports,
+    *,
+    must: Sequence[str] = (),
+    most: int,
+    seconds: float,
+) -> Guard:
     """The guard of a change to ``functions`` in ``files``: at most ``most`` tests of ``seconds`` measured time in all,
     one set of parameters of every test of a rank before a second one of any. ``must`` stand first whatever they take.
     """

@@ -141,9 +141,14 @@ class Trial:
         for part in candidate.parts:  # all that the parts broke must be seen to break
             must |= dict.fromkeys(self.kept[part.slug].info.fail_to_pass)
         return guard(
-            self.suite, candidate.functions, candidate.files, self.imports, must=tuple(must),
-            most=self.settings.max_tests, seconds=self.settings.guard_seconds,
-        )  # fmt: skip
+            self.suite,
+            candidate.functions,
+            candidate.files,
+            self.imports,
+            must=tuple(must),
+            most=self.settings.max_tests,
+            seconds=self.settings.guard_seconds,
+        )
 
     @cached_property
     def imports(self) -> Imports:

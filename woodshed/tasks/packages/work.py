@@ -115,9 +115,13 @@ class PackageWork:
     def _singles(self) -> Iterator[Candidate]:
         tools = self.tools
         return candidates(
-            self.settings, self.trial.suite, self.trial.workspace, tools.change, tools.kinds & GROUPS.keys(),
+            self.settings,
+            self.trial.suite,
+            self.trial.workspace,
+            tools.change,
+            tools.kinds & GROUPS.keys(),
             self.trial.splits,
-        )  # fmt: skip
+        )
 
     def _works(self, found: Iterator[Candidate], tried: list[Candidate]) -> Iterator[Attempt]:
         """Notes in ``tried`` what it hands out."""

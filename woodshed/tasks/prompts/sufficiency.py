@@ -43,9 +43,12 @@ class Reading:
 
 
 def read_instruction(
-    instruction: str, start: Mapping[str, bytes], gold: Mapping[str, bytes], tests: Mapping[str, bytes],
+    instruction: str,
+    start: Mapping[str, bytes],
+    gold: Mapping[str, bytes],
+    tests: Mapping[str, bytes],
     failing: Sequence[str],
-) -> Reading:  # fmt: skip
+) -> Reading:
     """Hold ``instruction`` and ``start`` (all that the agent gets) against the ``failing`` tests of the files ``tests``
     (as they are graded). What the agent has word by word is not hidden."""
     unstated: set[str] = set()

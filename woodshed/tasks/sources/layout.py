@@ -41,9 +41,13 @@ class Layout:
 
 
 def find_layout(
-    project: Project, *, sources: Sequence[str] = (), tests: Sequence[str] = (), roots: Sequence[str] = (),
+    project: Project,
+    *,
+    sources: Sequence[str] = (),
+    tests: Sequence[str] = (),
+    roots: Sequence[str] = (),
     markers: str = "",
-) -> Layout:  # fmt: skip
+) -> Layout:
     """The layout of a project; ``sources``, ``tests`` and import ``roots`` given by a person are taken as they are.
 
     ``markers``: which tests a person wants, in place of what the project says of itself. Raises PackageError where it
@@ -130,18 +134,20 @@ def _sources(
 
 def _below_all(code: Sequence[str], roots: Sequence[str], *, members: bool = False) -> tuple[str, ...]:
     found = [
-        name for root in roots
+        name
+        for root in roots
         for name in _top(code, "" if root == "." else root, member=members and not root.endswith("/src"))
-    ]  # fmt: skip
+    ]
     return tuple(dict.fromkeys(found))
 
 
 def _members(project: Project, code: Sequence[str]) -> tuple[str, ...]:
     """Import roots of the projects of a monorepo: folders with project files of their own, or ``src`` in these."""
     folders = {
-        PurePosixPath(name).parent for name in project.files
+        PurePosixPath(name).parent
+        for name in project.files
         if PurePosixPath(name).name in _MEMBER_FILES and 0 < name.count("/") <= _MEMBER_DEPTH
-    }  # fmt: skip
+    }
     found = []
     for folder in sorted(f.as_posix() for f in folders if not _NOT_CODE & set(f.parts)):
         packages = [n for n in _top(code, f"{folder}/src") if f"{n}/__init__.py" in project.files]

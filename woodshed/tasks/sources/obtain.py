@@ -88,9 +88,14 @@ def _archive_name(filename: str) -> str:
 def described(package: Package, project: Project, layout: Layout) -> Package:
     """The package with its licence and its layout."""
     return replace(
-        package, licence=project.licence, sources=layout.sources, tests=layout.tests, path=layout.path, ini=layout.ini,
+        package,
+        licence=project.licence,
+        sources=layout.sources,
+        tests=layout.tests,
+        path=layout.path,
+        ini=layout.ini,
         options=layout.options,
-    )  # fmt: skip
+    )
 
 
 def project_names(spec: SourceSpec, project: Project) -> list[str]:
