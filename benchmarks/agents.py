@@ -52,7 +52,7 @@ from programs import play, recorded_as_sampled, served  # noqa: E402
 
 TEXTS = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
 TOKENIZER = Tokenizer(train_bpe(TEXTS, 4000, get_format("hermes").special_tokens))
-"""Of English and code: an agent's instructions are 300,000 characters."""
+"""Trained on English and code, because an agent's instructions have up to 300,000 characters."""
 
 MENDED = toy.SHAPES.replace("width + height", "width * height")
 _CALLED = re.compile(r'"name": "(\w+)"')
@@ -236,7 +236,7 @@ def episode(task: Task, layers: LayerStore, program: ProgramSettings, replies: I
     said = iter(replies)
 
     def say(prompt: list[int]) -> list[int]:
-        """What is asked beside the task, such as a title for it, has no tools."""
+        """Answer a request; one that offers no tools (an agent asks for a title, say) gets a plain reply."""
         beside = tool and f'"{tool}"' not in TOKENIZER.decode(prompt)
         return TOKENIZER.encode("Mend it.<|im_end|>" if beside else next(said, "Done.<|im_end|>"), allow_special=True)
 

@@ -31,7 +31,7 @@ from tests.faults.ground import UNTRIED, Found  # noqa: E402
 
 
 def tried(cause: Cause, backend: str, layers: LayerStore) -> dict[str, Any]:
-    """What became of one cause."""
+    """Try one cause and return its row of the result: expected and found source, state, seconds."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             found, seconds = asyncio.run(attempt(cause, Path(folder), layers, backend))

@@ -35,7 +35,7 @@ from woodshed.recipe.load import dump_recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 USER = 54322
-"""Of the ordinary user; it needs no entry in /etc/passwd."""
+"""User id of the ordinary user. No entry in /etc/passwd is needed."""
 
 QUICK = [
     "tests/recipe",
@@ -110,7 +110,7 @@ def interpreters() -> list[Interpreter]:
 
 
 def combinations(tests: str) -> list[Combination]:
-    """Those that tell most come first."""
+    """All combinations to run, the most informative first."""
     users = (True, False) if os.geteuid() == 0 else (False,)
     all_of = interpreters()
     kinds = ["no compiler", "wheel", "umask 077, spaces, home missing", "home read-only"]

@@ -1,5 +1,5 @@
-"""What the gateway adds to a turn, whether a thousand streams at once lose anything, how long it is silent while
-hostile requests arrive (``stalls.py``), and which agents of others work.
+"""Measure the gateway: time added to a turn, losses in a thousand concurrent streams, the longest stall under hostile
+requests (``stalls.py``), and unmodified external agents.
 
     python benchmarks/gateway.py [--streams 1000] [--without-agents] [--out benchmarks/results/gateway.json]
 

@@ -1,4 +1,4 @@
-"""What a grammar costs, and what the trainer finds of it; writes benchmarks/results/grammar.json.
+"""Measure the cost of a grammar and compare log-probabilities of engine and trainer; writes results/grammar.json.
 
     python benchmarks/grammar.py [--vocabulary 150000] [--completions 64]
 

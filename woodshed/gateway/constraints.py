@@ -40,12 +40,11 @@ class Constraints:
     async def grammar(self, request: Request) -> str | None:
         """The grammar to sample under; None for none. Raises ApiError, for what cannot be forced with its reason."""
         rules = request.rules
-        demanded = rules.must_call or rules.only is not None or rules.schema is not None
         wished = request.call_tools and bool(request.tools) and (rules.one_call or bool(rules.strict))
-        if not demanded and not wished:
+        if not rules.demanded and not wished:
             return None
         refused = MISSING if library() is None else self._engine.grammars_refused()
-        if refused is not None and not demanded:
+        if refused is not None and not rules.demanded:
             return None
         tools = self._rendering.known(request.tools)
         name = (id(tools), request.call_tools, rules.key)
@@ -62,10 +61,9 @@ class Constraints:
     def _made(self, rules: ReplyRules, tools: Tools, refused: str | None) -> str | None:
         """Beside the event loop: there may be thousands of tools."""
         reply = _reply(rules, tools)
-        if rules.schema is None and not rules.must_call and rules.only is None:  # only wishes
-            if not rules.one_call and not reply.tools_strict:
-                return None
-        elif refused is not None:
+        if not rules.demanded and not rules.one_call and not reply.tools_strict:
+            return None
+        if refused is not None:
             raise invalid(_field(rules), f"cannot be forced here: {refused}", "unsupported_value")
         for field, what, schema in _schemas(reply, rules):
             if (large := too_large(schema)) is not None:

@@ -24,6 +24,11 @@ class ReplyRules:
     schema: dict[str, Any] | None = None
     schema_field: str = ""
 
+    @property
+    def demanded(self) -> bool:
+        """Whether a reply must keep to the rules; where not, they are wishes."""
+        return self.must_call or self.only is not None or self.schema is not None
+
     @cached_property
     def key(self) -> str:
         """The same for equal rules. Worked out where the request is read: a schema may be large."""

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from woodshed.grading.node.syntax import SUFFIXES
 from woodshed.tasks.packages.catalogue import Package
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.surroundings import MAX_FILE_BYTES, surroundings
+from woodshed.tasks.packages.surroundings import is_text, surroundings
 from woodshed.tasks.packages.workspace import below
 
 from .project import NodeProject
@@ -67,14 +67,10 @@ def protected_globs(package: Package) -> tuple[str, ...]:
 
 def _allowed(name: str, data: bytes) -> bool:
     path = PurePosixPath(name)
-    if path.suffix not in _ALLOWED or len(data) > MAX_FILE_BYTES or path.name.startswith("."):
+    if path.suffix not in _ALLOWED or path.name.startswith("."):
         return False
     if path.name in ("package.json", "package-lock.json") or name.endswith(".min.js"):
         return False
     if any(part in _FORBIDDEN for part in path.parts[:-1]):
         return False
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+    return is_text(data)

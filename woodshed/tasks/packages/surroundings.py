@@ -30,7 +30,7 @@ def surroundings(files: Mapping[str, bytes], taken: Collection[str] = (), *, pro
     found: dict[str, bytes] = {}
     total = 0
     for name, data in sorted(files.items()):
-        if name in taken or not is_surrounding(name, project=project) or not _is_text(data):
+        if name in taken or not is_surrounding(name, project=project) or not is_text(data):
             continue
         if total + len(data) <= MAX_BYTES:
             found[name] = data
@@ -51,7 +51,8 @@ def is_surrounding(name: str, *, project: bool = True) -> bool:
     return _PROSE.fullmatch(path.name) is not None or (project and named)
 
 
-def _is_text(data: bytes) -> bool:
+def is_text(data: bytes) -> bool:
+    """Whether a file is UTF-8 text of at most MAX_FILE_BYTES."""
     if len(data) > MAX_FILE_BYTES or b"\0" in data:
         return False
     try:
