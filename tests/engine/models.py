@@ -49,7 +49,9 @@ def decoder(config: DecoderConfig = DENSE, seed: int = 0, sharpness: float = 25.
 
 
 def slow(policy: Decoder, seconds: float = 0.004, until: threading.Event | None = None) -> Decoder:
-    """The same, whose steps take so long that something can be done between two of them; ``until``: then no more."""
+    """The same, whose steps take so long that something can be done between two of them; ``until``: then no more.
+
+    Only for engines that compute with torch's operators: their own kernels do not call ``forward``."""
     forward, over = policy.forward, until or threading.Event()
 
     def slowly(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling
+from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import Decoder
 from woodshed.weights.follow import Follower
 
@@ -77,14 +78,16 @@ class Standin:
         )
         task = self._running[name] = asyncio.ensure_future(work)
         try:
-            while not task.done() or fresh:
+            ended = False
+            while not ended:
                 await asyncio.sleep(0.002)
+                ended = task.done()
                 sent = fresh[:]
                 del fresh[: len(sent)]
-                if sent and not (task.done() and not fresh):
+                if ended:
+                    yield _event(name, sent, task.result(), label=self._name)
+                elif sent:
                     yield _event(name, sent, None)
-                elif task.done() and not fresh:
-                    yield _event(name, sent, task.result(), label=self._name, before=len(body["token_ids"]))
             usage = {"prompt_tokens_details": {"cached_tokens": task.result().cached_tokens}}
             yield f"data: {json.dumps({'request_id': name, 'usage': usage, 'choices': []})}\n\ndata: [DONE]\n\n"
         finally:
@@ -147,7 +150,7 @@ class Standin:
 
 
 def _event(
-    name: str, sent: list[tuple[int, float, int]], done: Completion | None, label: Any = None, before: int = 0
+    name: str, sent: list[tuple[int, float, int]], done: Completion | None, label: Any = None
 ) -> str:
     content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p, _ in sent]
     choice: dict[str, Any] = {
@@ -172,7 +175,7 @@ def _event(
 
 @asynccontextmanager
 async def standing_in(policy: Decoder, *, version: int = 0) -> AsyncIterator[Standin]:
-    engine = LocalEngine(policy, version=version)
+    engine = LocalEngine(policy, version=version, settings=EngineSettings(native="off"))  # for ``slow`` policies
     standin = Standin(engine)
     config = uvicorn.Config(standin.app(), port=0, lifespan="off", log_level="critical")
     server = uvicorn.Server(config)
