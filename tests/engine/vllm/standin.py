@@ -149,9 +149,7 @@ class Standin:
         return JSONResponse({"is_paused": self.paused})
 
 
-def _event(
-    name: str, sent: list[tuple[int, float, int]], done: Completion | None, label: Any = None
-) -> str:
+def _event(name: str, sent: list[tuple[int, float, int]], done: Completion | None, label: Any = None) -> str:
     content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p, _ in sent]
     choice: dict[str, Any] = {
         "index": 0, "finish_reason": None, "token_ids": [t for t, _, _ in sent], "logprobs": {"content": content},
