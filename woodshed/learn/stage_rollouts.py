@@ -18,9 +18,9 @@ from ..recipe.recipe import Recipe
 from ..record.store import TrajectoryStore
 from ..record.task import Task
 from ..record.trajectory import Trajectory
+from ..rl.algorithms import load_algorithm
 from ..rl.batching import build_batch
 from ..rl.controller import Controller
-from ..rl.credit import get_credit
 from ..rl.failures import INFRA, RunFailing
 from ..rl.ledger import Ledger
 from ..sandbox.pool import Pool
@@ -107,7 +107,9 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.rl
     store = TrajectoryStore(run.trajectories)
     ledger = Ledger(run.ledger)
-    credit = get_credit(settings.credit)
+    algorithm = load_algorithm(
+        settings.algorithm, budget=settings.generation_budget, options=settings.algorithm_options
+    )
     pace = Pace()
     chain = run.chain(recipe.weights.store)
     head = Head(chain, seconds=1.0 if recipe.weights.store else 0.0)
@@ -118,7 +120,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
         batch, counts = build_batch(
             groups,
-            credit,
+            algorithm,
             step=step,
             batch_id=f"step-{step:06d}",
             generation_budget=settings.generation_budget,

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ..grading.settings import EffortWeights, JudgeSettings, MonitorSettings
 from ..record.settings import Settings
+from .algorithms import names
 
 
 class RewardSettings(Settings):
@@ -65,8 +66,11 @@ class RLSettings(Settings):
     """Tries per rollout before an infrastructure error is recorded as its outcome."""
     max_failures: int = Field(default=16, ge=1)
     """Rollouts in a row that end so before the run stops and says what fails."""
-    credit: Literal["mean_baseline", "leave_one_out", "grpo"] = "mean_baseline"
-    """Advantage within a group; the default subtracts the mean and never divides by the deviation."""
+    algorithm: str = "mean_baseline"
+    """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
+    deviation), leave_one_out, grpo, gspo, or ``"module:Class"`` of your own."""
+    algorithm_options: dict[str, bool | int | float | str] = {}
+    """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
     kl_beta: float = Field(default=0.0, ge=0)
@@ -83,6 +87,8 @@ class RLSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:
+        if ":" not in self.algorithm and self.algorithm not in names():
+            raise ValueError(f"unknown algorithm {self.algorithm!r}; known: {', '.join(names())}, or 'module:Class'")
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
         if self.mode == "sync" and self.max_staleness != 0:

@@ -1,0 +1,94 @@
+"""What every algorithm does, and how to get one by name or by reference.
+
+An algorithm sees whole trajectories: the graded rollouts of one task, those apart that were lost to infrastructure or
+are quarantined. It says what every token weighs in which loss part (``train/parts.py``). To add one, write a class with
+``annotate`` in a file of its own, anywhere, and put ``"my_module:MyClass"`` where a recipe names the algorithm; keyword
+arguments of the class are ``rl.algorithm_options``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from woodshed.record.trajectory import Trajectory
+
+Weights = Mapping[str, NDArray[np.float32]]
+"""Loss part -> weight ``[T]`` of each token of a segment; a weight at t applies to predicting token t."""
+
+_NAMES = {
+    "mean_baseline": "MeanBaseline",
+    "leave_one_out": "LeaveOneOut",
+    "grpo": "Grpo",
+    "gspo": "Gspo",
+}
+
+
+class Algorithm(Protocol):
+    parts: tuple[str, ...]
+    """The loss parts that it weighs. Each is divided by a constant: rollouts of a batch x ``generation_budget``."""
+
+    def __init__(self, budget: int) -> None:
+        """``budget``: tokens that a rollout may sample, ``rl.generation_budget``."""
+
+    def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
+        """For each of at least two trajectories, for each of its segments: what the tokens weigh.
+
+        Tokens that were not sampled, and the first of a segment, must weigh 0.
+        """
+        ...
+
+
+def spread(trajectory: Trajectory, advantage: float, part: str = "rl") -> list[Weights]:
+    """Every sampled token of every segment weighs ``advantage``, the summaries that the policy wrote included."""
+    return [{part: np.where(predicted(s.sampled), advantage, 0).astype(np.float32)} for s in trajectory.segments]
+
+
+def predicted(sampled_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The sampled tokens without the first of the context, which nothing predicts."""
+    found_T = sampled_T.copy()
+    found_T[:1] = False
+    return found_T
+
+
+def rewards_of(group: Sequence[Trajectory]) -> NDArray[np.float64]:
+    return np.array([t.reward for t in group], np.float64)
+
+
+def centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """R - mean(R); exactly 0 where all are equal, whatever rounding leaves."""
+    gaps_G = rewards_G - rewards_G.mean()
+    return np.where(np.abs(gaps_G) < 1e-9, 0.0, gaps_G)
+
+
+def names() -> tuple[str, ...]:
+    """The algorithms that come with Woodshed."""
+    return tuple(_NAMES)
+
+
+def load_algorithm(name: str, *, budget: int, options: Mapping[str, Any] | None = None) -> Algorithm:
+    """The algorithm of a name, or of a reference ``"module:Class"``. Raises ValueError that says what is wrong."""
+    if ":" in name:
+        place, _, attribute = name.partition(":")
+    elif name in _NAMES:
+        place, attribute = f"{__package__}.{name}", _NAMES[name]
+    else:
+        raise ValueError(f"rl.algorithm: unknown algorithm {name!r}; known: {', '.join(_NAMES)}, or 'module:Class'")
+    try:
+        kind = getattr(import_module(place), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"rl.algorithm: {name!r} cannot be loaded: {error}") from error
+    if not callable(getattr(kind, "annotate", None)) or not getattr(kind, "parts", ()):
+        raise ValueError(f"rl.algorithm: {name!r} lacks annotate or parts; see woodshed.rl.algorithms.Algorithm")
+    options = dict(options or {})
+    known = [n for n, p in inspect.signature(kind).parameters.items() if n != "budget" and p.kind != p.VAR_KEYWORD]
+    if unknown := sorted(set(options) - set(known)):
+        said = f"known: {', '.join(known)}" if known else "it takes none"
+        raise ValueError(f"rl.algorithm_options: {name} has no option {unknown[0]!r}; {said}")
+    made: Algorithm = kind(budget, **options)
+    return made
