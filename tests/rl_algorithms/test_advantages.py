@@ -110,7 +110,7 @@ def test_an_algorithm_by_reference() -> None:
         ("ppo", {}, "unknown algorithm 'ppo'; known: mean_baseline, leave_one_out, grpo, gspo, or 'module:Class'"),
         ("grpo", {"lenght": True}, "grpo has no option 'lenght'; known: std, length"),
         ("mean_baseline", {"std": True}, "mean_baseline has no option 'std'; it takes none"),
-        ("no.such.module:A", {}, "cannot be loaded: No module named 'no'"),
+        ("no.such.module:A", {}, "cannot be loaded: ModuleNotFoundError: No module named 'no'"),
         (f"{__name__}:Nobody", {}, "cannot be loaded"),
         ("collections:Counter", {}, "lacks annotate or parts"),
     ],

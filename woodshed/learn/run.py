@@ -24,6 +24,7 @@ from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
 from ..record.cache import cache_directory
 from ..record.task import TaskError
+from ..rl.algorithms import load_algorithm
 from ..sandbox.protocol import SandboxError
 from ..tasks.packages.catalogue import load_catalogue
 from ..tasks.packages.index import Index, PackageError
@@ -150,6 +151,11 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
+    settings = recipe.rl
+    try:
+        load_algorithm(settings.algorithm, budget=settings.generation_budget, options=settings.algorithm_options)
+    except ValueError as error:
+        raise RunError(str(error)) from None
     if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":
         try:
             judge_key(recipe.rl.judge)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ..grading.settings import EffortWeights, JudgeSettings, MonitorSettings
+from ..record.extension import is_reference
 from ..record.settings import Settings
 from .algorithms import names
 
@@ -87,7 +88,7 @@ class RLSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:
-        if ":" not in self.algorithm and self.algorithm not in names():
+        if not is_reference(self.algorithm) and self.algorithm not in names():
             raise ValueError(f"unknown algorithm {self.algorithm!r}; known: {', '.join(names())}, or 'module:Class'")
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")

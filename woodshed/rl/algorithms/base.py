@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from woodshed.record.extension import is_reference, load_reference
 from woodshed.record.trajectory import Trajectory
 
 Weights = Mapping[str, NDArray[np.float32]]
@@ -73,16 +73,10 @@ def names() -> tuple[str, ...]:
 
 def load_algorithm(name: str, *, budget: int, options: Mapping[str, Any] | None = None) -> Algorithm:
     """The algorithm of a name, or of a reference ``"module:Class"``. Raises ValueError that says what is wrong."""
-    if ":" in name:
-        place, _, attribute = name.partition(":")
-    elif name in _NAMES:
-        place, attribute = f"{__package__}.{name}", _NAMES[name]
-    else:
+    if name not in _NAMES and not is_reference(name):
         raise ValueError(f"rl.algorithm: unknown algorithm {name!r}; known: {', '.join(_NAMES)}, or 'module:Class'")
-    try:
-        kind = getattr(import_module(place), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"rl.algorithm: {name!r} cannot be loaded: {error}") from error
+    place = f"{__package__}.{name}:{_NAMES[name]}" if name in _NAMES else name
+    kind = load_reference(place, "rl.algorithm")
     if not callable(getattr(kind, "annotate", None)) or not getattr(kind, "parts", ()):
         raise ValueError(f"rl.algorithm: {name!r} lacks annotate or parts; see woodshed.rl.algorithms.Algorithm")
     options = dict(options or {})
