@@ -28,8 +28,8 @@ class BatchStats:
     """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``quarantined`` and
     ``unpaired`` add up to ``rollouts``.
 
-    ``unpaired``: rollouts whose group had fewer than two left to compare. ``zero_advantage``: rollouts no token of
-    which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
+    ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
+    of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
     token.
     """
 
@@ -76,13 +76,13 @@ def build_batch(
         if len({t.task for t in group}) > 1:
             raise ValueError(f"build_batch: group {group[0].group} mixes tasks {sorted({t.task for t in group})}")
         stats.rollouts += len(group)
-        graded = [t for t in group if t.status != "infra_error"]
-        valid = [t for t in graded if not left_out(t)]
-        stats.infra_errors += len(group) - len(graded)
-        stats.quarantined += len(graded) - len(valid)
+        valid = shown(group, left_out)
+        lost = sum(t.status == "infra_error" for t in group)
+        stats.infra_errors += lost
+        stats.quarantined += len(group) - lost - len(valid)
         rewards += [t.reward for t in valid]
         best += [max(t.reward for t in valid)] if valid else []
-        if len(valid) < 2:
+        if len(valid) < algorithm.least:
             stats.unpaired += len(valid)
             continue
         annotated = algorithm.annotate(valid)
@@ -101,6 +101,29 @@ def build_batch(
     denominators = {part: float(count * generation_budget) for part in parts}
     batch = pack(rows, id=batch_id, step=step, denominators=denominators, info={"stats": asdict(stats)})
     return batch, stats
+
+
+def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -> list[Trajectory]:
+    """What an algorithm sees of a group: neither what was lost to infrastructure nor what is quarantined."""
+    return [t for t in group if t.status != "infra_error" and not left_out(t)]
+
+
+@dataclass
+class History:
+    """Tells an algorithm the groups of all batches before a step, whichever of them an earlier process has built."""
+
+    algorithm: Algorithm
+    groups_of: Callable[[int], Sequence[Sequence[Trajectory]]]
+    left_out: Callable[[Trajectory], bool]
+    _told: int = 0
+
+    def until(self, step: int) -> None:
+        """Call it before the batch of ``step`` is built; steps never go back."""
+        if type(self.algorithm).observe is Algorithm.observe:
+            return
+        for earlier in range(self._told + 1, step):
+            self.algorithm.observe([shown(group, self.left_out) for group in self.groups_of(earlier)])
+            self._told = earlier
 
 
 def _sequences(

@@ -53,8 +53,8 @@ class RLSettings(Settings):
     """Optimizer steps."""
     groups_per_step: int = Field(default=12, ge=1)
     """Groups (prompts) in one batch."""
-    group_size: int = Field(default=8, ge=2)
-    """Rollouts of one prompt, G."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of one prompt, G; 1 only for algorithms that compare with earlier rollouts (``reinforce``)."""
     mode: Literal["async", "sync"] = "async"
     """``sync`` waits for the weights of a step before it dispatches the next: for comparison only."""
     max_staleness: int = Field(default=1, ge=0)
@@ -69,7 +69,7 @@ class RLSettings(Settings):
     """Rollouts in a row that end so before the run stops and says what fails."""
     algorithm: str = "mean_baseline"
     """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
-    deviation), leave_one_out, grpo, gspo, or ``"module:Class"`` of your own."""
+    deviation), leave_one_out, grpo, gspo, reinforce, or ``"module:Class"`` of your own."""
     algorithm_options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)

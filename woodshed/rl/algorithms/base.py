@@ -9,8 +9,9 @@ arguments of the class are ``rl.algorithm_options``.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +27,33 @@ _NAMES = {
     "leave_one_out": "LeaveOneOut",
     "grpo": "Grpo",
     "gspo": "Gspo",
+    "reinforce": "Reinforce",
 }
 
 
-class Algorithm(Protocol):
-    parts: tuple[str, ...]
-    """The loss parts that it weighs. Each is divided by a constant: rollouts of a batch x ``generation_budget``."""
+class Algorithm(ABC):
+    """Derive from it; keyword arguments of ``__init__`` beyond ``budget`` are options of the recipe."""
+
+    parts: ClassVar[tuple[str, ...]] = ("rl",)
+    """The loss parts that it weighs. Each is divided by a constant: rollouts of a batch x ``budget``."""
+
+    least: ClassVar[int] = 2
+    """Rollouts of a group that it needs at least."""
 
     def __init__(self, budget: int) -> None:
         """``budget``: tokens that a rollout may sample, ``rl.generation_budget``."""
+        self.budget = budget
 
+    @abstractmethod
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
-        """For each of at least two trajectories, for each of its segments: what the tokens weigh.
+        """For each of at least ``least`` trajectories, for each of its segments: what the tokens weigh.
 
         Tokens that were not sampled, and the first of a segment, must weigh 0.
         """
-        ...
+
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:  # noqa: B027  (nothing is kept by default)
+        """Told the groups of every batch in the order of steps, once the batch is annotated, as ``annotate`` saw them;
+        after a restart all from the first step on. What an algorithm keeps from batch to batch, it keeps from here."""
 
 
 def spread(trajectory: Trajectory, advantage: float, part: str = "rl") -> list[Weights]:
@@ -77,12 +89,14 @@ def load_algorithm(name: str, *, budget: int, options: Mapping[str, Any] | None 
         raise ValueError(f"rl.algorithm: unknown algorithm {name!r}; known: {', '.join(_NAMES)}, or 'module:Class'")
     place = f"{__package__}.{name}:{_NAMES[name]}" if name in _NAMES else name
     kind = load_reference(place, "rl.algorithm")
-    if not callable(getattr(kind, "annotate", None)) or not getattr(kind, "parts", ()):
-        raise ValueError(f"rl.algorithm: {name!r} lacks annotate or parts; see woodshed.rl.algorithms.Algorithm")
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ValueError(f"rl.algorithm: {name!r} is no class that derives from woodshed.rl.algorithms.Algorithm")
     options = dict(options or {})
     known = [n for n, p in inspect.signature(kind).parameters.items() if n != "budget" and p.kind != p.VAR_KEYWORD]
     if unknown := sorted(set(options) - set(known)):
         said = f"known: {', '.join(known)}" if known else "it takes none"
         raise ValueError(f"rl.algorithm_options: {name} has no option {unknown[0]!r}; {said}")
-    made: Algorithm = kind(budget, **options)
-    return made
+    try:
+        return kind(budget, **options)
+    except TypeError as error:  # it is abstract, say
+        raise ValueError(f"rl.algorithm: {name!r}: {error}") from None

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from woodshed.record.trajectory import Trajectory
 
-from .base import Weights, centred, predicted, rewards_of, spread
+from .base import Algorithm, Weights, centred, predicted, rewards_of, spread
 
 EPSILON = 1e-4
 
 
-class Grpo:
+class Grpo(Algorithm):
     """A = (R - mean) / (std + 1e-4), with the sample standard deviation (ddof 1) as in TRL, over the rollout's own
     length, in the clipped surrogate (loss part ``ppo``).
 
@@ -22,10 +22,11 @@ class Grpo:
     k3.
     """
 
-    parts: tuple[str, ...] = ("ppo",)
+    parts = ("ppo",)
 
     def __init__(self, budget: int, *, std: bool = True, length: bool = True) -> None:
-        self.budget, self.std, self.length = budget, std, length
+        super().__init__(budget)
+        self.std, self.length = std, length
 
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
         scales_G = self.budget / lengths_of(group) if self.length else np.ones(len(group))

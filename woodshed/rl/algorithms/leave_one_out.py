@@ -6,17 +6,12 @@ from collections.abc import Sequence
 
 from woodshed.record.trajectory import Trajectory
 
-from .base import Weights, centred, rewards_of, spread
+from .base import Algorithm, Weights, centred, rewards_of, spread
 
 
-class LeaveOneOut:
+class LeaveOneOut(Algorithm):
     """A = R_i - mean over j != i of R_j, which is the mean baseline's advantage times G / (G - 1): unbiased, since
     the baseline does not depend on the rollout itself."""
-
-    parts = ("rl",)
-
-    def __init__(self, budget: int) -> None:
-        del budget
 
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
         advantages_G = centred(rewards_of(group)) * len(group) / (len(group) - 1)

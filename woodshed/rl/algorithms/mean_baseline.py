@@ -6,18 +6,13 @@ from collections.abc import Sequence
 
 from woodshed.record.trajectory import Trajectory
 
-from .base import Weights, centred, rewards_of, spread
+from .base import Algorithm, Weights, centred, rewards_of, spread
 
 
-class MeanBaseline:
+class MeanBaseline(Algorithm):
     """A = R - mean(R) for every sampled token. Never divided by the standard deviation: in a group whose outcomes are
     all equal that would blow up whatever small differences a length penalty leaves. Never divided by a rollout's own
     length either: that would make long failures cheap."""
-
-    parts = ("rl",)
-
-    def __init__(self, budget: int) -> None:
-        del budget
 
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
         advantages_G = centred(rewards_of(group))
