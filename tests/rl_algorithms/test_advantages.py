@@ -144,8 +144,8 @@ def test_reinforce_against_a_decayed_mean_by_bucket() -> None:
             known = of if len(of) >= 4 else [r for _, r in seen]
             weights = 0.5 ** (np.arange(len(known))[::-1] / 5.0)
             expected = t.reward - float(np.average(known, weights=weights)) if len(known) >= 4 else 0.0
-            (weight,) = ours.annotate([t])[0]
-            np.testing.assert_allclose(ours.annotate([t])[0][0][weight], [0, expected, expected], rtol=1e-5, atol=1e-7)
+            ((found,),) = ours.annotate([t])
+            np.testing.assert_allclose(found["rl"], [0, expected, expected], rtol=1e-5, atol=1e-7)
         ours.observe([[t] for t in made])
         seen += [(t.labels.get("user", ""), t.reward) for t in made]
 

@@ -24,8 +24,6 @@ from ..recipe.load import RecipeError, dump_recipe, load_recipe
 from ..recipe.recipe import Recipe
 from ..record.cache import cache_directory
 from ..record.task import TaskError
-from ..rl.algorithms import load_algorithm
-from ..rl.settings import RLSettings
 from ..sandbox.protocol import SandboxError
 from ..tasks.packages.catalogue import load_catalogue
 from ..tasks.packages.index import Index, PackageError
@@ -152,7 +150,10 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
-    _check_algorithm(recipe.rl)
+    try:
+        recipe.rl.make_algorithm()
+    except ValueError as error:
+        raise RunError(str(error)) from None
     if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":
         try:
             judge_key(recipe.rl.judge)
@@ -170,19 +171,6 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         check_boxes(recipe.sandbox)
     except (OSError, SandboxError) as error:
         raise RunError(str(error)) from None
-
-
-def _check_algorithm(settings: RLSettings) -> None:
-    name = settings.algorithm
-    try:
-        made = load_algorithm(name, budget=settings.generation_budget, options=settings.algorithm_options)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-    if made.least > settings.group_size:
-        raise RunError(
-            f"rl.group_size is {settings.group_size}: {name} compares at least {made.least} rollouts of a prompt; "
-            "raise it, or choose rl.algorithm='reinforce'"
-        )
 
 
 def _check_store(recipe: Recipe, run: RunDirectory) -> None:

@@ -18,7 +18,6 @@ from ..recipe.recipe import Recipe
 from ..record.store import TrajectoryStore
 from ..record.task import Task
 from ..record.trajectory import Trajectory
-from ..rl.algorithms import load_algorithm
 from ..rl.batching import History, build_batch
 from ..rl.controller import Controller
 from ..rl.failures import INFRA, RunFailing
@@ -107,9 +106,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.rl
     store = TrajectoryStore(run.trajectories)
     ledger = Ledger(run.ledger)
-    algorithm = load_algorithm(
-        settings.algorithm, budget=settings.generation_budget, options=settings.algorithm_options
-    )
+    algorithm = settings.make_algorithm()
     pace = Pace()
     chain = run.chain(recipe.weights.store)
     head = Head(chain, seconds=1.0 if recipe.weights.store else 0.0)

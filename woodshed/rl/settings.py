@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from ..grading.settings import EffortWeights, JudgeSettings, MonitorSettings
 from ..record.extension import is_reference
 from ..record.settings import Settings
-from .algorithms import names
+from .algorithms import Algorithm, load_algorithm
 
 
 class RewardSettings(Settings):
@@ -88,10 +88,20 @@ class RLSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:
-        if not is_reference(self.algorithm) and self.algorithm not in names():
-            raise ValueError(f"unknown algorithm {self.algorithm!r}; known: {', '.join(names())}, or 'module:Class'")
+        if not is_reference(self.algorithm):  # code of the user's own is loaded by those who run it
+            self.make_algorithm()
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
         return self
+
+    def make_algorithm(self) -> Algorithm:
+        """The algorithm of ``algorithm`` and its options. Raises ValueError."""
+        made = load_algorithm(self.algorithm, budget=self.generation_budget, options=self.algorithm_options)
+        if made.least > self.group_size:
+            raise ValueError(
+                f"group_size is {self.group_size}: {self.algorithm} compares at least {made.least} rollouts of a prompt; "
+                'raise rl.group_size, or choose rl.algorithm="reinforce"'
+            )
+        return made
