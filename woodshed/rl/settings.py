@@ -101,7 +101,7 @@ class RLSettings(Settings):
         made = load_algorithm(self.algorithm, budget=self.generation_budget, options=self.algorithm_options)
         if made.least > self.group_size:
             raise ValueError(
-                f"group_size is {self.group_size}: {self.algorithm} compares at least {made.least} rollouts of a prompt;"
-                ' raise rl.group_size, or choose rl.algorithm="reinforce"'
+                f"group_size is {self.group_size}: {self.algorithm} compares at least {made.least} rollouts of a prompt"
+                '; raise rl.group_size, or choose rl.algorithm="reinforce"'
             )
         return made
