@@ -36,8 +36,8 @@ from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.record.cache import cache_directory
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
+from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
-from woodshed.rl.credit import get_credit
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
 from woodshed.train.settings import ImportanceSettings, OptimizerSettings, ScheduleSettings, TrainSettings
@@ -252,7 +252,9 @@ def train(group: Sequence[Trajectory]) -> dict[str, Any]:
     """Steps of RL on one group. The loss is minus advantage times log-probability: it falls exactly if what was
     rewarded becomes likelier than what was not."""
     sampled = sum(int(segment.sampled.sum()) for done in group for segment in done.segments)
-    batch, _ = build_batch([group], get_credit("grpo"), step=1, batch_id="agents", generation_budget=sampled)
+    batch, _ = build_batch(
+        [group], load_algorithm("grpo", budget=sampled), step=1, batch_id="agents", generation_budget=sampled
+    )
     config = DecoderConfig(
         vocab_size=TOKENIZER.vocab_size, d_model=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=32, d_ff=64,
         max_positions=1 << 17,

@@ -18,8 +18,8 @@ from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.segment import Constraint, Segment
 from woodshed.record.trajectory import Trajectory
+from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import allowed_sets, build_batch
-from woodshed.rl.credit import get_credit
 from woodshed.train.batch import BatchError, TrainBatch
 from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.loss import Observed, backward
@@ -81,7 +81,9 @@ def of_two_turns(
 
 def batch_of(group: list[Trajectory], **fields: Any) -> TrainBatch:
     given = {"grammars": lambda: GRAMMARS, **fields}
-    return build_batch([group], get_credit("mean_baseline"), step=1, batch_id="b", generation_budget=64, **given)[0]
+    return build_batch(
+        [group], load_algorithm("mean_baseline", budget=10), step=1, batch_id="b", generation_budget=64, **given
+    )[0]
 
 
 def observed(policy: Decoder, batch: TrainBatch) -> Observed:
@@ -138,9 +140,8 @@ def test_gradients_are_those_of_autograd_among_the_allowed_tokens() -> None:
     twin = Decoder(policy.config, seed=None, dtype=torch.float64)
     twin.load_state_dict({k: v.double() for k, v in policy.state_dict().items()})
     language, total = texts(SCHEMA), torch.zeros((), dtype=torch.float64)
-    advantages = {
-        t.id: a for t, a in zip(group, get_credit("mean_baseline").advantages(np.array([t.reward for t in group])))
-    }
+    mean = np.mean([t.reward for t in group])
+    advantages = {t.id: t.reward - mean for t in group}
     for trajectory in group:
         (segment,) = trajectory.segments
         tokens = torch.from_numpy(segment.tokens.astype(np.int64))

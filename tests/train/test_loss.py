@@ -10,8 +10,10 @@ from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.train.batch import BatchError, Sequence, TrainBatch, pack
 from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.loss import Observed, backward
+from woodshed.train.metrics import summarise
 from woodshed.train.packing import micro_batches
-from woodshed.train.settings import ImportanceSettings, TrainSettings
+from woodshed.train.parts import Tokens, ref_kl
+from woodshed.train.settings import ClipSettings, ImportanceSettings, KlSettings, TrainSettings
 
 from .conftest import CONFIG, MOE
 
@@ -26,10 +28,20 @@ def gradients(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> t
     return {n: p.grad.clone() for n, p in decoder.named_parameters() if p.grad is not None}, seen
 
 
+def clipped(ratio: Tensor, weight: Tensor, low: float, high: float) -> Tensor:
+    return -torch.minimum(ratio * weight, torch.clip(ratio, 1 - low, 1 + high) * weight)
+
+
 def reference(
-    decoder: Decoder, batch: TrainBatch, coefficient, routes: bool = False
+    decoder: Decoder,
+    batch: TrainBatch,
+    coefficient=torch.ones_like,
+    routes: bool = False,
+    settings: TrainSettings | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """float64 autograd, one sequence at a time, no padding, no chunks."""
+    """float64 autograd, one sequence at a time, no padding, no chunks. The sum is what is differentiated, so with k1 it
+    is not what is reported."""
+    settings = settings or TrainSettings()
     twin = Decoder(decoder.config, seed=None, dtype=torch.float64)
     twin.load_state_dict({k: v.double() for k, v in decoder.state_dict().items()})
     total = torch.zeros((), dtype=torch.float64)
@@ -48,9 +60,17 @@ def reference(
                 value = -weight * ratio * logp
             elif part == "ce":
                 value = -weight * logp
+            elif part == "ppo":
+                ratio = (logp - behaviour.nan_to_num()).exp()
+                value = clipped(ratio, weight, settings.clip.low, settings.clip.high)
+            elif part == "gspo":  # the published objective, which weighs all tokens of a sequence alike
+                used = weight != 0
+                whole = (logp - behaviour)[used].mean().exp()
+                value = clipped(whole, weight[used], settings.sequence_clip.low, settings.sequence_clip.high)
             else:
-                ref = torch.from_numpy(batch.ref_logprobs[span][1:]).double().nan_to_num()
-                value = weight * ratio * (logp - ref) ** 2 / 2
+                gap = logp - torch.from_numpy(batch.ref_logprobs[span][1:]).double().nan_to_num()
+                kinds = {"k1": gap.detach() * logp, "k2": gap**2 / 2, "k3": torch.exp(-gap) - 1 + gap}
+                value = weight * ratio * kinds[settings.kl.estimator]
             total = total + value.sum() / batch.denominators[part]
     total.backward()
     return {n: p.grad for n, p in twin.named_parameters()}, total.detach()
@@ -73,10 +93,56 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance:
 )
 def test_gradient_and_loss_equal_float64_autograd(decoder, make_batch, importance, coefficient) -> None:
     batch = make_batch()
-    got, seen = gradients(decoder, batch, TrainSettings(importance=importance))
-    expected, loss = reference(decoder, batch, coefficient)
-    assert_close(got, expected)
-    assert sum(seen.loss.values()) == pytest.approx(float(loss), rel=1e-5)
+    for estimator in ("k1", "k2", "k3"):
+        settings = TrainSettings(importance=importance, kl=KlSettings(estimator=estimator))
+        got, seen = gradients(decoder, batch, settings)
+        expected, loss = reference(decoder, batch, coefficient, settings=settings)
+        assert_close(got, expected)
+        if estimator != "k1":
+            assert sum(seen.loss.values()) == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("elements", [61, 200, 1 << 20])
+def test_clipped_surrogates_equal_float64_autograd(decoder, make_batch, elements) -> None:
+    """Of tokens (PPO, GRPO) and of whole sequences (GSPO), where some are clipped on either side and some are not."""
+    for part, edges in (("ppo", {"clip": ClipSettings(low=0.2, high=0.3)}), ("gspo", {})):
+        settings = TrainSettings(logits_elements=elements, microbatch_tokens=40, **edges)
+        if part == "gspo":
+            settings = settings.model_copy(update={"sequence_clip": ClipSettings(low=0.1, high=0.1)})
+        batch = make_batch(parts=(part,), sizes=(9, 3, 17, 12, 5, 30, 8, 11), spread=0.6)
+        for i, start in enumerate(batch.offsets[:-1]):
+            span = slice(start, start + batch.lengths[i])
+            batch.weights[part][span] = np.where(batch.weights[part][span] != 0, (-1) ** i * (1 + i), 0)
+        got, seen = gradients(decoder, batch, settings)
+        expected, loss = reference(decoder, batch, settings=settings)
+        assert_close(got, expected)
+        assert seen.loss[part] == pytest.approx(float(loss), rel=1e-5)
+        clipped_share = float((torch.cat(seen.importance) == 0).double().mean())
+        assert 0 < clipped_share < 1
+
+
+def test_kl_is_reported_as_k1(decoder, make_batch) -> None:
+    batch = make_batch(parts=("ref_kl",))
+    _, seen = gradients(decoder, batch, TrainSettings(importance=ImportanceSettings(mode="off")))
+    weight = batch.weights["ref_kl"][batch.weights["ref_kl"] != 0]
+    gap = torch.cat(seen.gap).double().numpy()
+    assert len(gap) == len(weight) and summarise(seen)["kl"] == pytest.approx(gap.mean(), rel=1e-6)
+    assert abs(seen.loss["ref_kl"]) <= np.abs(weight).sum() * np.abs(gap).max() / batch.denominators["ref_kl"]
+
+
+@pytest.mark.parametrize(("divergence", "variances"), [(0.5, (1.0, 0.7183)), (2.0, (4.0, 49.598))])
+def test_variance_of_the_estimators_of_two_gaussians(divergence: float, variances: tuple[float, float]) -> None:
+    """Why k1 is the default: Var(k1) = 2 KL, Var(k3) = exp(2 KL) - 1 - 2 KL for unit Gaussians that far apart."""
+    mean = np.sqrt(2 * divergence)
+    x = np.linspace(-14, 14, 400_001) + mean  # the policy lies at `mean`, the reference at 0
+    density = np.exp(-((x - mean) ** 2) / 2) / np.sqrt(2 * np.pi)
+    logp, ref = -((x - mean) ** 2) / 2, -(x**2) / 2
+    for estimator, variance in zip(("k1", "k3"), variances):
+        tokens = Tokens(*(torch.from_numpy(a) for a in (logp, np.ones_like(x), logp, ref, np.ones_like(x), logp)))
+        value = ref_kl(tokens, TrainSettings(kl=KlSettings(estimator=estimator))).numpy()
+        expected = np.trapezoid(density * value, x)
+        assert expected == pytest.approx(divergence, rel=1e-4), "unbiased"
+        assert np.trapezoid(density * (value - expected) ** 2, x) == pytest.approx(variance, rel=1e-3)
 
 
 def test_mask_really_masks(decoder, make_batch) -> None:
@@ -158,7 +224,7 @@ def pack_like(base: TrainBatch, weights: dict, denominators: dict) -> TrainBatch
 
 
 def test_k1_as_a_loss_has_no_expected_gradient() -> None:
-    """Why ``ref_kl`` is k2: sum over tokens of pi * grad log pi is zero, whatever the reference."""
+    """Why k1 is detached: sum over tokens of pi * grad log pi is zero, whatever the reference."""
     logits = torch.randn(9, dtype=torch.float64, requires_grad=True)
     logp = logits.log_softmax(0)
     (logp.exp().detach() * logp).sum().backward()
@@ -197,7 +263,7 @@ def test_unknown_parts_are_refused(decoder, make_batch) -> None:
     batch = make_batch(parts=("ce",))
     batch.weights["mtp"] = batch.weights["ce"]
     batch.denominators["mtp"] = 1.0
-    with pytest.raises(BatchError, match="unknown loss part 'mtp'; known: rl, ce, ref_kl"):
+    with pytest.raises(BatchError, match="unknown loss part 'mtp'; known: rl, ppo, gspo, ce, ref_kl"):
         batch.check()
     batch = make_batch(parts=("ref_kl",))
     batch.ref_logprobs = None

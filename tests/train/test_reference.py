@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from woodshed.policy.hf import Policy, save_policy
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Trajectory
+from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
-from woodshed.rl.credit import get_credit
 from woodshed.train.batch import TrainBatch
+from woodshed.train.checkpoint import CheckpointError
 from woodshed.train.reference import Reference, needs_reference
-from woodshed.train.settings import ImportanceSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from woodshed.train.settings import ImportanceSettings, KlSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from woodshed.train.trainer import Trainer
 from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
@@ -146,7 +148,7 @@ def test_the_trainer_pulls_towards_the_policy_that_it_started_from(tmp_path: Pat
             rewards = (1.0, -1.0) if step == 1 else (1.0, 1.0)
             batch, _ = build_batch(
                 groups(rewards),
-                get_credit("mean_baseline"),
+                load_algorithm("mean_baseline", budget=10),
                 step=step,
                 batch_id=f"b{step}",
                 generation_budget=4,
@@ -157,7 +159,52 @@ def test_the_trainer_pulls_towards_the_policy_that_it_started_from(tmp_path: Pat
             batch.save(batch_path(config.batches, step))
         Worker(config).run()
         lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
-        gaps[beta] = [line.get("loss_ref_kl") for line in lines]
+        gaps[beta] = [line.get("kl") for line in lines]
     assert all(value is None for value in gaps[0.0])
     pulled = gaps[1.0][1:]
-    assert pulled[0] > 0 and min(pulled) < 0.5 * pulled[0], "the distance falls"
+    assert abs(pulled[0]) > 0 and min(map(abs, pulled)) < 0.5 * abs(pulled[0]), "the distance falls"
+
+
+def test_a_reference_that_follows_is_the_same_after_a_kill(tmp_path: Path, policy_dir: Path) -> None:
+    """Every three steps the policy becomes the reference; what a killed trainer goes on with is what it had."""
+
+    def trained(root: Path, *stops: int) -> list[dict[str, float]]:
+        lines: list[dict[str, float]] = []
+        for steps in stops:
+            config = WorkerConfig(
+                policy=policy_dir,
+                batches=root / "batches",
+                weights=root / "weights",
+                checkpoints=root / "checkpoints",
+                metrics=root / "metrics.jsonl",
+                steps=steps,
+                chain=WeightSettings(fsync=False),
+                train=TrainSettings(
+                    fsync=False, kl=KlSettings(reference_steps=3), optimizer=OptimizerSettings(lr=1e-3)
+                ),
+            )
+            for step in range(1, 9):
+                batch, _ = build_batch(
+                    groups((1.0, 0.0)),
+                    load_algorithm("mean_baseline", budget=10),
+                    step=step,
+                    batch_id=f"b{step}",
+                    generation_budget=4,
+                    kl_beta=0.1,
+                )
+                batch.weights["rl"] = np.maximum(batch.weights["rl"], 0)  # both rows hold the same tokens
+                batch.save(batch_path(config.batches, step))
+            Worker(config).run()
+            lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
+        return lines
+
+    whole, killed = trained(tmp_path / "whole", 8), trained(tmp_path / "killed", 2, 5, 8)
+    assert [line["kl"] for line in killed] == [line["kl"] for line in whole]
+    assert [line["loss"] for line in killed] == [line["loss"] for line in whole]
+    at = [line["kl"] for line in whole]
+    assert at[0] == at[3] == at[6] == 0, "a step on which the reference is the policy itself"
+    assert all(at[step] > 0 for step in (1, 2, 4, 5, 7))
+    (tmp_path / "killed" / "checkpoints" / "reference-000006.safetensors").unlink()
+    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "step-000008")
+    with pytest.raises(CheckpointError, match=r"reference-000006\.safetensors: not the reference"):
+        trained(tmp_path / "killed", 8)

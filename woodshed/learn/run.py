@@ -150,6 +150,10 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
+    try:
+        recipe.rl.make_algorithm()
+    except ValueError as error:
+        raise RunError(str(error)) from None
     if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":
         try:
             judge_key(recipe.rl.judge)

@@ -18,9 +18,8 @@ from ..recipe.recipe import Recipe
 from ..record.store import TrajectoryStore
 from ..record.task import Task
 from ..record.trajectory import Trajectory
-from ..rl.batching import build_batch
+from ..rl.batching import History, build_batch
 from ..rl.controller import Controller
-from ..rl.credit import get_credit
 from ..rl.failures import INFRA, RunFailing
 from ..rl.ledger import Ledger
 from ..sandbox.pool import Pool
@@ -107,7 +106,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.rl
     store = TrajectoryStore(run.trajectories)
     ledger = Ledger(run.ledger)
-    credit = get_credit(settings.credit)
+    algorithm = settings.make_algorithm()
     pace = Pace()
     chain = run.chain(recipe.weights.store)
     head = Head(chain, seconds=1.0 if recipe.weights.store else 0.0)
@@ -115,16 +114,25 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     def boxes() -> dict[str, Any]:
         return arena.backend.stats() if isinstance(arena.backend, Pool) else {}
 
+    def left_out(trajectory: Trajectory) -> bool:
+        return quarantined(trajectory, settings.monitors)
+
+    def groups_of(step: int) -> list[list[Trajectory]]:
+        return [store.group(group) for group in ledger.batches().get(step, [])]
+
+    history = History(algorithm, groups_of, left_out)
+
     def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
+        history.until(step)
         batch, counts = build_batch(
             groups,
-            credit,
+            algorithm,
             step=step,
             batch_id=f"step-{step:06d}",
             generation_budget=settings.generation_budget,
             rollouts=settings.groups_per_step * settings.group_size,
             kl_beta=settings.kl_beta,
-            left_out=lambda trajectory: quarantined(trajectory, settings.monitors),
+            left_out=left_out,
             grammars=lambda: _grammars(run),
         )
         statistics = {**vars(counts), **describe(groups), "boxes": boxes()}
@@ -146,6 +154,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             head=lambda: head() or 0,
             build=build,
             seed=recipe.seed,
+            least=algorithm.least,
             notice=lambda text: run.write_progress("rl", head() or 0, settings.steps, text),
         )
         await controller.run()

@@ -1,9 +1,9 @@
 """From graded groups to the batch of one training step.
 
-Every sampled token of every segment of a trajectory carries the trajectory's advantage, the summaries it wrote
-included; prompts, tool results and summaries it only read carry none. The denominator is a constant, so a long
-rollout weighs neither less nor more per token than a short one. Rollouts lost to infrastructure, and those that
-the recipe quarantines, are masked and the baseline is taken over the rest; nothing else is ever left out of a baseline.
+What a token weighs is the algorithm's to say (``algorithms/``); prompts, tool results and summaries that the policy
+only read weigh nothing. Denominators are constants, so that a long rollout weighs neither less nor more per token than
+a short one. Rollouts lost to infrastructure, and those that the recipe quarantines, are masked, and the algorithm sees
+the rest; nothing else is ever left out of a group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from woodshed.engine.grammar import GrammarError, Grammars, library
 from woodshed.record.segment import Constraint, Segment
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.credit import Credit
+from woodshed.rl.algorithms import Algorithm, Weights
+from woodshed.rl.algorithms.base import predicted
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
 
@@ -27,8 +28,9 @@ class BatchStats:
     """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``quarantined`` and
     ``unpaired`` add up to ``rollouts``.
 
-    ``unpaired``: rollouts whose group had fewer than two left to compare. ``zero_groups``: groups in which every
-    advantage is 0. ``empty_segments``: segments without a sampled token.
+    ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
+    of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
+    token.
     """
 
     groups: int = 0
@@ -48,7 +50,7 @@ class BatchStats:
 
 def build_batch(
     groups: Sequence[Sequence[Trajectory]],
-    credit: Credit,
+    algorithm: Algorithm,
     *,
     step: int,
     batch_id: str,
@@ -58,11 +60,11 @@ def build_batch(
     left_out: Callable[[Trajectory], bool] = lambda _: False,
     grammars: Callable[[], Grammars] | None = None,
 ) -> tuple[TrainBatch, BatchStats]:
-    """(batch, stats). The loss is ``-(1 / (rollouts * generation_budget)) * sum A_t * logp_t`` (Dr. GRPO).
+    """(batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
     batch, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of a compared
-    rollout with the loss part ``ref_kl``, also where the advantage is 0; the trainer knows the reference.
+    rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the reference.
     ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of the policy's vocabulary, for
     tokens that were sampled under one. Raises ValueError for a group that mixes tasks, and where grammars are missing.
     """
@@ -74,50 +76,72 @@ def build_batch(
         if len({t.task for t in group}) > 1:
             raise ValueError(f"build_batch: group {group[0].group} mixes tasks {sorted({t.task for t in group})}")
         stats.rollouts += len(group)
-        graded = [t for t in group if t.status != "infra_error"]
-        valid = [t for t in graded if not left_out(t)]
-        stats.infra_errors += len(group) - len(graded)
-        stats.quarantined += len(graded) - len(valid)
+        valid = shown(group, left_out)
+        lost = sum(t.status == "infra_error" for t in group)
+        stats.infra_errors += lost
+        stats.quarantined += len(group) - lost - len(valid)
         rewards += [t.reward for t in valid]
         best += [max(t.reward for t in valid)] if valid else []
-        if len(valid) < 2:
+        if len(valid) < algorithm.least:
             stats.unpaired += len(valid)
             continue
-        advantages_G = credit.advantages(np.array([t.reward for t in valid], np.float64))
-        # Equal rewards must give exactly no signal, whatever rounding leaves of R - mean.
-        advantages_G = np.where(np.abs(advantages_G) < 1e-9, 0.0, advantages_G)
-        stats.zero_groups += not advantages_G.any()
-        for trajectory, advantage in zip(valid, advantages_G):
-            if advantage == 0 and not kl_beta:
+        annotated = algorithm.annotate(valid)
+        learnt = [any(weight.any() for weights in segments for weight in weights.values()) for segments in annotated]
+        stats.zero_groups += not any(learnt)
+        for trajectory, segments, any_weight in zip(valid, annotated, learnt):
+            if not any_weight and not kl_beta:
                 stats.zero_advantage += 1
                 continue
             stats.trained += 1
-            rows += _sequences(trajectory, float(advantage), kl_beta, stats, grammars)
+            rows += _sequences(trajectory, segments, kl_beta, stats, grammars)
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
     count = rollouts if rollouts is not None else max(1, stats.rollouts)
-    denominators = {part: float(count * generation_budget) for part in (("rl", "ref_kl") if kl_beta else ("rl",))}
+    parts = (*algorithm.parts, *(("ref_kl",) if kl_beta else ()))
+    denominators = {part: float(count * generation_budget) for part in parts}
     batch = pack(rows, id=batch_id, step=step, denominators=denominators, info={"stats": asdict(stats)})
     return batch, stats
 
 
+def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -> list[Trajectory]:
+    """What an algorithm sees of a group: neither what was lost to infrastructure nor what is quarantined."""
+    return [t for t in group if t.status != "infra_error" and not left_out(t)]
+
+
+@dataclass
+class History:
+    """Tells an algorithm the groups of all batches before a step, whichever of them an earlier process has built."""
+
+    algorithm: Algorithm
+    groups_of: Callable[[int], Sequence[Sequence[Trajectory]]]
+    left_out: Callable[[Trajectory], bool]
+    _told: int = 0
+
+    def until(self, step: int) -> None:
+        """Call it before the batch of ``step`` is built; steps never go back."""
+        if type(self.algorithm).observe is Algorithm.observe:
+            return
+        for earlier in range(self._told + 1, step):
+            self.algorithm.observe([shown(group, self.left_out) for group in self.groups_of(earlier)])
+            self._told = earlier
+
+
 def _sequences(
     trajectory: Trajectory,
-    advantage: float,
+    annotated: Sequence[Weights],
     kl_beta: float,
     stats: BatchStats,
     grammars: Callable[[], Grammars] | None,
 ) -> list[TrainSequence]:
     rows = []
-    for segment in trajectory.segments:
+    for segment, given in zip(trajectory.segments, annotated, strict=True):
         stats.segments += 1
-        sampled = segment.sampled.copy()
-        sampled[:1] = False  # Nothing predicts the first token of a context.
+        sampled = predicted(segment.sampled)
         if not sampled.any():
             stats.empty_segments += 1
             continue
         stats.sampled_tokens += int(sampled.sum())
-        weights = {"rl": np.where(sampled, advantage, 0).astype(np.float32)}
+        weights = dict(given)
         if kl_beta:
             weights["ref_kl"] = np.where(sampled, kl_beta, 0).astype(np.float32)
         allowed = allowed_of = None

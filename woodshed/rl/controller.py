@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 class Controller:
     """Runs until the trainer has published ``settings.steps`` versions.
 
-    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics;
-    ``notice`` is told what keeps the server from following.
+    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics, in the order
+    of steps; ``least``: graded rollouts that a group needs to be worth training on; ``notice`` is told what keeps the
+    server from following.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Controller:
         head: Callable[[], int],
         build: BuildBatch,
         seed: int,
+        least: int = 2,
         notice: Callable[[str], None] = lambda _: None,
     ):
         needed = settings.steps * settings.groups_per_step
@@ -65,7 +67,7 @@ class Controller:
             )
         self.arena, self.ledger, self.store, self.settings = arena, ledger, store, settings
         self.batches, self.head, self.build = batches, head, build
-        self.notice = notice
+        self.notice, self.least = notice, least
         self.metrics = MetricsLog(metrics)
         self.tasks = {t.name: t for t in tasks}
         self.order = sorted(self.tasks)
@@ -150,10 +152,10 @@ class Controller:
         await asyncio.gather(*(self._run_member(row, member) for member in missing))
         group = self.store.group(row.id)
         graded = [t for t in group if t.status != INFRA]
-        self.ledger.finish(row.id, "ready" if len(graded) > 1 else "failed")
+        self.ledger.finish(row.id, "ready" if len(graded) >= self.least else "failed")
         if self.curriculum is not None:
             self.curriculum.saw(self.tasks[row.task], graded, row.version)
-        if len(graded) > 1:
+        if len(graded) >= self.least:
             self._ready[row.id] = group
         self._changed.set()
 

@@ -7,7 +7,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ..grading.settings import EffortWeights, JudgeSettings, MonitorSettings
+from ..record.extension import is_reference
 from ..record.settings import Settings
+from .algorithms import Algorithm, load_algorithm
 
 
 class RewardSettings(Settings):
@@ -51,8 +53,8 @@ class RLSettings(Settings):
     """Optimizer steps."""
     groups_per_step: int = Field(default=12, ge=1)
     """Groups (prompts) in one batch."""
-    group_size: int = Field(default=8, ge=2)
-    """Rollouts of one prompt, G."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of one prompt, G; 1 only for algorithms that compare with earlier rollouts (``reinforce``)."""
     mode: Literal["async", "sync"] = "async"
     """``sync`` waits for the weights of a step before it dispatches the next: for comparison only."""
     max_staleness: int = Field(default=1, ge=0)
@@ -65,8 +67,11 @@ class RLSettings(Settings):
     """Tries per rollout before an infrastructure error is recorded as its outcome."""
     max_failures: int = Field(default=16, ge=1)
     """Rollouts in a row that end so before the run stops and says what fails."""
-    credit: Literal["mean_baseline", "leave_one_out", "grpo"] = "mean_baseline"
-    """Advantage within a group; the default subtracts the mean and never divides by the deviation."""
+    algorithm: str = "mean_baseline"
+    """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
+    deviation), leave_one_out, grpo, gspo, reinforce, or ``"module:Class"`` of your own."""
+    algorithm_options: dict[str, bool | int | float | str] = {}
+    """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
     kl_beta: float = Field(default=0.0, ge=0)
@@ -83,8 +88,20 @@ class RLSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:
+        if not is_reference(self.algorithm):  # code of the user's own is loaded by those who run it
+            self.make_algorithm()
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
         return self
+
+    def make_algorithm(self) -> Algorithm:
+        """The algorithm of ``algorithm`` and its options. Raises ValueError."""
+        made = load_algorithm(self.algorithm, budget=self.generation_budget, options=self.algorithm_options)
+        if made.least > self.group_size:
+            raise ValueError(
+                f"group_size is {self.group_size}: {self.algorithm} compares at least {made.least} rollouts of a prompt"
+                '; raise rl.group_size, or choose rl.algorithm="reinforce"'
+            )
+        return made

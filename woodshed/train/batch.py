@@ -20,7 +20,10 @@ from safetensors.numpy import save as safetensors_bytes
 
 from woodshed.record.atomic import write_whole
 
-PARTS = ("rl", "ce", "ref_kl")
+PARTS = {
+    "rl": ("behaviour",), "ppo": ("behaviour",), "gspo": ("behaviour",), "ce": (), "ref_kl": ("behaviour", "reference"),
+}  # fmt: skip
+"""The loss parts (see ``parts.py``) and what they need of a token: who sampled it, the reference's log-probability."""
 _FORMAT = "woodshed-batch-1"
 
 
@@ -126,10 +129,10 @@ class TrainBatch:
         if np.any(weight[self.offsets[:-1]] != 0):
             raise BatchError(f"{where}: weights[{part!r}] weighs the first token of a sequence, which nothing predicts")
         used = weight != 0
-        if part in ("rl", "ref_kl") and np.isnan(self.behaviour_logprobs[used]).any():
+        if "behaviour" in PARTS[part] and np.isnan(self.behaviour_logprobs[used]).any():
             raise BatchError(f"{where}: weights[{part!r}] weighs a token that was not sampled (no behaviour_logprobs)")
-        if part == "ref_kl" and self.ref_logprobs is not None and np.isnan(self.ref_logprobs[used]).any():
-            raise BatchError(f"{where}: weights['ref_kl'] needs ref_logprobs at every weighted token")
+        if "reference" in PARTS[part] and self.ref_logprobs is not None and np.isnan(self.ref_logprobs[used]).any():
+            raise BatchError(f"{where}: weights[{part!r}] needs ref_logprobs at every weighted token")
 
     def save(self, path: Path | str, *, fsync: bool = False) -> None:
         """Write one safetensors file; it appears whole or not at all."""

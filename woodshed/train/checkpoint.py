@@ -18,13 +18,17 @@ from typing import Any
 
 import torch
 import xxhash
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+
+from woodshed.record.atomic import write_whole
 
 log = logging.getLogger(__name__)
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
 _NAME = re.compile(r"step-(\d{6,})")
+_REFERENCE = re.compile(r"reference-(\d{6,})\.safetensors")
 
 
 class CheckpointError(Exception):
@@ -82,6 +86,28 @@ def save_checkpoint(
     for old in steps(folder)[:-keep]:
         shutil.rmtree(folder / f"step-{old:06d}", ignore_errors=True)
     return target
+
+
+def save_reference(
+    folder: Path | str, step: int, model: Mapping[str, Tensor], *, keep: int, fsync: bool = True
+) -> None:
+    """Note the policy as it is after ``step``, which becomes a reference; all but the ``keep`` newest are deleted."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    blob = save({k: v.detach().to("cpu", torch.float32, copy=True).contiguous() for k, v in model.items()})
+    write_whole(folder / f"reference-{step:06d}.safetensors", blob, fsync=fsync)
+    found = sorted(int(m[1]) for p in folder.iterdir() if (m := _REFERENCE.fullmatch(p.name)))
+    for old in found[:-keep]:
+        (folder / f"reference-{old:06d}.safetensors").unlink(missing_ok=True)
+
+
+def load_reference(folder: Path | str, step: int) -> dict[str, Tensor]:
+    """What ``save_reference`` noted. Raises CheckpointError."""
+    path = Path(folder) / f"reference-{step:06d}.safetensors"
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not the reference of train.kl.reference_steps ({error})") from None
 
 
 def load_checkpoint(path: Path | str) -> Checkpoint:

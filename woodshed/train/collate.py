@@ -23,7 +23,8 @@ class MicroBatch:
     as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attend`` knows the layout; ``routes_NLK`` int64 or
     None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that token;
     ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed`` uint8
-    ``[K, W]`` as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch.
+    ``[K, W]`` as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch and
+    ``sequence_M`` int64 which sequence of it they belong to.
     ``real_tokens`` counts positions that are not padding, ``spared_tokens`` those of the rows that are not there
     because they are shared.
     """
@@ -40,6 +41,7 @@ class MicroBatch:
     allowed: Tensor | None
     allowed_M: Tensor | None
     index_M: NDArray[np.int64]
+    sequence_M: Tensor
     real_tokens: int
     spared_tokens: int
 
@@ -102,5 +104,6 @@ def collate(
         None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
         None if batch.allowed is None else put(batch.allowed),
         None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)), target_index_M,
+        put(np.searchsorted(batch.offsets, target_index_M, side="right") - 1),
         int(lengths[rows].sum()) - spared, spared,
     )  # fmt: skip

@@ -25,13 +25,15 @@ from .settings import TrainSettings
 class Observed:
     """What the tokens of a step looked like; lists of ``[M]`` tensors, one per chunk.
 
-    ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour where the ``rl`` part
-    weighs. ``importance``: likewise. ``entropy``: nats, of every weighted token.
+    ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour where a part of the policy
+    gradient weighs. ``importance``: what its gradient is multiplied by beside the weight, likewise. ``gap``: logp - ref
+    where ``ref_kl`` weighs. ``entropy``: nats, of every weighted token.
     """
 
     loss: dict[str, float] = field(default_factory=dict)
     dlogp: list[Tensor] = field(default_factory=list)
     importance: list[Tensor] = field(default_factory=list)
+    gap: list[Tensor] = field(default_factory=list)
     entropy: list[Tensor] = field(default_factory=list)
     trained_tokens: int = 0
 
@@ -49,12 +51,13 @@ def backward(
     hidden_MD = hidden_ND.index_select(0, micro.at_M)
     grad_MD = torch.empty_like(hidden_MD)
     chunk = max(1, settings.logits_elements // decoder.config.vocab_size)
+    gaps = _sequence_gaps(decoder, hidden_MD.detach(), micro, chunk)
     for start in range(0, len(hidden_MD), chunk):
         span = slice(start, start + chunk)
         leaf_CD = hidden_MD[span].detach().requires_grad_()
         with torch.enable_grad():
             logits_CV = decoder.logits(leaf_CD)
-        grad_CV = _logits_grad(logits_CV.detach(), micro, span, denominators, settings, seen)
+        grad_CV = _logits_grad(logits_CV.detach(), micro, span, gaps, denominators, settings, seen)
         logits_CV.backward(grad_CV)
         assert leaf_CD.grad is not None
         grad_MD[span] = leaf_CD.grad
@@ -64,42 +67,80 @@ def backward(
 
 @torch.no_grad()
 def _logits_grad(
-    logits_CV: Tensor, micro: MicroBatch, span: slice, denominators: Mapping[str, float], settings: TrainSettings,
-    seen: Observed,
+    logits_CV: Tensor, micro: MicroBatch, span: slice, gaps: Mapping[str, Tensor], denominators: Mapping[str, float],
+    settings: TrainSettings, seen: Observed,
 ) -> Tensor:  # fmt: skip
     """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
 
-    Tokens that a grammar forbade have probability 0 here as they had where the target was sampled, so no gradient.
+    The parts depend on the network through logp alone, so the gradient is slope * (onehot - softmax), with the slope
+    d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade have probability
+    0 here as they had where the target was sampled, so no gradient.
     """
     logits_CV, forbidden_CV = among_allowed(logits_CV, micro, span)
     target_C1 = micro.target_M[span, None]
-    behaviour_C = micro.behaviour_M[span]
     lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
     logp_C = (logits_CV.gather(1, target_C1) - lse_C1).squeeze(1)
     prob_CV = (logits_CV - lse_C1).exp_()
     if settings.entropy:
         finite_CV = logits_CV if forbidden_CV is None else logits_CV.masked_fill(forbidden_CV, 0.0)
         seen.entropy.append(lse_C1.squeeze(1) - torch.linalg.vecdot(prob_CV, finite_CV))
-    importance_C = parts.importance(logp_C, behaviour_C, settings.importance)
     slope_C = torch.zeros_like(logp_C)
     for part, weight_M in micro.weights.items():
-        weight_C = weight_M[span]
-        used_C = weight_C != 0
-        if not bool(used_C.any()):
-            continue
-        if part == "rl":
-            value, slope = parts.rl(logp_C, weight_C, importance_C)
-            seen.dlogp.append((logp_C - behaviour_C)[used_C])
-            seen.importance.append(importance_C[used_C])
-        elif part == "ce":
-            value, slope = parts.ce(logp_C, weight_C)
-        else:
-            assert micro.ref_M is not None
-            value, slope = parts.ref_kl(logp_C, weight_C, micro.ref_M[span].nan_to_num(), importance_C)
-        seen.loss[part] = seen.loss.get(part, 0.0) + float(value.sum(dtype=torch.float64)) / denominators[part]
-        slope_C += slope / denominators[part]
+        used_C = weight_M[span] != 0
+        if bool(used_C.any()):
+            tokens = _tokens(logp_C[used_C], weight_M[span][used_C], micro, span, used_C, gaps.get(part), settings)
+            slope_C[used_C] += _slope(part, tokens, denominators[part], settings, seen)
     grad_CV = prob_CV.mul_(-slope_C[:, None])
     return grad_CV.scatter_add_(1, target_C1, slope_C[:, None])
+
+
+def _tokens(
+    logp_C: Tensor, weight_C: Tensor, micro: MicroBatch, span: slice, used_C: Tensor, gap_M: Tensor | None,
+    settings: TrainSettings,
+) -> parts.Tokens:  # fmt: skip
+    behaviour_C = micro.behaviour_M[span][used_C]
+    unknown_C = torch.full_like(logp_C, torch.nan)
+    return parts.Tokens(
+        logp_C.requires_grad_(), weight_C, behaviour_C,
+        unknown_C if micro.ref_M is None else micro.ref_M[span][used_C],
+        parts.importance(logp_C, behaviour_C, settings.importance), unknown_C if gap_M is None else gap_M[span][used_C],
+    )  # fmt: skip
+
+
+def _slope(part: str, tokens: parts.Tokens, denominator: float, settings: TrainSettings, seen: Observed) -> Tensor:
+    """d loss / d logp ``[C]`` of one part."""
+    with torch.enable_grad():
+        value_C = parts.PARTS[part](tokens, settings)
+        (slope_C,) = torch.autograd.grad(value_C.sum(), tokens.logp_C)
+    seen.loss[part] = seen.loss.get(part, 0.0) + float(value_C.sum(dtype=torch.float64)) / denominator
+    if part in parts.POLICY_GRADIENT:
+        seen.dlogp.append(tokens.logp_C.detach() - tokens.behaviour_C)
+        seen.importance.append(slope_C / -tokens.weight_C)
+    elif part == "ref_kl":
+        seen.gap.append(tokens.logp_C.detach() - tokens.ref_C)
+    return slope_C / denominator
+
+
+@torch.no_grad()
+def _sequence_gaps(decoder: Decoder, hidden_MD: Tensor, micro: MicroBatch, chunk: int) -> dict[str, Tensor]:
+    """``Tokens.sequence_gap_C`` of all tokens ``[M]``, for each part that needs it."""
+    needed = {part: micro.weights[part] != 0 for part in parts.SEQUENCE_LEVEL if part in micro.weights}
+    if not any(bool(used_M.any()) for used_M in needed.values()):
+        return {}
+    spans = [slice(start, start + chunk) for start in range(0, len(hidden_MD), chunk)]
+    logp_M = torch.cat([target_logps(decoder, hidden_MD[span], micro, span) for span in spans])
+    gap_M, found = logp_M - micro.behaviour_M, {}
+    for part, used_M in needed.items():
+        _, of_M, counts_S = torch.unique_consecutive(micro.sequence_M[used_M], return_inverse=True, return_counts=True)
+        means_S = torch.segment_reduce(gap_M[used_M], "mean", lengths=counts_S)
+        found[part] = torch.full_like(gap_M, torch.nan).masked_scatter_(used_M, means_S[of_M])
+    return found
+
+
+def target_logps(decoder: Decoder, hidden_CD: Tensor, micro: MicroBatch, span: slice) -> Tensor:
+    """log pi(token | before) ``[C]`` of the targets of a chunk, among those that a grammar allowed."""
+    logits_CV, _ = among_allowed(decoder.logits(hidden_CD), micro, span)
+    return logits_CV.gather(1, micro.target_M[span, None]).squeeze(1) - logits_CV.logsumexp(-1)
 
 
 def among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
 from .collate import collate, input_lengths
-from .loss import among_allowed
+from .loss import target_logps
 from .packing import micro_batches
 from .settings import TrainSettings
 
@@ -22,7 +22,7 @@ def needs_reference(batch: TrainBatch) -> bool:
 
 
 class Reference:
-    """A frozen policy: the one that RL started from."""
+    """A frozen policy: the one that RL started from, or one that follows the trained one in steps."""
 
     def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
         self.decoder, self.settings = decoder.requires_grad_(False), settings
@@ -42,7 +42,6 @@ class Reference:
             hidden_MD = hidden_ND.index_select(0, micro.at_M)
             for start in range(0, len(hidden_MD), chunk):
                 span = slice(start, start + chunk)
-                logits_CV, _ = among_allowed(self.decoder.logits(hidden_MD[span]), micro, span)
-                logp_C = logits_CV.gather(1, micro.target_M[span, None])[:, 0] - logits_CV.logsumexp(-1)
+                logp_C = target_logps(self.decoder, hidden_MD[span], micro, span)
                 ref_N[micro.index_M[span]] = logp_C.float().cpu().numpy()
         return replace(batch, ref_logprobs=ref_N)

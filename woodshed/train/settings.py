@@ -90,6 +90,29 @@ class ImportanceSettings(Settings):
     """Largest weight of ``truncate``."""
 
 
+class ClipSettings(Settings):
+    """The clipped surrogate min(r w, clip(r, 1 - low, 1 + high) w): beyond the edge that would be left by following the
+    gradient, a token has none."""
+
+    low: float = Field(default=0.2, ge=0, le=1)
+    """How far below 1 a ratio counts."""
+
+    high: float = Field(default=0.2, ge=0)
+    """How far above 1; a little more than ``low`` keeps exploration (DAPO, arXiv:2503.14476: 0.28)."""
+
+
+class KlSettings(Settings):
+    """The loss part ``ref_kl``; ``rl.kl_beta`` is its weight."""
+
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """``k1``: logp - ref, detached inside the advantage; ``k2``: its square over two as a loss (the same gradient);
+    ``k3``: r - 1 - log r with r = ref / pi, as a loss. The variance of k3 explodes where the two policies separate."""
+
+    reference_steps: int = Field(default=0, ge=0)
+    """The reference follows: every so many steps it becomes the policy as it is then. 0: the policy that RL starts
+    from, always."""
+
+
 class TrainSettings(Settings):
     """One training stage."""
 
@@ -101,6 +124,15 @@ class TrainSettings(Settings):
 
     importance: ImportanceSettings = ImportanceSettings()
     """Correction for off-policy tokens; touches the ``rl`` and ``ref_kl`` loss parts only."""
+
+    clip: ClipSettings = ClipSettings()
+    """Of the loss part ``ppo``, for ratios of tokens."""
+
+    sequence_clip: ClipSettings = ClipSettings(low=3e-4, high=4e-4)
+    """Of the loss part ``gspo``, for ratios of sequences, which vary far less (GSPO, section 5.1)."""
+
+    kl: KlSettings = KlSettings()
+    """Of the loss part ``ref_kl``."""
 
     clip_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this global L2 norm; 0 turns clipping off."""

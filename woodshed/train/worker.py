@@ -28,7 +28,7 @@ from woodshed.weights.chain import Publisher
 from woodshed.weights.errors import ChainError
 
 from .batch import BatchError, TrainBatch
-from .checkpoint import CheckpointError, latest_checkpoint, save_checkpoint, steps
+from .checkpoint import CheckpointError, latest_checkpoint, load_reference, save_checkpoint, save_reference, steps
 from .metrics_log import MetricsLog
 from .reference import Reference, needs_reference
 from .trainer import Trainer
@@ -111,6 +111,7 @@ class Worker:
         line |= {"idle_seconds": idle, "busy_seconds": now - self._mark - idle, "time": time.time()}
         line["versions_skipped"] = self.publisher.skipped
         self._mark, self.last_batch = now, batch.id
+        self._follow(batch.step)
         tensors, rest = self.trainer.state()
         s = self.config.train
         save_checkpoint(
@@ -123,11 +124,28 @@ class Worker:
             self._delete_batches()
 
     def _load_reference(self) -> Reference:
-        """The policy that training started from, read when a batch first asks for it: it is as large as the policy."""
+        """The policy that training started from, or the one of the last multiple of ``kl.reference_steps``. Read when a
+        batch first asks for it: it is as large as the policy."""
         if self._reference is None:
             policy = load_policy(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
+            if since := self._reference_step(self.trainer.step_count):
+                load_hf_state(policy.decoder, load_reference(self.config.checkpoints, since))
             self._reference = Reference(policy.decoder, self.config.train)
         return self._reference
+
+    def _reference_step(self, step: int) -> int:
+        """The step after which the policy was what the reference is after ``step``; 0: where training started."""
+        every = self.config.train.kl.reference_steps
+        return step - step % every if every else 0
+
+    def _follow(self, step: int) -> None:
+        """Make the policy the reference where that is due; before the checkpoint, which is nothing without it."""
+        if self._reference_step(step) != step:
+            return
+        state = hf_state(self.trainer.decoder)
+        save_reference(self.config.checkpoints, step, state, keep=self.config.train.keep_checkpoints + 1)
+        if self._reference is not None:
+            load_hf_state(self._reference.decoder, state)
 
     def _publish(self) -> None:
         dtype = getattr(torch, self.config.chain.dtype)

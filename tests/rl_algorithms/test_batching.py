@@ -3,10 +3,10 @@ import pytest
 
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import ExitStatus, Trajectory
+from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
-from woodshed.rl.credit import get_credit
 
-DEFAULT = get_credit("mean_baseline")
+DEFAULT = load_algorithm("mean_baseline", budget=10)
 
 
 def segment(sampled: str, version: int = 3, first_token: int = 10) -> Segment:

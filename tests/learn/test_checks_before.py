@@ -1,4 +1,4 @@
-"""A run whose weights go to a bucket asks the bucket before it starts."""
+"""What a run looks at before it starts: its bucket, its algorithm."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from s3 import S3Server
 
 from woodshed.learn.directory import RunDirectory, write_json
 from woodshed.learn.run import RunError, check_machine
-from woodshed.recipe.load import load_recipe
+from woodshed.recipe.load import RecipeError, load_recipe
 from woodshed.weights.chain import Publisher
 
 SMOKE = Path(__file__).parents[2] / "recipes" / "smoke.toml"
@@ -28,3 +28,18 @@ def test_a_bucket_is_asked_before_anything_starts(tmp_path: Path, s3: S3Server) 
     write_json(tmp_path / "stages" / "sft.json", {})
     check(url, tmp_path)
     assert RunDirectory(tmp_path).chain(url) == url and RunDirectory(tmp_path).chain("") == str(tmp_path / "weights")
+
+
+def test_an_algorithm_is_loaded_before_anything_starts(tmp_path: Path) -> None:
+    for override, said in (
+        ('rl.algorithm="nowhere:Mine"', "rl.algorithm: 'nowhere:Mine' cannot be loaded"),
+        ('rl.algorithm="json:JSONDecoder"', "is no class that derives from"),
+    ):
+        with pytest.raises(RunError, match=said):
+            check_machine(load_recipe(SMOKE, [override]), RunDirectory(tmp_path))
+    for override, said in (
+        ('rl.algorithm="grop"', "unknown algorithm 'grop'; known: mean_baseline, leave_one_out, grpo, gspo"),
+        ("rl.algorithm_options={std=true}", "rl.algorithm_options: mean_baseline has no option 'std'"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            load_recipe(SMOKE, [override])

@@ -1,0 +1,48 @@
+"""One rollout a prompt, against a baseline from earlier ones (REINFORCE, Williams 1992). Live RL has no groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from woodshed.record.trajectory import Trajectory
+
+from .base import Algorithm, Weights, spread
+
+
+class Reinforce(Algorithm):
+    """A = R - b, with b the decayed mean reward of earlier rollouts of the same bucket.
+
+    ``by`` names the label of a trajectory that says its bucket (a user, a repository, a kind of task); empty, or where
+    a trajectory lacks it, all are of one. A reward counts half after ``half_life`` later ones of its bucket. As long as
+    a bucket has seen fewer than ``least_seen`` its baseline is that of all, and until these are as many nothing is
+    learned. The baseline is of batches before, so it does not depend on the rollout itself.
+    """
+
+    least = 1
+
+    def __init__(self, budget: int, *, by: str = "", half_life: float = 256.0, least_seen: int = 16) -> None:
+        super().__init__(budget)
+        if half_life <= 0:
+            raise ValueError(f"rl.algorithm_options: half_life is {half_life}; it must be above 0")
+        self.by, self.least_seen = by, least_seen
+        self._decay = 0.5 ** (1 / half_life)
+        self._seen: dict[str, tuple[int, float, float]] = {}  # bucket -> rollouts, their weights, weighted rewards
+
+    def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
+        return [spread(t, self._advantage(t)) for t in group]
+
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        for trajectory in (t for group in groups for t in group):
+            for bucket in {"", self._bucket(trajectory)}:
+                count, weight, total = self._seen.get(bucket, (0, 0.0, 0.0))
+                self._seen[bucket] = count + 1, 1 + self._decay * weight, trajectory.reward + self._decay * total
+
+    def _advantage(self, trajectory: Trajectory) -> float:
+        for bucket in (self._bucket(trajectory), ""):
+            count, weight, total = self._seen.get(bucket, (0, 0.0, 0.0))
+            if count >= max(1, self.least_seen):
+                return trajectory.reward - total / weight
+        return 0.0
+
+    def _bucket(self, trajectory: Trajectory) -> str:
+        return f"{self.by}={trajectory.labels[self.by]}" if self.by in trajectory.labels else ""
