@@ -13,12 +13,12 @@ import pytest
 from woodshed.engine.errors import EngineError
 from woodshed.engine.protocol import Completion
 
-from .chatty import Chatty, chatty, policy
+from .chatty import PLAIN, Chatty, chatty, policy
 from .parts import HERMES, ScriptedEngine, replies
 from .real import logprob_gap
 from .site import Site, run
 
-LONG = {"max_tokens": 1500}
+LONG = {"max_tokens": 1500, "logit_bias": PLAIN}
 
 
 def test_choices_have_their_index_and_usage_counts_the_prompt_once() -> None:

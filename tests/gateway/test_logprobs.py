@@ -1,4 +1,4 @@
-"""Log-probabilities and penalties in every API: OpenAI's client, a real server, a real engine, an independent forward."""
+"""Log-probabilities and penalties in every API: OpenAI's client, a real server and engine, an independent forward."""
 
 from __future__ import annotations
 

@@ -39,6 +39,9 @@ async def run_choices(
                 for i in range(count)
             ]
     except ExceptionGroup as errors:
+        for task in tasks:  # the journal may have taken some and not the others: these are given again
+            if not task.cancelled() and task.exception() is None:
+                task.result().lost()
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
