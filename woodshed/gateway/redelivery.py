@@ -47,6 +47,9 @@ def completion_of(segment: OpenSegment, usage: TurnUsage, *, may_stop: bool) -> 
     start = len(segment.tokens) - usage.sampled_tokens
     reason: StopReason = "length" if segment.pending and not may_stop else "stop"
     return Completion(
-        segment.tokens[start:].tolist(), segment.logprobs[start:].tolist(), segment.versions[start:].tolist(), reason,
+        segment.tokens[start:].tolist(),
+        segment.logprobs[start:].tolist(),
+        segment.versions[start:].tolist(),
+        reason,
         reports=segment.reports,
-    )  # fmt: skip
+    )

@@ -57,9 +57,7 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
         constraints = [Constraint.from_json(c) for c in item.get("constraints", ())]
         penalties = [Penalties.from_json(p) for p in item.get("penalties", ())]
         spans = [Span(*s) for s in item["spans"]]
-        segments.append(
-            Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties)
-        )  # fmt: skip
+        segments.append(Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties))
     if position != len(data):
         raise ValueError(f"trajectory record has {len(data) - position} bytes too many")
     head["outcome"] = Outcome(**head["outcome"]) if head["outcome"] else None

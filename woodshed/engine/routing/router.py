@@ -190,9 +190,14 @@ class Router:
         replica.running += 1
         try:
             return await replica.engine.generate(
-                partial.prompt, partial.sampling, session=session, on_token=listener, on_report=listener.report,
-                live=live, least=self._floor,
-            )  # fmt: skip
+                partial.prompt,
+                partial.sampling,
+                session=session,
+                on_token=listener,
+                on_report=listener.report,
+                live=live,
+                least=self._floor,
+            )
         finally:
             replica.running -= 1
             listener.stop()

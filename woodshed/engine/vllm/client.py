@@ -105,9 +105,7 @@ class VllmEngine:
         self._check(sampling)
         if len(self._open) >= self.settings.max_running + self.settings.max_waiting:
             raise EngineBusy("too many requests wait for vLLM (engine.max_waiting); try again later")
-        reply = Reply(
-            self._version, self._initial, self.vocabulary, sampling, on_token=on_token, on_report=on_report
-        )  # fmt: skip
+        reply = Reply(self._version, self._initial, self.vocabulary, sampling, on_token=on_token, on_report=on_report)
         reply.unsure = self._updates.running
         name = secrets.token_hex(12)
         self._open[name] = (reply, session)

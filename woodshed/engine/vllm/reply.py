@@ -86,9 +86,15 @@ class Reply:
         routes, prompt_routes = wire.read_routes(self._routes, prompt, count)
         self._tell(versions[self._told :])
         return Completion(
-            self._tokens, self._logprobs, versions, self._reason, routes, prompt_routes, min(self._cached, prompt),
+            self._tokens,
+            self._logprobs,
+            versions,
+            self._reason,
+            routes,
+            prompt_routes,
+            min(self._cached, prompt),
             self._reports if self._sampling.reported else None,
-        )  # fmt: skip
+        )
 
     def _tell(self, versions: list[int]) -> None:
         at, self._told = self._told, self._told + len(versions)

@@ -24,8 +24,15 @@ _ABSENT = {
     "logprobs_mode": "log-probabilities are in Chat Completions and Responses only",
 }
 _READ = SAMPLING | {
-    "system", "max_tokens", "stop_sequences", "output_config", "output_format", "n", *_REFUSED, *_ABSENT,
-}  # fmt: skip
+    "system",
+    "max_tokens",
+    "stop_sequences",
+    "output_config",
+    "output_format",
+    "n",
+    *_REFUSED,
+    *_ABSENT,
+}
 
 
 def parse_messages(body: bytes) -> Request:

@@ -27,8 +27,15 @@ from .tools import function_tool, run_by_vendor
 
 _LOGPROBS = "message.output_text.logprobs"
 _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "tool_choice", "tools",
-    "top_logprobs")  # fmt: skip
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+)
 _READ = SAMPLING | {
     "input", "instructions", "max_output_tokens", "text", "truncation", "include", "top_logprobs",
     "parallel_tool_calls", "logprobs_mode", "logprobs", "n", *_STATEFUL,
