@@ -101,6 +101,14 @@ def serve(
         ),
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Weight chain to follow: a folder, s3://bucket/prefix")] = None,
+    logprobs: Annotated[
+        str,
+        typer.Option(
+            metavar="sampled|raw",
+            help="Log-probabilities told where a request has no logprobs_mode: of the sampling distribution, or of the "
+            "policy itself",
+        ),
+    ] = "sampled",
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any other setting; see below")
     ] = None,
@@ -119,8 +127,8 @@ def serve(
         --set engine.dtype=bfloat16       number format of weights and cache
         --set engine.speculate=off        no guessing ahead
 
-    Temperature, top_p, top_k, min_p, seed and logit_bias come with each request, or with the key (terms). Penalties
-    are refused: the policy is sampled as it is.
+    Temperature, top_p, top_k, min_p, seed and logit_bias come with each request, or with the key (terms). So do
+    presence_penalty, frequency_penalty and repetition_penalty, which trajectories for training (source train) refuse.
 
     One engine is part of the server. Several are programs of their own, with the same admin key:
 
@@ -133,6 +141,7 @@ def serve(
     from .record.overrides import validated
 
     table = {"policy": policy, "host": host, "port": port, "engines": addresses(engines), "journal": journal}
+    table["logprobs"] = logprobs
     try:
         settings = validated(GatewaySettings, {**table, "format": format, "weights": weights}, set or [])
     except ValueError as error:

@@ -26,6 +26,9 @@ SAMPLINGS = [
     Sampling(max_tokens=33, seed=2, temperature=0.6, top_p=0.9),
     Sampling(max_tokens=40, seed=3, top_k=5, logit_bias={3: 2.0}),
     Sampling(max_tokens=40, temperature=0.0),
+    Sampling(
+        max_tokens=40, seed=5, presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.2, top_logprobs=3
+    ),
 ]
 
 
@@ -58,6 +61,8 @@ def test_tokens_are_those_of_decoding_without_guesses(config: DecoderConfig, spe
     for a, b in zip(plain, guessed, strict=True):
         assert a.tokens == b.tokens and a.stop_reason == b.stop_reason
         assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+        tops = [[value for report in one.reports or () for _, value in report.top] for one in (a, b)]
+        assert np.allclose(*tops, atol=1e-4) and len(tops[0]) in (0, 3 * len(a.tokens))
         assert a.cached_tokens == b.cached_tokens
         if a.routes is not None and b.routes is not None:
             known = (a.routes >= 0) & (b.routes >= 0)

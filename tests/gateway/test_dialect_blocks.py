@@ -359,7 +359,7 @@ def test_bad_fields_of_messages_are_named(fields: dict[str, Any], param: str) ->
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": "message.output_text.logprobs"}, "include"),
         ({"max_output_tokens": "many"}, "max_output_tokens"),
     ],
 )  # fmt: skip

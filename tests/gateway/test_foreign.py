@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from woodshed.engine.protocol import Sampling
+from woodshed.gateway.terms import Terms
 
 from .parts import HERMES, ScriptedEngine, replies
 from .site import USER, Site, run
@@ -71,15 +72,26 @@ def test_strict_is_shown_in_no_dialect() -> None:
 @pytest.mark.parametrize(
     "name,value", [("presence_penalty", 0.5), ("frequency_penalty", -1), ("repetition_penalty", 1.1)]
 )
-def test_penalties_are_refused_alike_and_their_defaults_accepted(path: str, name: str, value: float) -> None:
+def test_penalties_reach_the_engine_and_are_refused_for_training(path: str, name: str, value: float) -> None:
     async def test(site: Site) -> None:
         body = {"messages": USER, "input": "fix it", "max_tokens": 50}
         refused = await site.post(path, {**body, name: value})
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == name
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and "training" in error["message"]
+        assert error.get("param", name) == name and not site.engine.calls
+        site.key = await site.admin.open("fixed", terms=Terms(temperature=1.0))
+        assert (await site.post(path, {**body, name: value})).status_code == 200
+        assert not site.engine.samplings[-1].penalised, "the key's terms fix how it is sampled"
+        site.key = await site.admin.open("live", source="live")
+        assert (await site.post(path, {**body, name: value})).status_code == 200
+        assert getattr(site.engine.samplings[-1], name) == value
+        (segment,) = (await site.admin.finish("live")).segments
+        assert [getattr(segment.penalties[0], name.removesuffix("_penalty"))] == [value]
+        site.key = await site.admin.open("defaults")
         defaults = {"presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1.0}
         assert (await site.post(path, {**body, **defaults})).status_code == 200
 
-    run(scripted("ok<|im_end|>"), test, format="hermes")
+    run(scripted(*["ok<|im_end|>"] * 3), test, format="hermes")
 
 
 def test_top_k_of_minus_one_is_off() -> None:

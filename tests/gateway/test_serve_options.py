@@ -27,9 +27,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_options_reach_the_server(served: list[Any]) -> None:
     more = ["--set", "engine.context=4096", "--set", "engine.dtype=bfloat16", "--set", "max_tokens=77"]
-    done = CliRunner().invoke(app, ["serve", "policy", "--format", "hermes", "--weights", "chain", *more])
+    given = ["--format", "hermes", "--weights", "chain", "--logprobs", "raw"]
+    done = CliRunner().invoke(app, ["serve", "policy", *given, *more])
     assert done.exit_code == 0, done.output
     (settings,) = served
+    assert isinstance(settings, GatewaySettings) and settings.logprobs == "raw"
     assert isinstance(settings, GatewaySettings)
     assert (settings.policy, settings.format, settings.weights, settings.max_tokens) == (
         Path("policy"),
@@ -64,6 +66,12 @@ def test_options_reach_an_engine(served: list[Any]) -> None:
 def test_mistakes_are_named(served: list[Any], command: str, arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(app, [command, "policy", *arguments])
     assert done.exit_code == 2 and said in " ".join(done.output.split())
+    assert not served
+
+
+def test_an_unknown_kind_of_log_probability_is_named(served: list[Any]) -> None:
+    done = CliRunner().invoke(app, ["serve", "policy", "--logprobs", "cooked"])
+    assert done.exit_code == 2 and "--logprobs: Input should be 'sampled' or 'raw'" in " ".join(done.output.split())
     assert not served
 
 

@@ -20,7 +20,18 @@ from woodshed.policy.formats import get_format
 from .parts import ADMIN, HERMES, ScriptedEngine
 from .sockets import listening
 
-ASKED = Sampling(max_tokens=100, temperature=0.1, top_p=0.5, top_k=7, min_p=0.2, seed=3, logit_bias={4: 1.0})
+ASKED = Sampling(
+    max_tokens=100,
+    temperature=0.1,
+    top_p=0.5,
+    top_k=7,
+    min_p=0.2,
+    seed=3,
+    logit_bias={4: 1.0},
+    presence_penalty=1.0,
+    frequency_penalty=1.0,
+    repetition_penalty=1.5,
+)
 USED = Used(2, 40)
 
 

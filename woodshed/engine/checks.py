@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 from woodshed.engine.errors import ContextLengthExceeded
 from woodshed.engine.protocol import Sampling
 
+MOST_TOP_LOGPROBS = 20
+"""Alternatives per token, as in the API of OpenAI."""
+MOST_PENALTY = 2.0
+"""Of presence and frequency, either way, as in the API of OpenAI."""
+
 
 def checked_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> NDArray[np.int32]:
     """The prompt as int32 ``[P]``. Raises ValueError (ContextLengthExceeded where it is too long)."""
@@ -35,6 +40,10 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
         ("top_k", sampling.top_k >= 0, "must be 0 (off) or more"),
         ("drawn", sampling.drawn >= 0, "must be 0 or more"),
         ("min_p", 0 <= sampling.min_p <= 1, "must be from 0 to 1"),
+        ("presence_penalty", abs(sampling.presence_penalty) <= MOST_PENALTY, "must be from -2 to 2"),
+        ("frequency_penalty", abs(sampling.frequency_penalty) <= MOST_PENALTY, "must be from -2 to 2"),
+        ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf, "must be finite and above 0"),
+        ("top_logprobs", 0 <= sampling.top_logprobs <= MOST_TOP_LOGPROBS, f"must be from 0 to {MOST_TOP_LOGPROBS}"),
     )
     for name, fine, rule in limits:
         if not fine:

@@ -38,6 +38,15 @@ class ContextLengthExceeded(ValueError):
         self.context = context
 
 
+class SamplingRefused(ValueError):
+    """This engine cannot do what ``field`` of ``Sampling`` asks."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"sampling.{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
 def weights_problem(known: dict[str, Any] | None, error: Exception) -> dict[str, Any]:
     """What ``stats`` say of weights that cannot be followed: ``reason`` and ``since``, the time of the first of the
     failures in a row."""

@@ -14,8 +14,10 @@ from woodshed.engine.cache import RowCache
 from woodshed.engine.drafting import Drafter, MtpDrafter, NgramDrafter
 from woodshed.engine.graphs import DecodeGraphs, Record
 from woodshed.engine.native.kernels import Kernels
+from woodshed.engine.protocol import TokenReport
+from woodshed.engine.reports import token_reports
 from woodshed.engine.request import Request
-from woodshed.engine.sampler import sample
+from woodshed.engine.sampler import adjusted_logits, draw
 from woodshed.engine.scheduler import Step
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
@@ -23,11 +25,13 @@ from woodshed.policy.mtp import MtpHead
 
 @dataclass
 class Sampled:
-    """The tokens that a step sampled for one request, at least one, with their log-probabilities."""
+    """The tokens that a step sampled for one request, at least one, with their log-probabilities and reports (None
+    where it asked for none)."""
 
     request: Request
     tokens: list[int]
     logprobs: list[float]
+    reports: list[TokenReport | None]
 
 
 class Forward:
@@ -145,15 +149,22 @@ class Forward:
             hidden_ND = hidden_ND.index_select(0, self._tensor(np.array(at)))
         samplings = [request.sampling for request, _, width in due for _ in range(width)]
         uniforms = [u for request, _, width in due for u in request.uniforms(width)]
-        allowed, first_row = [], 0
+        allowed, penalised, first_row = [], [], 0
         for request, _, width in due:
             allowed += list(enumerate(request.allowed(), first_row))
+            penalised += list(enumerate(request.counts_after_draft(), first_row))
             first_row += width
-        ids, logprobs = sample(self._logits(hidden_ND), samplings, uniforms, allowed)
+        raw_NV = self._logits(hidden_ND)
+        adjusted_NV = adjusted_logits(raw_NV, samplings, allowed, penalised)
+        ids, logprobs = draw(adjusted_NV, samplings, uniforms)
+        reports: list[TokenReport | None] = [None] * len(ids)
+        if any(sampling.reported for sampling in samplings):
+            reports = token_reports(raw_NV, adjusted_NV, samplings, ids)
         results, start = [], 0
         for request, first, width in due:
             count = request.agreeing(ids[start : start + width])
-            results.append(Sampled(request, ids[start : start + count], logprobs[start : start + count]))
+            kept = slice(start, start + count)
+            results.append(Sampled(request, ids[kept], logprobs[kept], reports[kept]))
             self.cache.lengths[request.row] -= width - count
             last[request.row] = first + count - 1
             start += width

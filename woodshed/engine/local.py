@@ -30,7 +30,8 @@ from woodshed.engine.native.build import COMPILE_SECONDS, NoKernels, StillCompil
 from woodshed.engine.native.build import library as kernel_library
 from woodshed.engine.native.kernels import Kernels
 from woodshed.engine.packing import PackedLinear, packs
-from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
+from woodshed.engine.penalties import TokenCounts
+from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
 from woodshed.engine.request import Request, seeded
 from woodshed.engine.scheduler import Scheduler
 from woodshed.engine.settings import EngineSettings
@@ -123,6 +124,7 @@ class LocalEngine:
         *,
         session: str | None = None,
         on_token: OnToken | None = None,
+        on_report: OnReport | None = None,
     ) -> Completion:
         """Sample a completion of ``tokens``. Cancelling the awaiting task stops the request.
 
@@ -137,8 +139,11 @@ class LocalEngine:
                 f"a sequence of {len(prompt) + limit} tokens at {self._cache.token_bytes} bytes a token does not fit "
                 f"engine.cache_bytes {self.settings.cache_bytes}; raise it or lower max_tokens"
             )
-        matcher = None
+        matcher = counts = None
         loop = asyncio.get_running_loop()
+        if sampling.penalised:
+            known = _checked_start(sampling, prompt)
+            counts = TokenCounts(sampling, prompt[:known].tolist(), prompt[known:].tolist())
         if sampling.grammar is not None:
             if self._grammars is None or self._grammars.knows(sampling.grammar):
                 matcher = self._matcher(sampling, prompt)
@@ -155,6 +160,8 @@ class LocalEngine:
             rng=self._random if sampling.seed is None else seeded(sampling.seed, sampling.drawn),
             stop_ids=frozenset(sampling.stop_ids),
             matcher=matcher,
+            counts=counts,
+            on_report=on_report,
         )
         with self._wake:
             self.check_open()
@@ -235,11 +242,10 @@ class LocalEngine:
         if self._grammars is None:
             raise GrammarError(f"sampling.grammar: the engine takes none, {self.grammars_refused()}")
         assert sampling.grammar is not None
-        if sampling.drawn > len(prompt):
-            raise ValueError(f"sampling.drawn is {sampling.drawn}; the prompt has {len(prompt)} tokens")
+        known = _checked_start(sampling, prompt)
         matcher = self._grammars.start(sampling.grammar, sampling.stop_ids)
         if sampling.drawn:
-            matcher.advance(prompt[-sampling.drawn :].tolist())
+            matcher.advance(prompt[known:].tolist())
         return matcher
 
     def _post(self, command: Callable[[], None]) -> None:
@@ -379,9 +385,11 @@ class LocalEngine:
         self._counts["prefilled_tokens"] += sum(chunk.count for chunk in step.chunks)
         for one in sampled:
             self._speculation.saw(one.request, len(one.tokens) - 1)
-            all(self._accept(one.request, token, logprob) for token, logprob in zip(one.tokens, one.logprobs))
+            for token, logprob, report in zip(one.tokens, one.logprobs, one.reports):
+                if not self._accept(one.request, token, logprob, report):
+                    break
 
-    def _accept(self, request: Request, token: int, logprob: float) -> bool:
+    def _accept(self, request: Request, token: int, logprob: float, report: TokenReport | None) -> bool:
         """False where the request is over."""
         if math.isnan(logprob):
             why = f"the policy (version {self._version}) yields logits that are not finite"
@@ -391,7 +399,7 @@ class LocalEngine:
             return False
         self._cache.tokens[request.row, request.total] = token
         try:
-            reason = request.accept(token, logprob, self._version)
+            reason = request.accept(token, logprob, self._version, report)
         except GrammarError as error:
             self._fail(request, EngineError(str(error)))
             return False
@@ -417,8 +425,9 @@ class LocalEngine:
             self._scheduler.retire(request)
             self._counts["reused_tokens"] += request.cached
         completion = Completion(
-            request.tokens, request.logprobs, request.versions, reason, routes, prompt_routes, request.cached
-        )
+            request.tokens, request.logprobs, request.versions, reason, routes, prompt_routes, request.cached,
+            request.reports if request.sampling.reported else None,
+        )  # fmt: skip
         self._outbox.put(request.loop, request.future, completion)
 
     def _fail(self, request: Request, error: BaseException) -> None:
@@ -475,3 +484,10 @@ class LocalEngine:
         for swap in self._swaps:
             self._outbox.put(swap.loop, swap.future, failure)
         self._outbox.flush()
+
+
+def _checked_start(sampling: Sampling, prompt: NDArray[np.int32]) -> int:
+    """Where the completion begins in ``prompt``, whose last ``drawn`` tokens were sampled before. Raises ValueError."""
+    if sampling.drawn > len(prompt):
+        raise ValueError(f"sampling.drawn is {sampling.drawn}; the prompt has {len(prompt)} tokens")
+    return len(prompt) - sampling.drawn

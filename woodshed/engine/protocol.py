@@ -21,6 +21,12 @@ class Sampling:
 
     ``grammar`` (see ``engine/grammar.py``): only tokens that it allows are sampled, before everything else that narrows
     the choice, and ``stop_ids`` only where it is fulfilled.
+
+    ``presence_penalty`` and ``frequency_penalty`` count the generated tokens, ``repetition_penalty`` those of the
+    prompt as well (see ``engine/penalties.py``); the last ``drawn`` tokens of the prompt are generated ones.
+
+    ``raw_logprobs`` and ``top_logprobs`` ask for a ``TokenReport`` of each token: under the policy itself (temperature
+    1, the whole vocabulary, nothing added) or under the distribution that is sampled from.
     """
 
     max_tokens: int = 256
@@ -33,6 +39,41 @@ class Sampling:
     drawn: int = 0
     logit_bias: dict[int, float] = field(default_factory=dict)
     grammar: str | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    raw_logprobs: bool = False
+    top_logprobs: int = 0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens that were there before become less or more likely."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def reported(self) -> bool:
+        """Whether each token has a ``TokenReport``."""
+        return self.raw_logprobs or self.top_logprobs > 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are sampled from the policy itself."""
+        narrowed = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.grammar is not None
+        return self.temperature == 1 and not (narrowed or self.logit_bias or self.penalised)
+
+
+@dataclass(frozen=True)
+class TokenReport:
+    """What a client asked about one sampled token: its log-probability, and the most likely tokens of its position with
+    theirs, the likeliest first. Tokens without any probability are left out."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def point_mass(token: int, sampling: Sampling) -> TokenReport:
+    """The report of greedy decoding, which has all of its probability on one token."""
+    return TokenReport(0.0, ((token, 0.0),) if sampling.top_logprobs else ())
 
 
 @dataclass
@@ -42,7 +83,8 @@ class Completion:
     ``logprobs`` are natural logs under the distribution that was sampled from (after grammar, temperature and
     truncation; at temperature 1 without the others that is the policy itself). ``versions`` give the PolicyVersion per
     token. ``routes`` is int16 ``[n, L, K]`` or None. ``prompt_routes`` likewise for the tokens of the request that were
-    prefilled for it (the last ``len(prompt_routes)`` prompt tokens).
+    prefilled for it (the last ``len(prompt_routes)`` prompt tokens). ``reports`` are there where ``Sampling`` asks for
+    them, one per token.
     """
 
     tokens: list[int]
@@ -52,11 +94,15 @@ class Completion:
     routes: NDArray[np.int16] | None = None
     prompt_routes: NDArray[np.int16] | None = None
     cached_tokens: int = 0
+    reports: list[TokenReport] | None = None
 
 
 OnToken = Callable[[int, float, int], bool | None]
 """Called in the engine's thread for every sampled token: (token id, logprob, version). Where it returns True, the
 completion ends there or a few tokens later, with stop reason ``cancelled`` and all that belongs to it."""
+
+OnReport = Callable[[TokenReport], None]
+"""Called right before ``OnToken`` with the token's report, where ``Sampling`` asks for reports."""
 
 
 def trajectory_of(session: str) -> str:
@@ -81,7 +127,9 @@ class Engine(Protocol):
 
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
-    ) -> Completion: ...
+    ) -> Completion:
+        """Raises SamplingRefused where this engine cannot do what ``sampling`` asks."""
+        ...
 
     def grammars_refused(self) -> str | None:
         """Why this engine takes no ``Sampling.grammar``; None where it does."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from woodshed.engine.grammar import Matcher
 from woodshed.engine.pace import Pace
-from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
+from woodshed.engine.penalties import Counts, TokenCounts
+from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
 
 
 def seeded(seed: int, drawn: int) -> random.Random:
@@ -32,8 +33,8 @@ class Request:
     ``prompt`` int32 ``[P]``. ``limit`` is how many tokens may be sampled (``max_tokens``, or less where the context
     ends). ``row`` is its row of the cache while it runs. ``reused`` prompt tokens were in the session's own cache,
     ``cached`` include those copied from another session. ``draft`` are guesses that the next step checks. ``matcher``
-    stands behind the last of ``tokens``. ``routes`` int16 ``[n, L, K]`` are those of the first n tokens where they have
-    been computed anew since tokens were sampled after them.
+    and ``counts`` stand behind the last of ``tokens``. ``routes`` int16 ``[n, L, K]`` are those of the first n tokens
+    where they have been computed anew since tokens were sampled after them.
     """
 
     prompt: NDArray[np.int32]
@@ -56,6 +57,9 @@ class Request:
     draft: list[int] = field(default_factory=list)
     pace: Pace | None = None
     matcher: Matcher | None = None
+    counts: TokenCounts | None = None
+    on_report: OnReport | None = None
+    reports: list[TokenReport] = field(default_factory=list)
     routes: NDArray[np.int16] | None = None
     _uniforms: deque[float] = field(default_factory=deque)
 
@@ -80,6 +84,10 @@ class Request:
         empty where it has none."""
         return [] if self.matcher is None else self.matcher.allowed_after(self.draft)
 
+    def counts_after_draft(self) -> list[Counts]:
+        """What its penalties concern at the next position and after each guess; empty where it has none."""
+        return [] if self.counts is None else self.counts.after(self.draft)
+
     def agreeing(self, sampled: Sequence[int]) -> int:
         """How many of the tokens sampled behind one another count: up to the first that was not guessed, a stop token,
         or the limit. ``sampled`` has one token more than ``draft``."""
@@ -89,7 +97,7 @@ class Request:
                 return i
         return len(sampled)
 
-    def accept(self, token: int, logprob: float, version: int) -> StopReason | None:
+    def accept(self, token: int, logprob: float, version: int, report: TokenReport | None) -> StopReason | None:
         """Append a sampled token; returns why the request is done, or None."""
         self._uniforms.popleft()
         self.tokens.append(token)
@@ -97,6 +105,12 @@ class Request:
         self.versions.append(version)
         if self.matcher is not None and token not in self.stop_ids:
             self.matcher.advance([token])
+        if self.counts is not None:
+            self.counts.add(token)
+        if report is not None:
+            self.reports.append(report)
+            if self.on_report is not None:
+                self.on_report(report)
         enough = self.on_token is not None and self.on_token(token, logprob, version) is True
         if token in self.stop_ids:
             return "stop"

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from woodshed.engine.penalties import Penalised
 from woodshed.engine.protocol import Sampling
 
 Allowed = Sequence[tuple[int, NDArray[np.uint8]]]
@@ -43,9 +44,11 @@ def truncate(logits_BV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
     return torch.empty_like(logits_BV).scatter_(-1, order_BV, sorted_BV)
 
 
-def adjusted_logits(logits_BV: Tensor, samplings: Sequence[Sampling], allowed: Allowed = ()) -> Tensor:
-    """Float32 logits ``[B, V]`` after grammar, bias, temperature and truncation, in this order. Temperature 0 leaves
-    the scale."""
+def adjusted_logits(
+    logits_BV: Tensor, samplings: Sequence[Sampling], allowed: Allowed = (), penalised: Penalised = ()
+) -> Tensor:
+    """Float32 logits ``[B, V]`` after grammar, bias, penalties, temperature and truncation, in this order. Temperature
+    0 leaves the scale. The logits that are given stay as they are."""
     logits_BV = logits_BV.float()
     device = logits_BV.device
     if allowed:
@@ -59,6 +62,8 @@ def adjusted_logits(logits_BV: Tensor, samplings: Sequence[Sampling], allowed: A
         for row, bias in biased:
             ids = torch.tensor(list(bias.keys()), device=device)
             logits_BV[row, ids] += torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+    if penalised:
+        logits_BV = penalise(logits_BV, samplings, penalised)
     if any(s.temperature not in (0.0, 1.0) for s in samplings):
         temperature = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)
         logits_BV = logits_BV / temperature[:, None]
@@ -76,16 +81,42 @@ def adjusted_logits(logits_BV: Tensor, samplings: Sequence[Sampling], allowed: A
     return logits_BV
 
 
+def penalise(logits_BV: Tensor, samplings: Sequence[Sampling], penalised: Penalised) -> Tensor:
+    """Float32 logits ``[B, V]`` with the penalties of the rows that are named, by the definitions of ``penalties``."""
+    lengths = [len(ids) for _, (ids, _) in penalised]
+    rows_N = np.repeat([row for row, _ in penalised], lengths)
+    ids_N = np.concatenate([ids for _, (ids, _) in penalised])
+    if not len(ids_N):
+        return logits_BV
+    given = [samplings[row] for row, _ in penalised]
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths)).to(logits_BV.device)
+
+    at = (torch.from_numpy(rows_N).to(logits_BV.device), torch.from_numpy(ids_N).to(logits_BV.device))
+    counts_N = torch.from_numpy(np.concatenate([counts for _, (_, counts) in penalised])).to(logits_BV.device)
+    repetition_N = column([s.repetition_penalty for s in given])
+    x_N = logits_BV[at]
+    x_N = torch.where(x_N > 0, x_N / repetition_N, x_N * repetition_N)
+    x_N = x_N - counts_N * column([s.frequency_penalty for s in given])
+    x_N = x_N - (counts_N > 0) * column([s.presence_penalty for s in given])
+    return logits_BV.index_put(at, x_N)
+
+
 def sample(
     logits_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], allowed: Allowed = ()
 ) -> tuple[list[int], list[float]]:
+    """``draw`` from logits of any float type, after ``adjusted_logits``."""
+    return draw(adjusted_logits(logits_BV, samplings, allowed), samplings, uniforms)
+
+
+def draw(logits_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
     """One token id and its natural log-probability per row.
 
-    ``logits_BV`` ``[B, V]`` of any float type; ``uniforms`` in [0, 1), one per row. The log-probability is that of the
+    ``logits_BV`` adjusted, float32 ``[B, V]``; ``uniforms`` in [0, 1), one per row. The log-probability is that of the
     distribution drawn from; greedy decoding (temperature 0) draws from a point mass, so there it is 0. A row whose
     logits are not finite yields log-probability nan.
     """
-    logits_BV = adjusted_logits(logits_BV, samplings, allowed)
     greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
     if len(greedy) == len(samplings):
         return _greedy(logits_BV)

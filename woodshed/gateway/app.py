@@ -118,9 +118,16 @@ def build_app(
     keys = Keys(admin_key)
     metrics = Metrics()
     trajectories = Trajectories(rendering, keys, engine.release, journal)
-    turns = Turns(engine, rendering, metrics, max_tokens=settings.max_tokens, journal=journal)
+    turns = Turns(
+        engine,
+        rendering,
+        metrics,
+        max_tokens=settings.max_tokens,
+        raw_logprobs=settings.logprobs == "raw",
+        journal=journal,
+    )
     endpoints: dict[str, Endpoint] = {}
-    counting = (Messages(settings.model), Responses(settings.model))
+    counting = (Messages(settings.model), Responses(settings.model, tokenizer))
     for dialect in (ChatCompletions(settings.model, tokenizer), *counting):
         endpoints[dialect.path] = Endpoint(dialect, turns, trajectories, max_body=settings.max_body)
     for dialect in counting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,11 +21,18 @@ class Sender:
         self._send = send
         self._counts = counts
         self.started = False
+        self._beginning = asyncio.Lock()
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         self._counts[status] += 1
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """``start`` once, of several writers."""
+        async with self._beginning:
+            if not self.started:
+                await self.start(status, headers)
 
     async def part(self, body: bytes, *, end: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": not end})

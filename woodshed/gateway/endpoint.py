@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from .asgi import Sender, read_body
+from .choices import run_choices
 from .dialects.base import CountingDialect, Dialect
 from .errors import ApiError
 from .keys import client_key
@@ -67,30 +68,37 @@ class Endpoint:
         if request.stream:
             await self._stream(trajectory, request, send, left)
             return
-        answer = await self.turns.run(trajectory, request)
-        with _delivery(answer, left):
+        answers = await run_choices(self.turns, trajectory, request)
+        with _delivery(answers, left):
             await asyncio.sleep(0)  # to hear of a client that leaves just now
             # Log-probabilities of a long reply are a megabyte of JSON.
-            size = len(answer.completion.tokens) * (64 if request.logprobs else 4)
-            body = await self.turns.background.run(size, lambda: self.dialect.reply(request, answer))
+            each = 64 * (1 + request.top_logprobs) if request.logprobs else 4
+            size = each * sum(len(answer.completion.tokens) for answer in answers)
+            body = await self.turns.background.run(size, lambda: self.dialect.reply(request, answers))
             await send.whole(200, body)
 
     async def _stream(
         self, trajectory: OpenTrajectory, request: Request, send: Sender, left: asyncio.Future[AsgiMessage]
     ) -> None:
-        live = LiveReply(self.dialect.stream(request), self.turns.parser(request), send)
+        streams = self.dialect.streams(request)
+        live = [LiveReply(stream, self.turns.parser(request), send) for stream in streams]
         try:
-            answer = await self.turns.run(trajectory, request, live)
-            with _delivery(answer, left):
-                await live.end(answer)
+            answers = await run_choices(self.turns, trajectory, request, live)
+            with _delivery(answers, left):
+                for reply, answer in zip(live, answers):
+                    await reply.end(answer)
+                await send.part(streams[0].closing(answers), end=True)
         except Exception as error:
             if not send.started:
                 raise
             seen = _seen(error)
             trajectory.refuse(seen)
-            await live.fail(seen)
+            for reply in live:
+                await reply.halt()
+            await send.part(streams[0].failed(seen), end=True)
         finally:
-            live.stop()
+            for reply in live:
+                reply.stop()
 
 
 class CountEndpoint(Endpoint):
@@ -105,8 +113,8 @@ class CountEndpoint(Endpoint):
 
 
 @contextmanager
-def _delivery(answer: Answer, left: asyncio.Future[AsgiMessage]) -> Iterator[None]:
-    """Around the sending of a recorded reply: it is lost where that fails, or the client has left before its end.
+def _delivery(answers: Sequence[Answer], left: asyncio.Future[AsgiMessage]) -> Iterator[None]:
+    """Around the sending of recorded replies: they are lost where that fails, or the client has left before their end.
 
     The server takes what is sent to a client that has left, and says nothing.
     """
@@ -116,7 +124,8 @@ def _delivery(answer: Answer, left: asyncio.Future[AsgiMessage]) -> Iterator[Non
         delivered = not left.done()
     finally:
         if not delivered:
-            answer.lost()
+            for answer in answers:
+                answer.lost()
 
 
 def _seen(error: Exception) -> ApiError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from woodshed.engine.checks import MOST_PENALTY
 from woodshed.record.large_json import loads
 
-from .errors import ApiError, invalid, shown, unsupported
+from .errors import ApiError, invalid, shown
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -20,17 +22,14 @@ def json_object(body: bytes) -> dict[str, Any]:
     return data
 
 
-_PENALTIES = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 def sampling(data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ``Request`` that every dialect has under the same name. Penalties are refused in all of them.
+    """The fields of ``Request`` that every dialect has under the same name.
 
-    ``top_k``, ``min_p``, ``seed`` and ``logit_bias`` work in all of them, as in other open servers.
+    ``top_k``, ``min_p``, ``seed``, ``logit_bias`` and penalties work in all of them, as in other open servers.
     """
-    for name, off in _PENALTIES:
-        if data.get(name) not in (None, off):
-            raise unsupported(name, data[name], f"{off}: the policy is sampled as it is")
     return {
         "temperature": number(data, "temperature", 1.0, 0.0, 2.0),
         "top_p": number(data, "top_p", 1.0, 0.0, 1.0),
@@ -38,6 +37,9 @@ def sampling(data: dict[str, Any]) -> dict[str, Any]:
         "min_p": number(data, "min_p", 0.0, 0.0, 1.0),
         "seed": integer(data, "seed", -(1 << 63)),
         "logit_bias": _logit_bias(data.get("logit_bias")),
+        "presence_penalty": number(data, "presence_penalty", 0.0, -MOST_PENALTY, MOST_PENALTY),
+        "frequency_penalty": number(data, "frequency_penalty", 0.0, -MOST_PENALTY, MOST_PENALTY),
+        "repetition_penalty": number(data, "repetition_penalty", 1.0, 0.01, 100.0),
         "stream": flag(data, "stream"),
         "model": data["model"] if isinstance(data.get("model"), str) else "",
     }
@@ -102,6 +104,19 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return bias
 
 
+def refuse(data: dict[str, Any], reasons: Mapping[str, str]) -> None:
+    """Raises ApiError for a field that other dialects have and this one has not: it would be missed."""
+    for name, reason in reasons.items():
+        if data.get(name) not in (None, False, 0):
+            raise invalid(name, reason, "unsupported_value")
+
+
+def one_choice(data: dict[str, Any]) -> None:
+    """Raises ApiError where more choices are wanted, in a dialect that has one."""
+    if data.get("n") not in (None, 1):
+        raise invalid("n", "several choices are in Chat Completions only", "unsupported_value")
+
+
 def unknown(data: dict[str, Any], known: frozenset[str]) -> tuple[str, ...]:
     """Names of fields that say something and that nothing here reads; a client that makes them up is cut short."""
     names = [name[:64] for name, value in data.items() if name not in known and value not in (None, False, [], {}, "")]
@@ -110,6 +125,6 @@ def unknown(data: dict[str, Any], known: frozenset[str]) -> tuple[str, ...]:
 
 SAMPLING = frozenset(
     ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stream", "model", "messages", "tools",
-     "tool_choice", *(name for name, _ in _PENALTIES))
+     "tool_choice", *_PENALTIES)
 )  # fmt: skip
 """Fields that every dialect reads."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from woodshed.record.segment import Constraint, Span
+from woodshed.record.segment import Constraint, Penalties, Span
 
 from .recorder import Mark, OpenSegment, Recorder
 from .rendering import Rendering
@@ -240,6 +240,8 @@ def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUs
         head["tools"] = segment.tools
     if constraints := [c.to_json() for c in segment.constraints if c.start >= start]:
         head["constraints"] = constraints
+    if penalties := [p.to_json() for p in segment.penalties if p.start >= start]:
+        head["penalties"] = penalties
     arrays = [
         segment.tokens[start:].tobytes(), bytes(segment.sampled[start:]),
         segment.logprobs[start:].tobytes(), segment.versions[start:].tobytes(),
@@ -285,3 +287,4 @@ def _replay(recorder: Recorder, head: dict[str, Any], data: bytes) -> None:
     segment.ends[at:] = ends
     segment.pending = tuple(head["pending"])
     segment.constraints += [Constraint.from_json(c) for c in head.get("constraints", ())]
+    segment.penalties += [Penalties.from_json(p) for p in head.get("penalties", ())]

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from woodshed.engine.grammar import library
-from woodshed.engine.protocol import Completion
+from woodshed.engine.protocol import Completion, Sampling, TokenReport
 from woodshed.policy.tokenizer import TooManyTokens
-from woodshed.record.segment import Constraint, Segment, Span
+from woodshed.record.segment import Constraint, Penalties, Segment, Span
 
 from .errors import ContextTooLong
 from .messages import Message, normalise, same_message, text_length
@@ -46,6 +46,8 @@ class Before(NamedTuple):
     pending: tuple[int, ...]
     undelivered: bool
     constraints: list[Constraint]
+    penalties: list[Penalties]
+    reports: list[TokenReport] | None
 
 
 @dataclass(eq=False)
@@ -56,6 +58,7 @@ class OpenSegment:
 
     ``pending`` are ids that the next request must put before its own: the stop token that a completion cut by length
     lacks. ``undelivered``: its last reply may not have reached the client, as the client left or the server crashed.
+    ``reports`` are those of the last reply, in case it has to be given again; they are not in the record.
     """
 
     tools: Tools
@@ -72,6 +75,8 @@ class OpenSegment:
     busy: bool = False
     undelivered: bool = False
     constraints: list[Constraint] = field(default_factory=list)
+    penalties: list[Penalties] = field(default_factory=list)
+    reports: list[TokenReport] | None = None
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.tokens.extend(ids)
@@ -90,11 +95,13 @@ class OpenSegment:
     def before(self) -> Before:
         """For ``put_back``."""
         lists = self.messages, list(self.ends), list(self.spans)
-        return Before(len(self.tokens), *lists, self.pending, self.undelivered, list(self.constraints))
+        marks = list(self.constraints), list(self.penalties)
+        return Before(len(self.tokens), *lists, self.pending, self.undelivered, *marks, self.reports)
 
     def put_back(self, before: Before) -> None:
         """As it was then."""
-        end, self.messages, self.ends, self.spans, self.pending, self.undelivered, self.constraints = before
+        end, self.messages, self.ends, self.spans, self.pending, self.undelivered, *_ = before
+        self.constraints, self.penalties, self.reports = before.constraints, before.penalties, before.reports
         for held in (self.tokens, self.sampled, self.logprobs, self.versions):
             del held[end:]
         self.routes.forget(end)
@@ -117,6 +124,7 @@ class OpenSegment:
             spans=list(self.spans),
             routes=self.routes.freeze(len(self.tokens)),
             constraints=list(self.constraints),
+            penalties=list(self.penalties),
         )
         segment.check()
         return segment
@@ -125,7 +133,7 @@ class OpenSegment:
 @dataclass
 class Turn:
     """One request, planned and not yet committed. ``prompt`` is what the engine gets, ``parts`` what is new in it;
-    ``grammar`` is what it samples under."""
+    ``grammar`` is what it samples under, ``sampling`` all of that, once it is known."""
 
     segment: OpenSegment
     tools: Tools
@@ -134,6 +142,7 @@ class Turn:
     parts: list[Part]
     fresh: bool
     grammar: str | None = None
+    sampling: Sampling | None = None
     before: Before | None = None
     """The segment before the turn was committed."""
 
@@ -213,8 +222,12 @@ class Recorder:
             self._append(segment, role, index, ids)
         segment.add_sampled(completion.tokens, completion.logprobs, completion.versions)
         total = len(segment.tokens)
+        start = total - len(completion.tokens)
+        segment.reports = completion.reports
+        if (given := turn.sampling) is not None and given.penalised and completion.tokens:
+            amounts = given.presence_penalty, given.frequency_penalty, given.repetition_penalty
+            segment.penalties.append(Penalties(start, total, *amounts))
         if turn.grammar is not None and completion.tokens:
-            start = total - len(completion.tokens)
             made_by = library() or ""
             segment.constraints.append(Constraint(start, total, turn.grammar, self.rendering.stop_ids, made_by))
         last = segment.spans[-1]

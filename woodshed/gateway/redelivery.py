@@ -20,13 +20,14 @@ def recorded(
 ) -> tuple[OpenSegment, TurnUsage] | None:
     """The segment whose last turn answered exactly this request and may not have arrived, and what that turn took.
 
-    A request that wants to be sampled otherwise (temperature, limits, stop strings, grammar) is another one.
+    A request that wants to be sampled otherwise (temperature, limits, stop strings, grammar), or wants to know other
+    log-probabilities, is another one. Those that are not in the record are gone after a restart.
     """
     messages = request.messages
     for index, segment in enumerate(trajectory.recorder.segments):
         if not segment.undelivered or segment.busy or segment.tools != request.tools:
             continue
-        if _last_grammar(segment) != grammar:
+        if _last_grammar(segment) != grammar or (request.reported and segment.reports is None):
             continue
         if len(segment.messages) == len(messages) + 1 and segment.common_messages(messages) == len(messages):
             usage = next((turn for turn in reversed(trajectory.usage) if turn.segment == index), None)
@@ -46,5 +47,9 @@ def completion_of(segment: OpenSegment, usage: TurnUsage, *, may_stop: bool) -> 
     start = len(segment.tokens) - usage.sampled_tokens
     reason: StopReason = "length" if segment.pending and not may_stop else "stop"
     return Completion(
-        segment.tokens[start:].tolist(), segment.logprobs[start:].tolist(), segment.versions[start:].tolist(), reason
+        segment.tokens[start:].tolist(),
+        segment.logprobs[start:].tolist(),
+        segment.versions[start:].tolist(),
+        reason,
+        reports=segment.reports,
     )

@@ -58,17 +58,42 @@ class Request:
     stop: tuple[str, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
     rules: ReplyRules = ReplyRules()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logprobs: bool = False
     """Whether the reply tells the log-probability of each token."""
+    top_logprobs: int = 0
+    """And of so many of the likeliest tokens beside it."""
+    raw_logprobs: bool | None = None
+    """Whether these are those of the policy itself, not of the distribution that is sampled from; None is the server's
+    default."""
+    choices: int = 1
+    """Replies that are wanted."""
+    choice: int = 0
+    """Which of them this is, once there is one request for each."""
     ignored: tuple[str, ...] = ()
     """Names of fields that were given and change nothing here."""
     size: int = 0
     """Bytes of the request as it was sent."""
 
+    @property
+    def reported(self) -> bool:
+        """Whether the reply tells more of its tokens than the record does."""
+        return self.logprobs and (bool(self.raw_logprobs) or self.top_logprobs > 0)
+
     def sampling_digest(self) -> str:
         """The same for requests that ask for the same kind of sample, apart from a grammar."""
-        asked = (
+        asked: tuple[Any, ...] = (
             self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.stop,
             sorted(self.logit_bias.items()), self.call_tools,
         )  # fmt: skip
+        # Only what is asked for: the digest of a request is in journals of servers that did not know these fields.
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        if penalties != (0.0, 0.0, 1.0):
+            asked = (*asked, penalties)
+        if self.reported:
+            asked = (*asked, self.raw_logprobs, self.top_logprobs)
+        if self.choices > 1:
+            asked = (*asked, self.choices, self.choice)
         return hashlib.blake2b(repr(asked).encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from woodshed.record.segment import Constraint, Segment, Span
+from woodshed.record.segment import Constraint, Penalties, Segment, Span
 
 CONTENT_TYPE = "application/x-woodshed-segments"
 _MAGIC = b"WSSG1\n"
@@ -56,6 +56,8 @@ def encode(finished: Finished) -> bytes:
         shapes.append({"length": len(segment), "routes": routes, "spans": spans})
         if segment.constraints:
             shapes[-1]["constraints"] = [constraint.to_json() for constraint in segment.constraints]
+        if segment.penalties:
+            shapes[-1]["penalties"] = [penalties.to_json() for penalties in segment.penalties]
         parts += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
         if segment.routes is not None:
             parts.append(np.ascontiguousarray(segment.routes, "<i2").tobytes())
@@ -103,8 +105,9 @@ def _segment(data: bytes, position: int, shape: dict[str, Any]) -> tuple[Segment
     if shape["routes"] is not None:
         routes, position = _take(data, position, "<i2", shape["routes"])
     constraints = [Constraint.from_json(c) for c in shape.get("constraints", ())]
+    penalties = [Penalties.from_json(p) for p in shape.get("penalties", ())]
     spans = [Span(*span) for span in shape["spans"]]
-    segment = Segment(**values, spans=spans, routes=routes, constraints=constraints)
+    segment = Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties)
     segment.check()
     return segment, position
 

@@ -89,6 +89,10 @@ def _peer(url: str, key: str, settings: GatewaySettings, version: int, vocabular
     """``vllm+http://...`` is a vLLM server, every other address an engine of ours."""
     silence = settings.routing.silence_seconds
     if url.startswith(VLLM):
+        if settings.logprobs == "raw":
+            raise ValueError(
+                f"logprobs is 'raw', and vLLM ({url}) tells those of the sampling distribution; use sampled"
+            )
         from woodshed.engine.vllm.client import VllmEngine
 
         return VllmEngine(
@@ -130,6 +134,7 @@ def addresses(text: str) -> tuple[str, ...]:
 _FLAGS = {
     "policy": Path, "format": str, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
     "ready_file": Path, "max_tokens": int, "journal": Path, "device": str, "engine_key_file": Path,
+    "logprobs": str,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,6 +18,10 @@ class GatewaySettings(ServerSettings):
 
     max_tokens: int = Field(default=1024, ge=1)
     """Tokens to sample where a request does not say."""
+
+    logprobs: Literal["sampled", "raw"] = "sampled"
+    """Which log-probabilities replies tell where a request does not say (``logprobs_mode``): those of the distribution
+    that was sampled from, or those of the policy itself. What is recorded is always the first."""
 
     journal: Path | None = None
     """Directory of the journal; with it, open trajectories survive a restart. None keeps them in memory only."""

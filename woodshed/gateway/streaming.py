@@ -8,7 +8,6 @@ import time
 
 from .asgi import Sender
 from .dialects.base import ReplyStream
-from .errors import ApiError
 from .messages import Message
 from .turns import Answer
 from .unsent import Parse, Unsent
@@ -24,7 +23,7 @@ _REST = 20
 class LiveReply:
     """Listens to a turn and sends what is safe to send, in a task of its own.
 
-    The status is sent with the first text, so that an early error is an ordinary one.
+    The status is sent with the first text, so that an early error is an ordinary one. Several choices share ``send``.
     """
 
     def __init__(self, stream: ReplyStream, parse: Parse, send: Sender) -> None:
@@ -34,7 +33,7 @@ class LiveReply:
         self._latest = ""
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
-        self._settled = False
+        self._settled = self._begun = False
         self._prompt_tokens = 0
         self._writer = asyncio.ensure_future(self._write())
 
@@ -51,28 +50,23 @@ class LiveReply:
 
     async def end(self, answer: Answer) -> None:
         """The rest of the reply, once it is recorded; all of it where it was recorded before."""
-        self._end_writing()
-        await self._writer
+        await self.halt()
         await self._begin()
         # In pieces: each waits until the network has room, and what it has no room for was not delivered.
         for field, text in self._unsent.rest(answer.reply):
             for start in range(0, len(text), _PIECE):
                 await self._send.part(self._stream.more([(field, text[start : start + _PIECE])]))
-        await self._send.part(self._stream.last(answer, []), end=True)
+        await self._send.part(self._stream.last(answer, []))
 
-    async def fail(self, error: ApiError) -> None:
-        """The end of a reply that had begun; what is being sent goes out whole before it."""
-        self._end_writing()
-        await self._writer
-        await self._send.part(self._stream.failed(error), end=True)
-
-    def stop(self) -> None:
-        self._writer.cancel()
-
-    def _end_writing(self) -> None:
+    async def halt(self) -> None:
+        """Nothing is written any more; what is being sent goes out whole before."""
         self._settled = True
         self._news.set()
         self._ended.set()
+        await self._writer
+
+    def stop(self) -> None:
+        self._writer.cancel()
 
     async def _write(self) -> None:
         while await self._news.wait() and not self._settled:
@@ -88,6 +82,7 @@ class LiveReply:
                     await asyncio.wait_for(self._ended.wait(), _REST * spent)
 
     async def _begin(self) -> None:
-        if not self._send.started:
-            await self._send.start(200, _EVENTS)
+        if not self._begun:
+            self._begun = True
+            await self._send.begin(200, _EVENTS)
             await self._send.part(self._stream.first(self._prompt_tokens))

@@ -106,7 +106,17 @@ class Terms(Settings):
             most = min(most, self.context_tokens - prompt_tokens)
         changed = replace(sampling, max_tokens=most)
         if self.temperature is not None:
-            changed = replace(changed, temperature=self.temperature, top_p=1.0, top_k=0, min_p=0.0, logit_bias={})
+            changed = replace(
+                changed,
+                temperature=self.temperature,
+                top_p=1.0,
+                top_k=0,
+                min_p=0.0,
+                logit_bias={},
+                presence_penalty=0.0,
+                frequency_penalty=0.0,
+                repetition_penalty=1.0,
+            )
         return changed if self.seed is None else replace(changed, seed=self.seed)
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
+from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, SamplingRefused
 from woodshed.engine.protocol import Completion, Engine, OnToken, Sampling
 from woodshed.policy.formats.base import ParsedMessage
 
 from .background import Background
 from .constraints import Constraints
-from .errors import ApiError, ContextTooLong
+from .errors import ApiError, ContextTooLong, invalid
 from .journal import Journal, JournalError
 from .messages import Message
 from .metrics import Metrics
@@ -33,6 +33,9 @@ R = TypeVar("R", bound=Request)
 
 _COUNTED = 4
 """So many times the context is counted: agents ask by how much a conversation is too long."""
+
+_FIELDS = {"raw_logprobs": "logprobs_mode"}
+"""What a request calls a field of ``Sampling``, where the name is another one."""
 
 _NO_TOOLS: list[dict[str, Any]] = []
 
@@ -78,12 +81,21 @@ class Turns:
     """Plans, samples, records, journals: in this order, and only then answers."""
 
     def __init__(
-        self, engine: Engine, rendering: Rendering, metrics: Metrics, *, max_tokens: int, journal: Journal | None = None
+        self,
+        engine: Engine,
+        rendering: Rendering,
+        metrics: Metrics,
+        *,
+        max_tokens: int,
+        raw_logprobs: bool = False,
+        journal: Journal | None = None,
     ) -> None:
+        """``max_tokens`` and ``raw_logprobs`` are for requests that do not say."""
         self.engine = engine
         self.rendering = rendering
         self.metrics = metrics
         self.max_tokens = max_tokens
+        self.raw_logprobs = raw_logprobs
         self.journal = journal
         self.background = Background()
         self.constraints = Constraints(rendering, engine)
@@ -100,7 +112,9 @@ class Turns:
         def work() -> R:
             request = parse(b"".join(body))
             _ = request.rules.key  # worked out here, beside the event loop
-            return replace(request, tools=self.rendering.known(request.tools), size=size)
+            raw = self.raw_logprobs if request.raw_logprobs is None else request.raw_logprobs
+            tools = self.rendering.known(request.tools)
+            return replace(request, tools=tools, size=size, raw_logprobs=request.logprobs and raw)
 
         def then(request: R) -> R:
             trajectory.ignore(request.ignored)
@@ -130,13 +144,29 @@ class Turns:
 
         A request that is cancelled, or whose trajectory is closed meanwhile, records nothing. Raises ApiError.
         """
+        return await self.choice(trajectory, request, listener, refused=self.refusal(trajectory, 1))
+
+    def refusal(self, trajectory: OpenTrajectory, choices: int) -> ApiError | None:
+        """Why the trajectory's terms do not allow so many replies more."""
+        try:
+            trajectory.terms.check(trajectory.used(), len(trajectory.running) + choices - 1)
+        except ApiError as error:
+            return error
+        return None
+
+    async def choice(
+        self,
+        trajectory: OpenTrajectory,
+        request: Request,
+        listener: Listener | None,
+        *,
+        refused: ApiError | None,
+        together: asyncio.Barrier | None = None,
+    ) -> Answer:
+        """As ``run``. ``refused`` is raised unless the reply was recorded before. One of several choices is recorded
+        when all of them, ``together``, are sampled."""
         parse = self.parser(request)
         grammar = await self.constraints.grammar(request)
-        refused: ApiError | None = None
-        try:
-            trajectory.terms.check(trajectory.used(), len(trajectory.running))
-        except ApiError as error:  # what was recorded is given again all the same
-            refused = error
         task = asyncio.current_task()
         assert task is not None
         if refused is None:
@@ -151,6 +181,8 @@ class Turns:
                 again = self._again(*found, request, parse)
                 if listener is not None:
                     listener.planned(again.prompt_tokens)
+                if together is not None:
+                    await _met(together, again)
                 return again
             turn = found
             # Again: while this one was planned, another may have taken hold of the tokens that were left.
@@ -168,6 +200,8 @@ class Turns:
                 raise ApiError(503, "engine_cancelled", "the engine gave this request up; send it again")
             text = watch.text() if watch is not None else self.rendering.text(completion.tokens)
             answer = await self._answer(turn, completion, parse(text), None if watch is None else watch.found)
+            if together is not None:
+                await together.wait()
             async with trajectory.lock:
                 if trajectory.closed:
                     raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
@@ -253,8 +287,18 @@ class Turns:
             seed=request.seed,
             logit_bias=request.logit_bias,
             grammar=turn.grammar,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            raw_logprobs=bool(request.raw_logprobs),
+            top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
         sampling = trajectory.terms.apply(sampling, trajectory.used(), len(turn.prompt))
+        if sampling.seed is not None and request.choice:
+            sampling = replace(sampling, seed=sampling.seed + request.choice)
+        if sampling.penalised and trajectory.about.get("source") == "train":
+            raise _untrainable(sampling)
+        turn.sampling = sampling
         on_token = None if watch is None else _listening(watch)
         if trajectory.terms.bounded:
             task = asyncio.current_task()
@@ -273,6 +317,8 @@ class Turns:
             raise ApiError(503, "engine_closed", str(error)) from None
         except EngineError as error:
             raise ApiError(500, "engine_error", f"{error}") from error
+        except SamplingRefused as error:
+            raise invalid(_FIELDS.get(error.field, error.field), error.reason, "unsupported_value") from None
         except ValueError as error:
             raise ApiError(400, "invalid_value", str(error)) from None
 
@@ -319,6 +365,26 @@ class Turns:
         metrics.prefix_breaks += turn.fresh and len(recorder.segments) > 1
 
 
+async def _met(together: asyncio.Barrier, again: Answer) -> None:
+    """When the other choices are there; without them this one is not delivered."""
+    try:
+        await together.wait()
+    except BaseException:
+        again.lost()
+        raise
+
+
+def _untrainable(sampling: Sampling) -> ApiError:
+    """A trainer computes the policy's log-probabilities, and these would be of another distribution."""
+    names = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))
+    name = next(name for name, off in names if getattr(sampling, name) != off)
+    message = (
+        "a trajectory for training is sampled without penalties, since a trainer cannot account for them; open the "
+        "trajectory with source live or eval, or with terms.temperature, which leave them out"
+    )
+    return invalid(name, message, "unsupported_value")
+
+
 def _finish_reason(completion: Completion, calls: bool) -> str:
     return "length" if completion.stop_reason == "length" else "tool_calls" if calls else "stop"
 
@@ -342,4 +408,5 @@ def _cut(done: Completion, watch: Watch) -> Completion:
     return replace(
         done, tokens=done.tokens[kept], logprobs=done.logprobs[kept], versions=done.versions[kept], stop_reason="stop",
         routes=None if done.routes is None else done.routes[kept],
+        reports=None if done.reports is None else done.reports[kept],
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .segment import Constraint, Segment, Span
+from .segment import Constraint, Penalties, Segment, Span
 from .trajectory import Effort, Outcome, ToolEvent, Trajectory
 
 _MAGIC = b"WSTR1\n"
@@ -27,6 +27,8 @@ def trajectory_to_bytes(trajectory: Trajectory) -> bytes:
         about = {"length": len(segment), "routes": routes, "spans": spans}
         if segment.constraints:
             about["constraints"] = [constraint.to_json() for constraint in segment.constraints]
+        if segment.penalties:
+            about["penalties"] = [penalties.to_json() for penalties in segment.penalties]
         head["segments"].append(about)
         arrays += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
         if segment.routes is not None:
@@ -53,8 +55,9 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
             flat, position = _take(data, position, "<i2", int(np.prod(item["routes"])))
             routes = flat.reshape(item["routes"])
         constraints = [Constraint.from_json(c) for c in item.get("constraints", ())]
+        penalties = [Penalties.from_json(p) for p in item.get("penalties", ())]
         spans = [Span(*s) for s in item["spans"]]
-        segments.append(Segment(**values, spans=spans, routes=routes, constraints=constraints))
+        segments.append(Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties))
     if position != len(data):
         raise ValueError(f"trajectory record has {len(data) - position} bytes too many")
     head["outcome"] = Outcome(**head["outcome"]) if head["outcome"] else None

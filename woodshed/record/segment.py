@@ -50,6 +50,31 @@ class Constraint:
         return Constraint(start, end, grammar, tuple(map(int, stop_ids)), str(library))
 
 
+@dataclass(frozen=True)
+class Penalties:
+    """Tokens ``[start, end)`` of a segment were sampled with penalties (``Sampling.presence_penalty`` and so on).
+
+    Their log-probabilities are those of another distribution than a trainer computes, so they cannot be trained on.
+    """
+
+    start: int
+    end: int
+    presence: float
+    frequency: float
+    repetition: float
+
+    def to_json(self) -> list[Any]:
+        return [self.start, self.end, self.presence, self.frequency, self.repetition]
+
+    @staticmethod
+    def from_json(data: Sequence[Any]) -> Penalties:
+        """Raises TypeError or ValueError for what ``to_json`` did not write."""
+        start, end, presence, frequency, repetition = data
+        if not isinstance(start, int) or not isinstance(end, int):
+            raise ValueError(f"penalties: {data!r:.80} are none")
+        return Penalties(start, end, float(presence), float(frequency), float(repetition))
+
+
 @dataclass
 class Segment:
     """Token-exact record of one context window.
@@ -58,7 +83,7 @@ class Segment:
     float32 ``[T]`` (natural log, behaviour policy at sampling time, 0 where not sampled); ``versions`` int32
     ``[T]`` (PolicyVersion that sampled the token, -1 where not sampled); ``routes`` int16 ``[T, L, K]`` expert ids
     or None (-1 where unknown). ``constraints``: under which grammars tokens were sampled; their ``logprobs`` are those
-    among the allowed tokens.
+    among the allowed tokens. ``penalties``: where and with which penalties tokens were sampled.
     """
 
     tokens: NDArray[np.int32]
@@ -68,6 +93,7 @@ class Segment:
     spans: list[Span] = field(default_factory=list)
     routes: NDArray[np.int16] | None = None
     constraints: list[Constraint] = field(default_factory=list)
+    penalties: list[Penalties] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -84,14 +110,11 @@ class Segment:
             raise ValueError("segment: a token that was not sampled carries a log-probability or a version")
         if np.any(self.versions[self.sampled] < 0):
             raise ValueError("segment: a sampled token carries no policy version")
-        for constraint in self.constraints:
-            if (
-                not 0 <= constraint.start < constraint.end <= t
-                or not self.sampled[constraint.start : constraint.end].all()
-            ):
-                raise ValueError(
-                    f"segment: tokens {constraint.start} to {constraint.end} have a grammar and were not sampled"
-                )
+        marks = [("a grammar", c.start, c.end) for c in self.constraints]
+        marks += [("penalties", p.start, p.end) for p in self.penalties]
+        for what, start, end in marks:
+            if not 0 <= start < end <= t or not self.sampled[start:end].all():
+                raise ValueError(f"segment: tokens {start} to {end} have {what} and were not sampled")
         edge = 0
         for span in self.spans:
             if span.start != edge or span.end < span.start:

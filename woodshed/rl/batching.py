@@ -144,6 +144,13 @@ def _sequences(
         weights = dict(given)
         if kl_beta:
             weights["ref_kl"] = np.where(sampled, kl_beta, 0).astype(np.float32)
+        if segment.penalties:
+            first = segment.penalties[0]
+            raise ValueError(
+                f"trajectory {trajectory.id}: tokens {first.start} to {first.end} of a segment were sampled with "
+                "penalties, so their log-probabilities are not those of the policy that is trained; sample what is "
+                "to be trained on without presence_penalty, frequency_penalty and repetition_penalty"
+            )
         allowed = allowed_of = None
         if segment.constraints:
             allowed, allowed_of = allowed_sets(segment, None if grammars is None else grammars())

@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.protocol import Completion, Sampling
+from woodshed.engine.protocol import Completion, Sampling, TokenReport
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import Decoder
 from woodshed.weights.follow import Follower
@@ -71,11 +72,15 @@ class Standin:
             params["max_tokens"], params["temperature"], params["top_p"], params["top_k"], params["min_p"],
             tuple(params["stop_token_ids"]), params.get("seed"),
             logit_bias={int(k): v for k, v in params.get("logit_bias", {}).items()},
+            top_logprobs=params["logprobs"],
+            **{name: params[name] for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
         )  # fmt: skip
         fresh: list[tuple[int, float, int]] = []
+        reports: list[TokenReport] = []
         work = self.engine.generate(
-            body["token_ids"], sampling, session=name, on_token=lambda *token: fresh.append(token)
-        )
+            body["token_ids"], sampling, session=name, on_token=lambda *token: fresh.append(token),
+            on_report=reports.append,
+        )  # fmt: skip
         task = self._running[name] = asyncio.ensure_future(work)
         try:
             ended = False
@@ -83,11 +88,12 @@ class Standin:
                 await asyncio.sleep(0.002)
                 ended = task.done()
                 sent = fresh[:]
-                del fresh[: len(sent)]
+                tops = [_places(token, report) for token, report in zip(sent, reports)]
+                del fresh[: len(sent)], reports[: len(sent)]
                 if ended:
-                    yield _event(name, sent, task.result(), label=self._name)
+                    yield _event(name, sent, tops, task.result(), label=self._name)
                 elif sent:
-                    yield _event(name, sent, None)
+                    yield _event(name, sent, tops, None)
             usage = {"prompt_tokens_details": {"cached_tokens": task.result().cached_tokens}}
             yield f"data: {json.dumps({'request_id': name, 'usage': usage, 'choices': []})}\n\ndata: [DONE]\n\n"
         finally:
@@ -149,8 +155,24 @@ class Standin:
         return JSONResponse({"is_paused": self.paused})
 
 
-def _event(name: str, sent: list[tuple[int, float, int]], done: Completion | None, label: Any = None) -> str:
-    content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p, _ in sent]
+def _places(token: tuple[int, float, int], report: TokenReport) -> list[dict[str, Any]]:
+    """As vLLM has them: the sampled token first, which takes one of the places, and -9999 for no probability."""
+    rest = [pair for pair in report.top if pair[0] != token[0]]
+    pairs = [(token[0], token[1]), *rest][: len(report.top)] + [(0, -9999.0)]
+    return [{"token_id": t, "logprob": p, "rank": 1} for t, p in pairs]
+
+
+def _event(
+    name: str,
+    sent: list[tuple[int, float, int]],
+    tops: list[list[dict[str, Any]]],
+    done: Completion | None,
+    label: Any = None,
+) -> str:
+    content = [
+        {"token_id": t, "logprob": p, "rank": 1, "top_logprobs": top}
+        for (t, p, _), top in zip_longest(sent, tops, fillvalue=[])
+    ]
     choice: dict[str, Any] = {
         "index": 0, "finish_reason": None, "token_ids": [t for t, _, _ in sent], "logprobs": {"content": content},
         "weight_versions": None, "routed_experts": None,

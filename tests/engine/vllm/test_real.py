@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import random
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import save_file
@@ -22,6 +23,7 @@ from woodshed.weights.chain import Publisher
 
 from ..models import decoder, prompt, worst_gap
 from ..served import KEY
+from ..test_penalties import logprobs_by_definition
 
 PYTHON = os.environ.get("WOODSHED_VLLM_PYTHON", "")
 TOLERANCE = 1e-3
@@ -101,6 +103,22 @@ def test_sampling_is_what_was_asked_for(server):
         assert stopped.stop_reason == "stop" and stopped.tokens == greedy.tokens[: first + 1]
         short = await engine.generate(prompt(252), Sampling(max_tokens=100))
         assert len(short.tokens) == 4 and short.stop_reason == "length"
+
+    against(server, body)
+
+
+def test_alternatives_and_penalties_are_those_of_the_definitions(server):
+    async def body(engine):
+        ask = Sampling(30, seed=2, presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.3)
+        done = await engine.generate(prompt(10), replace(ask, top_logprobs=20))
+        wanted = logprobs_by_definition(policy(), ask, prompt(10), done.tokens)
+        assert done.logprobs == pytest.approx(wanted, abs=TOLERANCE)
+        for token, report in zip(done.tokens, done.reports):
+            values = [value for _, value in report.top]
+            assert len(values) == 20 and values == sorted(values, reverse=True)
+            assert dict(report.top).get(token, report.logprob) == report.logprob
+        plain = await engine.generate(prompt(10), Sampling(8, raw_logprobs=True, top_logprobs=2))
+        assert [report.logprob for report in plain.reports] == plain.logprobs
 
     against(server, body)
 

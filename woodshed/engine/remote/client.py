@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from woodshed.engine.errors import EngineClosed, EngineError, EngineLost, EngineUnfit
-from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, TokenReport
 from woodshed.engine.remote import wire
 from woodshed.engine.remote.stream import StreamedResponse
 
@@ -57,10 +57,12 @@ class RemoteEngine:
         *,
         session: str | None = None,
         on_token: OnToken | None = None,
+        on_report: OnReport | None = None,
         live: bool = True,
         least: int = 0,
     ) -> Completion:
-        """As every engine; ``on_token`` is called in the event loop. Cancelling stops the engine's work.
+        """As every engine; ``on_token`` and ``on_report`` are called in the event loop. Cancelling stops the engine's
+        work.
 
         Not ``live``: tokens may come in larger pieces, which costs less. An engine that has not yet version ``least``
         of the weights refuses with EngineClosed.
@@ -76,20 +78,25 @@ class RemoteEngine:
         answer = StreamedResponse(f"{self.url}/generate", self._key, body, self._silence)
         frames, refusal = wire.Frames(), bytearray()
         sampled: wire.Sampled = ([], [], [])
+        reports: list[TokenReport] = []
         async with aclosing(answer.parts()) as parts:
             async for part in parts:
                 if answer.status != 200:
                     refusal += part
                     continue
                 for kind, payload in self._read(frames.feed, part):
-                    if kind == wire.TOKENS:
-                        enough = self._take(self._read(wire.decode_tokens, payload), sampled, on_token)
+                    if kind == wire.REPORTS:
+                        reports += self._read(wire.decode_reports, payload)
+                    elif kind == wire.TOKENS:
+                        new = self._read(wire.decode_tokens, payload)
+                        told = self._read(_beside, reports, len(sampled[0]), len(new[0])) if sampling.reported else ()
+                        enough = self._take(new, sampled, on_token, told, on_report)
                         if enough and (stopping is None or stopping.done()):
                             stopping = asyncio.ensure_future(self._stop(name))
                     elif kind == wire.ERROR:
                         raise wire.failure(self._read(json.loads, payload))
                     elif kind == wire.END:
-                        return self._read(wire.decode_end, payload, sampled)
+                        return self._read(wire.decode_end, payload, sampled, reports if sampling.reported else None)
         if answer.status == 200:
             raise EngineLost(f"engine {self.url}: the reply ended without its end")
         raise _refused(self.url, answer.status, bytes(refusal))
@@ -134,18 +141,29 @@ class RemoteEngine:
         except ValueError as error:
             raise EngineLost(f"engine {self.url}: {error}") from None
 
-    def _take(self, new: wire.Sampled, sampled: wire.Sampled, on_token: OnToken | None) -> bool:
-        """Whether ``on_token`` has enough."""
+    def _take(
+        self,
+        new: wire.Sampled,
+        sampled: wire.Sampled,
+        on_token: OnToken | None,
+        reports: Sequence[TokenReport],
+        on_report: OnReport | None,
+    ) -> bool:
+        """Whether ``on_token`` has enough. ``reports`` are those of the new tokens, where they were asked for."""
         sampled[0].extend(new[0])
         sampled[1].extend(new[1])
         sampled[2].extend(new[2])
         self._version = max(self._version, new[2][-1])
-        if on_token is None:
-            return False
+        enough = False
         try:
-            return True in [on_token(token, logprob, version) for token, logprob, version in zip(*new)]
+            for i, token in enumerate(zip(*new)):
+                if reports and on_report is not None:
+                    on_report(reports[i])
+                if on_token is not None:
+                    enough |= on_token(*token) is True
         except Exception as error:
             raise EngineError(f"on_token raised {error!r}") from error
+        return enough
 
     async def _stop(self, name: str) -> None:
         with suppress(EngineError):  # the request ends with the engine, or is stopped by its next token
@@ -177,3 +195,10 @@ def _refused(url: str, status: int, body: bytes) -> Exception:
         return wire.failure(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return EngineError(f"engine {url} answered {status}: {body[:200]!r}")
+
+
+def _beside(reports: Sequence[TokenReport], start: int, count: int) -> Sequence[TokenReport]:
+    """The reports of ``count`` tokens from ``start`` on. Raises ValueError where they did not come before them."""
+    if len(reports) != start + count:
+        raise ValueError(f"{len(reports)} reports came before {start + count} tokens")
+    return reports[start:]

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from woodshed.engine.access import AdminKey, bearer
 from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.protocol import Completion
+from woodshed.engine.protocol import Completion, TokenReport
 from woodshed.engine.remote import wire
 
 LIVE_SECONDS = 0.01
@@ -52,6 +52,7 @@ class Generate:
             return
         left = asyncio.ensure_future(receive())
         sampled: list[tuple[int, float, int]] = []
+        reports: list[TokenReport] = []
 
         def on_token(token: int, logprob: float, version: int) -> bool:
             sampled.append((token, logprob, version))
@@ -59,10 +60,12 @@ class Generate:
 
         self._wanted.add(ask.name)
         work = asyncio.ensure_future(
-            self.engine.generate(ask.tokens, ask.sampling, session=ask.session, on_token=on_token)
+            self.engine.generate(
+                ask.tokens, ask.sampling, session=ask.session, on_token=on_token, on_report=reports.append
+            )
         )
         try:
-            await self._pump(work, left, sampled, reply, LIVE_SECONDS if ask.live else BULK_SECONDS)
+            await self._pump(work, left, sampled, reports, reply, LIVE_SECONDS if ask.live else BULK_SECONDS)
         finally:
             self._wanted.discard(ask.name)
             left.cancel()
@@ -73,6 +76,7 @@ class Generate:
         work: asyncio.Future[Completion],
         left: asyncio.Future[Any],
         sampled: list[tuple[int, float, int]],
+        reports: list[TokenReport],
         reply: _Reply,
         interval: float,
     ) -> None:
@@ -81,11 +85,10 @@ class Generate:
             await asyncio.wait((work, left), timeout=interval, return_when=asyncio.FIRST_COMPLETED)
             done = work.done()  # before what is sampled is looked at: then nothing is sampled after it
             if done and work.exception() is not None:
-                await reply.fail(sampled, work.exception())
+                await reply.fail(_frames(sampled, reports), work.exception())
                 return
-            if count := len(sampled):  # the engine's thread may append meanwhile
-                await reply.part(wire.encode_tokens(sampled[:count]))
-                del sampled[:count]
+            if sampled:
+                await reply.part(_frames(sampled, reports))
                 heard = time.monotonic()
             elif time.monotonic() - heard > ALIVE_SECONDS:
                 heard = time.monotonic()
@@ -120,13 +123,12 @@ class _Reply:
             await self._start(200, b"application/octet-stream")
         await self._send({"type": "http.response.body", "body": data, "more_body": not end})
 
-    async def fail(self, sampled: list[tuple[int, float, int]], error: BaseException | None) -> None:
-        """What was sampled until then, and the error."""
+    async def fail(self, tokens: bytes, error: BaseException | None) -> None:
+        """The frames of what was sampled until then, and the error."""
         assert error is not None
-        if not self._started and not sampled:
+        if not self._started and not tokens:
             await self.refuse(_status(error), error)
             return
-        tokens = wire.encode_tokens(sampled) if sampled else b""
         await self.part(tokens + wire.frame(wire.ERROR, json.dumps(wire.error_body(error)).encode()), end=True)
 
     async def refuse(self, status: int, error: BaseException) -> None:
@@ -137,6 +139,17 @@ class _Reply:
     async def _start(self, status: int, kind: bytes) -> None:
         self._started = True
         await self._send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+
+
+def _frames(sampled: list[tuple[int, float, int]], reports: list[TokenReport]) -> bytes:
+    """What there is, which is taken out. The engine's thread may append meanwhile: a report right before its token."""
+    count = len(sampled)
+    if not count:
+        return b""
+    before = wire.encode_reports(reports[:count]) if reports else b""
+    frames = before + wire.encode_tokens(sampled[:count])
+    del sampled[:count], reports[:count]
+    return frames
 
 
 def _status(error: BaseException) -> int:

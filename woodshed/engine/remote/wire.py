@@ -2,6 +2,8 @@
 
 A request is ``u32 length, head (JSON), prompt (int32)``. A reply is frames ``u8 kind, u32 length, payload``:
 
+- REPORTS: those of the tokens in the next frame: u16 k, then n log-probabilities float32, then n times k token ids
+  int32 (-1 where there are fewer), then n times k log-probabilities float32
 - TOKENS: n times token int32, then n times log-probability float32, then n times version int32
 - ALIVE: nothing; the engine works, or the request waits
 - END: ``u32 length, head (JSON)``, routes int16, prompt_routes int16; ``count`` in the head is that of all tokens
@@ -22,14 +24,15 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
-from woodshed.engine.protocol import Completion, Sampling
+from woodshed.engine.protocol import Completion, Sampling, TokenReport
 
-TOKENS, ALIVE, END, ERROR = 1, 2, 3, 4
+TOKENS, ALIVE, END, ERROR, REPORTS = 1, 2, 3, 4, 5
 LONGEST = 1 << 30
 STUCK_SECONDS = 120.0
 """An engine whose iteration takes longer counts as dead."""
 _FRAME = struct.Struct("<BI")
 _HEAD = struct.Struct("<I")
+_WIDTH = struct.Struct("<H")
 _SAMPLING = TypeAdapter(Sampling)
 _NAMES = {field.name for field in fields(Sampling)}
 _REASONS = ("stop", "length", "cancelled")
@@ -102,6 +105,33 @@ def decode_tokens(payload: bytes) -> Sampled:
     )  # fmt: skip
 
 
+def encode_reports(reports: Sequence[TokenReport]) -> bytes:
+    """A REPORTS frame."""
+    n, k = len(reports), max(len(report.top) for report in reports)
+    ids, logprobs = np.full((n, k), -1, "<i4"), np.zeros((n, k), "<f4")
+    for i, report in enumerate(reports):
+        for j, (token, logprob) in enumerate(report.top):
+            ids[i, j], logprobs[i, j] = token, logprob
+    own = np.array([report.logprob for report in reports], "<f4")
+    return frame(REPORTS, _WIDTH.pack(k) + own.tobytes() + ids.tobytes() + logprobs.tobytes())
+
+
+def decode_reports(payload: bytes) -> list[TokenReport]:
+    """Raises ValueError."""
+    width = _WIDTH.unpack_from(payload)[0] if len(payload) > _WIDTH.size else 0
+    n, odd = divmod(len(payload) - _WIDTH.size, 4 + 8 * width)
+    if n < 1 or odd:
+        raise ValueError(f"engine reply: {len(payload)} bytes are no reports of tokens")
+    at, end = _WIDTH.size + 4 * n, _WIDTH.size + 4 * n + 4 * n * width
+    own = np.frombuffer(payload[_WIDTH.size : at], "<f4").tolist()
+    ids = np.frombuffer(payload[at:end], "<i4").reshape(n, width).tolist()
+    logprobs = np.frombuffer(payload[end:], "<f4").reshape(n, width).tolist()
+    return [
+        TokenReport(logprob, tuple((token, value) for token, value in zip(*of_token) if token >= 0))
+        for logprob, *of_token in zip(own, ids, logprobs)
+    ]
+
+
 def encode_end(done: Completion) -> bytes:
     """The END frame of a completion whose tokens were sent."""
     head: dict[str, Any] = {
@@ -116,13 +146,16 @@ def encode_end(done: Completion) -> bytes:
     return frame(END, _with_head(head, b"".join(parts)))
 
 
-def decode_end(payload: bytes, sampled: Sampled) -> Completion:
-    """The completion of everything that was sampled. Raises ValueError, also where tokens are missing."""
+def decode_end(payload: bytes, sampled: Sampled, reports: list[TokenReport] | None = None) -> Completion:
+    """The completion of everything that was sampled, with its ``reports`` where they were asked for. Raises ValueError,
+    also where some are missing."""
     head, rest = _split(payload)
     tokens, logprobs, versions = sampled
     try:
         if head["count"] != len(tokens):
             raise ValueError(f"engine reply: {len(tokens)} tokens arrived of {head['count']}")
+        if reports is not None and len(reports) != len(tokens):
+            raise ValueError(f"engine reply: {len(reports)} reports arrived of {len(tokens)} tokens")
         if head["stop_reason"] not in _REASONS or not isinstance(head["cached_tokens"], int):
             raise ValueError("engine reply: the end names no stop reason or no cached tokens")
         routes, rest = _routes(rest, head["routes"])
@@ -132,7 +165,7 @@ def decode_end(payload: bytes, sampled: Sampled) -> Completion:
     if rest:
         raise ValueError(f"engine reply: {len(rest)} bytes too many")
     return Completion(
-        tokens, logprobs, versions, head["stop_reason"], routes, prompt_routes, head["cached_tokens"]
+        tokens, logprobs, versions, head["stop_reason"], routes, prompt_routes, head["cached_tokens"], reports
     )  # fmt: skip
 
 
@@ -172,7 +205,7 @@ class Frames:
         whole = []
         while len(self._held) >= _FRAME.size:
             kind, length = _FRAME.unpack_from(self._held)
-            if kind not in (TOKENS, ALIVE, END, ERROR) or length > LONGEST:
+            if kind not in (TOKENS, ALIVE, END, ERROR, REPORTS) or length > LONGEST:
                 raise ValueError(f"engine reply: no frame has kind {kind} and {length} bytes")
             end = _FRAME.size + length
             if len(self._held) < end:

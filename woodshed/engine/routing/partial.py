@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason
+from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason, TokenReport
 
 
 class Partial:
@@ -24,6 +24,7 @@ class Partial:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.reports: list[TokenReport] = []
 
     def listener(self) -> Listener:
         """For one attempt. What an engine says after the next attempt began is not heard."""
@@ -55,7 +56,7 @@ class Partial:
 
     def cut(self, reason: StopReason) -> Completion:
         """The completion of what there is."""
-        return Completion(self.tokens, self.logprobs, self.versions, reason)
+        return Completion(self.tokens, self.logprobs, self.versions, reason, reports=self._reported())
 
     def whole(self, rest: Completion) -> Completion:
         """The completion, of which the last engine sampled ``rest``."""
@@ -66,18 +67,25 @@ class Partial:
         routes = None if rest.routes is None else np.concatenate([before, rest.routes])
         return Completion(
             self.tokens, self.logprobs, self.versions, rest.stop_reason, routes, prompt,
-            min(rest.cached_tokens, len(self._prompt)),
+            min(rest.cached_tokens, len(self._prompt)), self._reported(),
         )  # fmt: skip
+
+    def _reported(self) -> list[TokenReport] | None:
+        return self.reports if self._sampling.reported else None
 
 
 class Listener:
-    """``on_token`` of one attempt."""
+    """``on_token`` and ``on_report`` of one attempt."""
 
     def __init__(self, partial: Partial) -> None:
         self._partial: Partial | None = partial
 
     def __call__(self, token: int, logprob: float, version: int) -> bool | None:
         return None if self._partial is None else self._partial.take(token, logprob, version)
+
+    def report(self, report: TokenReport) -> None:
+        if self._partial is not None:
+            self._partial.reports.append(report)
 
     def stop(self) -> None:
         self._partial = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from woodshed.engine.errors import EngineError, EngineUnfit
-from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling
 from woodshed.engine.remote.wire import STUCK_SECONDS
 
 COUNTERS = (
@@ -33,6 +33,7 @@ class Peer(Protocol):
         *,
         session: str | None = None,
         on_token: OnToken | None = None,
+        on_report: OnReport | None = None,
         live: bool = True,
         least: int = 0,
     ) -> Completion: ...

@@ -190,7 +190,13 @@ class Router:
         replica.running += 1
         try:
             return await replica.engine.generate(
-                partial.prompt, partial.sampling, session=session, on_token=listener, live=live, least=self._floor
+                partial.prompt,
+                partial.sampling,
+                session=session,
+                on_token=listener,
+                on_report=listener.report,
+                live=live,
+                least=self._floor,
             )
         finally:
             replica.running -= 1

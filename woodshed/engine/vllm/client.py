@@ -12,8 +12,8 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from woodshed.engine.checks import check_sampling, checked_prompt
-from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError, EngineLost
-from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError, EngineLost, SamplingRefused
+from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling
 from woodshed.engine.remote.stream import StreamedResponse
 from woodshed.engine.settings import EngineSettings
 from woodshed.engine.vllm import wire
@@ -84,10 +84,12 @@ class VllmEngine:
         *,
         session: str | None = None,
         on_token: OnToken | None = None,
+        on_report: OnReport | None = None,
         live: bool = True,
         least: int = 0,
     ) -> Completion:
-        """As every engine; ``on_token`` is called in the event loop, cancelling stops the server's work.
+        """As every engine; ``on_token`` and ``on_report`` are called in the event loop, cancelling stops the server's
+        work.
 
         A seed gives the same tokens to the same request, but ``drawn`` numbers cannot be skipped: see
         ``wire.seed_of``. Raises EngineLost where the connection breaks, or the server does not live any more.
@@ -100,11 +102,10 @@ class VllmEngine:
             raise EngineClosed(f"vLLM has version {self._version} of the weights, not yet {least}")
         prompt = checked_prompt(tokens, self.vocabulary, self.context).tolist()
         check_sampling(sampling, self.vocabulary)
-        if sampling.grammar is not None:
-            raise ValueError(f"sampling.grammar: {self.grammars_refused()}")
+        self._check(sampling)
         if len(self._open) >= self.settings.max_running + self.settings.max_waiting:
             raise EngineBusy("too many requests wait for vLLM (engine.max_waiting); try again later")
-        reply = Reply(self._version, self._initial, self.vocabulary, on_token, greedy=sampling.temperature == 0)
+        reply = Reply(self._version, self._initial, self.vocabulary, sampling, on_token=on_token, on_report=on_report)
         reply.unsure = self._updates.running
         name = secrets.token_hex(12)
         self._open[name] = (reply, session)
@@ -121,6 +122,20 @@ class VllmEngine:
             if len(self._contexts) > _SESSIONS:
                 self._contexts.popitem(last=False)
         return done
+
+    def _check(self, sampling: Sampling) -> None:
+        """Raises SamplingRefused for what vLLM cannot do, EngineError for what it cannot go on with."""
+        if sampling.grammar is not None:
+            raise SamplingRefused("grammar", str(self.grammars_refused()))
+        if sampling.raw_logprobs and not sampling.plain:
+            reason = (
+                "vLLM reports either raw log-probabilities or those of the sampling distribution, which are recorded"
+            )
+            raise SamplingRefused("raw_logprobs", reason)
+        if sampling.drawn and (sampling.presence_penalty or sampling.frequency_penalty):
+            raise EngineError(
+                "vLLM takes sampled tokens for prompt, so it cannot go on with presence or frequency penalties"
+            )
 
     def grammars_refused(self) -> str | None:
         """vLLM's own structured outputs do not say which tokens they allow, so no trainer could renormalise."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from woodshed.engine.errors import EngineError
-from woodshed.engine.protocol import Completion, OnToken, StopReason
+from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport, point_mass
 from woodshed.engine.vllm import wire
 
 
 class Reply:
-    """Collects a completion and tells ``on_token``.
+    """Collects a completion of ``sampling`` and tells ``on_token`` and ``on_report``.
 
     vLLM says which weights sampled a token only at the end. Until weights change, that is known before: every token
     was sampled by ``version``. ``unsure`` is set for replies that are open while weights change; their tokens from
@@ -18,14 +18,22 @@ class Reply:
     """
 
     def __init__(
-        self, version: int, initial: int, vocabulary: int | None, on_token: OnToken | None, *, greedy: bool
+        self,
+        version: int,
+        initial: int,
+        vocabulary: int | None,
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None,
+        on_report: OnReport | None,
     ) -> None:
         self.unsure = self.enough = False
         self.request_id: str | None = None
         self._version, self._initial, self._vocabulary = version, initial, vocabulary
-        self._on_token, self._greedy = on_token, greedy
+        self._sampling, self._on_token, self._on_report = sampling, on_token, on_report
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
+        self._reports: list[TokenReport] = []
         self._told = 0
         self._reason: StopReason | None = None
         self._spans: Any = None
@@ -42,9 +50,16 @@ class Reply:
             if usage := event.get("usage"):
                 self._cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             for choice in event.get("choices") or []:
-                for token, logprob in wire.read_tokens(choice, self._vocabulary):
-                    self._tokens.append(token)
-                    self._logprobs.append(0.0 if self._greedy else logprob)  # all of the mass is on one token
+                pairs, greedy = wire.read_tokens(choice, self._vocabulary), self._sampling.temperature == 0
+                self._tokens += [token for token, _ in pairs]
+                # greedy decoding has all of its mass on one token
+                self._logprobs += [0.0 if greedy else logprob for _, logprob in pairs]
+                if self._sampling.reported:
+                    self._reports += (
+                        [point_mass(token, self._sampling) for token, _ in pairs]
+                        if greedy
+                        else wire.read_reports(choice, self._sampling)
+                    )
                 if choice.get("finish_reason") is not None:
                     self._reason = wire.read_reason(choice["finish_reason"])
                     self._spans, self._routes = choice.get("weight_versions"), choice.get("routed_experts")
@@ -71,15 +86,23 @@ class Reply:
         routes, prompt_routes = wire.read_routes(self._routes, prompt, count)
         self._tell(versions[self._told :])
         return Completion(
-            self._tokens, self._logprobs, versions, self._reason, routes, prompt_routes, min(self._cached, prompt)
+            self._tokens,
+            self._logprobs,
+            versions,
+            self._reason,
+            routes,
+            prompt_routes,
+            min(self._cached, prompt),
+            self._reports if self._sampling.reported else None,
         )
 
     def _tell(self, versions: list[int]) -> None:
         at, self._told = self._told, self._told + len(versions)
-        if self._on_token is None:
-            return
         try:
             for i, version in enumerate(versions, at):
-                self.enough |= self._on_token(self._tokens[i], self._logprobs[i], version) is True
+                if self._reports and self._on_report is not None:
+                    self._on_report(self._reports[i])
+                if self._on_token is not None:
+                    self.enough |= self._on_token(self._tokens[i], self._logprobs[i], version) is True
         except Exception as error:
             raise EngineError(f"on_token raised {error!r}") from error

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import woodshed
 from woodshed.engine.access import read_admin_key
+from woodshed.engine.checks import MOST_TOP_LOGPROBS
 
 EXTENSION = "woodshed.engine.vllm.worker.ChainWorker"
 
@@ -30,6 +31,7 @@ def command(python: str, policy: Path | str, *, port: int, more: Sequence[str] =
     return [
         python, "-m", "vllm.entrypoints.cli.main", "serve", str(policy), "--host", "127.0.0.1", "--port", str(port),
         "--enable-scale-out", "--skip-tokenizer-init", "--logprobs-mode", "processed_logprobs",
+        "--max-logprobs", str(MOST_TOP_LOGPROBS + 1),  # the sampled token takes a place
         "--enable-prompt-tokens-details", "--worker-extension-cls", EXTENSION,
         "--weight-transfer-config", '{"backend": "woodshed"}', *more,
     ]  # fmt: skip

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.engine.protocol import Sampling, StopReason
+from woodshed.engine.protocol import Sampling, StopReason, TokenReport
 
 UNTOUCHED = "default"
 """What vLLM calls the weights it began with."""
 NEVER = -1e9
 """A logit bias that forbids a token; JSON has no infinity."""
+_MASKED = -9000.0
+"""vLLM writes -9999 for the logarithm of zero."""
 _REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 _MIX = 0x9E3779B97F4A7C15
 
@@ -41,9 +43,13 @@ def encode_ask(
         "min_p": sampling.min_p,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,  # what ends a completion is in stop_ids
-        "logprobs": 0,  # that of the sampled token alone
+        # 0 is the sampled token alone; it takes one of the places, whether it is among the likeliest or not
+        "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,
         "detokenize": False,
         "routed_experts_prompt_start": routes_from,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
     }
     if sampling.seed is not None:
         params["seed"] = seed_of(sampling.seed, sampling.drawn)
@@ -100,6 +106,19 @@ def read_tokens(choice: dict[str, Any], vocabulary: int | None = None) -> list[t
             raise ValueError(f"the log-probability beside token {token} is of {entry.get('token_id')!r}")
         pairs.append((token, float(entry["logprob"])))
     return pairs
+
+
+def read_reports(choice: dict[str, Any], sampling: Sampling) -> list[TokenReport]:
+    """What a chunk whose tokens were read says beside their log-probabilities. Raises ValueError."""
+    reports = []
+    for entry in (choice.get("logprobs") or {}).get("content") or []:
+        places = entry.get("top_logprobs") or []
+        if any(type(p.get("token_id")) is not int or not isinstance(p.get("logprob"), int | float) for p in places):
+            raise ValueError("top_logprobs has an entry without a token or a log-probability")
+        possible = {p["token_id"]: float(p["logprob"]) for p in places if p["logprob"] > _MASKED}
+        ranked = sorted(possible.items(), key=lambda pair: -pair[1])
+        reports.append(TokenReport(float(entry["logprob"]), tuple(ranked[: sampling.top_logprobs])))
+    return reports
 
 
 def read_reason(reason: Any) -> StopReason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..errors import ApiError
@@ -16,7 +17,8 @@ encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ReplyStream(Protocol):
-    """The events of one streamed reply: ``first``, any number of ``more``, then ``last`` or ``failed``."""
+    """The events of one streamed choice: ``first``, any number of ``more``, then ``last``. After the last of all
+    choices, ``closing``; or ``failed`` at any time, once for all of them."""
 
     def first(self, prompt_tokens: int) -> bytes: ...
 
@@ -24,6 +26,10 @@ class ReplyStream(Protocol):
 
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
         """``rest`` is the text that was not sent yet."""
+        ...
+
+    def closing(self, answers: Sequence[Answer]) -> bytes:
+        """What follows the last event of the last choice."""
         ...
 
     def failed(self, error: ApiError) -> bytes:
@@ -40,9 +46,13 @@ class Dialect(Protocol[R]):
         """Raises ApiError that names the field. Unknown fields are ignored."""
         ...
 
-    def reply(self, request: R, answer: Answer) -> bytes: ...
+    def reply(self, request: R, answers: Sequence[Answer]) -> bytes:
+        """One answer for each choice; APIs without choices have one."""
+        ...
 
-    def stream(self, request: R) -> ReplyStream: ...
+    def streams(self, request: R) -> Sequence[ReplyStream]:
+        """One for each choice, not fewer than one."""
+        ...
 
     def error(self, error: ApiError) -> bytes: ...
 

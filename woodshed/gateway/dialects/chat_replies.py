@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from woodshed.policy.tokenizer import Tokenizer
@@ -14,6 +15,7 @@ from ..unsent import Delta
 from . import legacy_functions
 from .base import encode_json, event
 from .chat_requests import ChatRequest, parse_chat
+from .logprobs import logprob_items
 
 DONE = b"data: [DONE]\n\n"
 
@@ -30,37 +32,48 @@ class ChatCompletions:
     def parse(self, body: bytes) -> ChatRequest:
         return parse_chat(body)
 
-    def reply(self, request: ChatRequest, answer: Answer) -> bytes:
+    def reply(self, request: ChatRequest, answers: Sequence[Answer]) -> bytes:
+        choices = [self._choice(request, index, answer) for index, answer in enumerate(answers)]
+        head = _head("chat.completion", new_id(), self.model, answers[0])
+        return encode_json({**head, "choices": choices, "usage": usage(answers)}).encode()
+
+    def streams(self, request: ChatRequest) -> list[ChatStream]:
+        """They are one reply, so they share its id and its time."""
+        id, created = new_id(), int(time.time())
+        return [
+            ChatStream(self.model, self.tokenizer, request, index=index, id=id, created=created)
+            for index in range(request.choices)
+        ]
+
+    def _choice(self, request: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
         message = {**answer.reply, "refusal": None}
         if answer.parse_error is not None:
             message["parse_error"] = answer.parse_error
         if request.legacy:
             message = legacy_functions.as_function_call(message)
-        choice: dict[str, Any] = {
-            "index": 0,
+        return {
+            "index": index,
             "message": message,
             "finish_reason": _finish_reason(request, answer),
-            "logprobs": {"content": logprob_items(answer, self.tokenizer)} if request.logprobs else None,
+            "logprobs": {"content": logprob_items(answer.completion, self.tokenizer)} if request.logprobs else None,
         }
-        head = _head("chat.completion", new_id(), self.model, answer)
-        return encode_json({**head, "choices": [choice], "usage": usage(answer)}).encode()
-
-    def stream(self, request: ChatRequest) -> ChatStream:
-        return ChatStream(self.model, self.tokenizer, request)
 
     def error(self, error: ApiError) -> bytes:
         return encode_json(error.body()).encode()
 
 
 class ChatStream:
-    """Chunks of one reply."""
+    """Chunks of one choice."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, request: ChatRequest) -> None:
-        self._id = new_id()
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, request: ChatRequest, *, index: int, id: str, created: int
+    ) -> None:
+        self._id = id
         self._model = model
         self._tokenizer = tokenizer
         self._request = request
-        self._created = int(time.time())
+        self._created = created
+        self._index = index
 
     def first(self, prompt_tokens: int) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
@@ -69,7 +82,7 @@ class ChatStream:
         return b"".join(self._chunk({field: text}) for field, text in deltas)
 
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
-        """The rest of the text, the calls, the finish reason, the usage where asked for, and the end mark."""
+        """The rest of the text, the calls, log-probabilities where asked for, and the finish reason."""
         out = [self.more(rest)]
         calls = answer.reply.get("tool_calls", ())
         if self._request.legacy:
@@ -82,19 +95,23 @@ class ChatStream:
             delta = {"index": i, "function": {"arguments": function["arguments"]}}
             out.append(self._chunk({"tool_calls": [delta]}))
         if self._request.logprobs:
-            out.append(self._chunk({}, logprobs={"content": logprob_items(answer, self._tokenizer)}))
+            out.append(self._chunk({}, logprobs={"content": logprob_items(answer.completion, self._tokenizer)}))
         delta_end = {"parse_error": answer.parse_error} if answer.parse_error is not None else {}
         out.append(self._chunk(delta_end, finish=_finish_reason(self._request, answer)))
-        if self._request.include_usage:
-            head = _head("chat.completion.chunk", self._id, self._model, answer, self._created)
-            out.append(event({**head, "choices": [], "usage": usage(answer)}))
-        return b"".join([*out, DONE])
+        return b"".join(out)
+
+    def closing(self, answers: Sequence[Answer]) -> bytes:
+        """The usage where asked for, and the end mark."""
+        if not self._request.include_usage:
+            return DONE
+        head = _head("chat.completion.chunk", self._id, self._model, answers[0], self._created)
+        return event({**head, "choices": [], "usage": usage(answers)}) + DONE
 
     def failed(self, error: ApiError) -> bytes:
         return event(error.body()) + DONE
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        choice = {"index": self._index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
         head = _head("chat.completion.chunk", self._id, self._model, None, self._created)
         if self._request.include_usage:
             head["usage"] = None
@@ -106,25 +123,16 @@ def _finish_reason(request: ChatRequest, answer: Answer) -> str:
     return "function_call" if calls else answer.finish_reason
 
 
-def usage(answer: Answer) -> dict[str, Any]:
-    sampled = len(answer.completion.tokens)
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The prompt counts once, whatever the number of choices; what was cached is what was so before all of them."""
+    prompt, sampled = answers[0].prompt_tokens, sum(len(answer.completion.tokens) for answer in answers)
     return {
-        "prompt_tokens": answer.prompt_tokens,
+        "prompt_tokens": prompt,
         "completion_tokens": sampled,
-        "total_tokens": answer.prompt_tokens + sampled,
-        "prompt_tokens_details": {"cached_tokens": answer.completion.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": answer.thinking_tokens},
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": min(answer.completion.cached_tokens for answer in answers)},
+        "completion_tokens_details": {"reasoning_tokens": sum(answer.thinking_tokens for answer in answers)},
     }
-
-
-def logprob_items(answer: Answer, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """One entry per sampled token, the stop token included; natural logarithms."""
-    items = []
-    for token, logprob in zip(answer.completion.tokens, answer.completion.logprobs):
-        raw = tokenizer.token_bytes(token)
-        text = raw.decode("utf-8", "replace")
-        items.append({"token": text, "logprob": logprob, "bytes": list(raw), "top_logprobs": []})
-    return items
 
 
 def new_id() -> str:

@@ -8,12 +8,14 @@ from typing import Any
 from ..errors import invalid
 from ..fields import SAMPLING, flag, integer, json_object, sampling, unknown
 from ..request import ReplyRules, Request
+from ..terms import MAX_AT_ONCE
 from . import legacy_functions
+from .logprobs import asked_logprobs
 from .rules import chosen_tools, schema_of_text, strict_tools, without_strict
 
 _READ = SAMPLING | {
-    "n", "top_logprobs", "logprobs", "stream_options", "max_completion_tokens", "max_tokens", "stop", "response_format",
-    "parallel_tool_calls", "functions", "function_call",
+    "n", "top_logprobs", "logprobs", "logprobs_mode", "stream_options", "max_completion_tokens", "max_tokens", "stop",
+    "response_format", "parallel_tool_calls", "functions", "function_call",
 }  # fmt: skip
 
 
@@ -35,10 +37,9 @@ def parse_chat(body: bytes) -> ChatRequest:
     if legacy:
         data = legacy_functions.as_tools(data)
     messages = legacy_functions.as_calls(messages)
-    if data.get("n") not in (None, 1):
-        raise invalid("n", "only n = 1 is supported; one key is one trajectory", "unsupported_value")
-    if data.get("top_logprobs"):
-        raise invalid("top_logprobs", "only the sampled token's log-probability is kept", "unsupported_value")
+    choices = integer(data, "n", 1) or 1
+    if choices > MAX_AT_ONCE:
+        raise invalid("n", f"at most {MAX_AT_ONCE} choices can be had at once", "unsupported_value")
     options = data.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise invalid("stream_options", "must be an object")
@@ -57,7 +58,8 @@ def parse_chat(body: bytes) -> ChatRequest:
         legacy=legacy,
         ignored=unknown(data, _READ),
         include_usage=bool(options and options.get("include_usage")),
-        logprobs=flag(data, "logprobs"),
+        choices=choices,
+        **asked_logprobs(data, flag(data, "logprobs"), "logprobs: true"),
         max_tokens=integer(data, "max_tokens", 1) if limit is None else limit,
         stop=_stop(data.get("stop")),
         **sampling(data),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ApiError, ContextTooLong
@@ -35,13 +36,14 @@ class Messages:
     def parse(self, body: bytes) -> Request:
         return parse_messages(body)
 
-    def reply(self, request: Request, answer: Answer) -> bytes:
+    def reply(self, request: Request, answers: Sequence[Answer]) -> bytes:
+        (answer,) = answers
         head = _message(self.model)
         body = {**head, "content": _blocks(answer.reply), **_end(answer), "usage": _usage(answer)}
         return encode_json(body).encode()
 
-    def stream(self, request: Request) -> MessagesStream:
-        return MessagesStream(self.model)
+    def streams(self, request: Request) -> list[MessagesStream]:
+        return [MessagesStream(self.model)]
 
     def counted(self, tokens: int) -> bytes:
         return encode_json({"input_tokens": tokens}).encode()
@@ -78,6 +80,9 @@ class MessagesStream:
                 out += [_event("content_block_delta", index=self._index, delta=delta), self._close()]
         out += [_event("message_delta", delta=_end(answer), usage=_usage(answer)), _event("message_stop")]
         return b"".join(out)
+
+    def closing(self, answers: Sequence[Answer]) -> bytes:
+        return b""
 
     def failed(self, error: ApiError) -> bytes:
         return event(_error(error), "error")

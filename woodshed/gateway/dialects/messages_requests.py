@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid, shown, unsupported
-from ..fields import SAMPLING, flag, integer, json_object, objects, sampling, string, unknown
+from ..fields import SAMPLING, flag, integer, json_object, objects, one_choice, refuse, sampling, string, unknown
 from ..messages import Message
 from ..request import ReplyRules, Request
 from .raw_input import from_input
@@ -18,7 +18,21 @@ from .tools import function_tool, run_by_vendor
 
 _REFUSED = ("container", "mcp_servers")
 """Fields that change what a reply has to be, in ways that the server cannot follow."""
-_READ = SAMPLING | {"system", "max_tokens", "stop_sequences", "output_config", "output_format", *_REFUSED}
+_ABSENT = {
+    "logprobs": "log-probabilities are in Chat Completions and Responses only",
+    "top_logprobs": "log-probabilities are in Chat Completions and Responses only",
+    "logprobs_mode": "log-probabilities are in Chat Completions and Responses only",
+}
+_READ = SAMPLING | {
+    "system",
+    "max_tokens",
+    "stop_sequences",
+    "output_config",
+    "output_format",
+    "n",
+    *_REFUSED,
+    *_ABSENT,
+}
 
 
 def parse_messages(body: bytes) -> Request:
@@ -28,6 +42,8 @@ def parse_messages(body: bytes) -> Request:
     for name in _REFUSED:
         if data.get(name):
             raise invalid(name, "is not supported by this server", "unsupported_value")
+    refuse(data, _ABSENT)
+    one_choice(data)
     output = data.get("output_config")
     format, format_field = (output.get("format") if isinstance(output, dict) else None), "output_config.format"
     if data.get("output_format"):  # its name before it was moved

@@ -128,14 +128,17 @@ def reply_of(id: Any) -> str | None:
     return parts[1] if len(parts) == 3 else None
 
 
-def write_items(reply: Message, token: str, namespaced: Namespaced, *, complete: bool) -> list[Item]:
-    """Items of a reply; ``token`` makes their ids unique. The last one is incomplete where the reply was cut."""
+def write_items(
+    reply: Message, token: str, namespaced: Namespaced, logprobs: list[Item], *, complete: bool
+) -> list[Item]:
+    """Items of a reply; ``token`` makes their ids unique. The last one is incomplete where the reply was cut.
+    ``logprobs`` are those of its text."""
     items: list[Item] = []
     if thinking := reply.get("reasoning_content"):
         items.append({**reasoning_item(token), "content": [{"type": "reasoning_text", "text": thinking}]})
     calls = reply.get("tool_calls", ())
     if (text := reply.get("content")) or not calls:
-        items.append({**message_item(token), "content": [text_part(text or "")]})
+        items.append({**message_item(token), "content": [text_part(text or "", logprobs)]})
     for i, call in enumerate(calls):
         items.append({**call_item(token, i, call, namespaced), "arguments": call["function"]["arguments"]})
     for item in items:
@@ -164,5 +167,5 @@ def call_item(token: str, index: int, call: Message, namespaced: Namespaced) -> 
     return item
 
 
-def text_part(text: str) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, logprobs: list[Item]) -> Item:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
+
+from woodshed.policy.tokenizer import Tokenizer
 
 from ..errors import ApiError
 from ..turns import Answer
 from ..unsent import Delta
 from .base import encode_json, event
+from .logprobs import logprob_items, tokens_of_text
 from .responses_items import Item, Namespaced, call_item, message_item, reasoning_item, text_part, write_items
 from .responses_requests import ResponsesRequest, parse_responses
 
@@ -20,18 +24,22 @@ class Responses:
     path = "/v1/responses"
     count_path = "/v1/responses/input_tokens"
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
         self.model = model
+        self.tokenizer = tokenizer
 
     def parse(self, body: bytes) -> ResponsesRequest:
         return parse_responses(body)
 
-    def reply(self, request: ResponsesRequest, answer: Answer) -> bytes:
+    def reply(self, request: ResponsesRequest, answers: Sequence[Answer]) -> bytes:
+        (answer,) = answers
         token = os.urandom(12).hex()
-        return encode_json({**_head(self.model, token, request), **_end(answer, token, request.namespaced)}).encode()
+        logprobs = _logprobs(request, answer, self.tokenizer)
+        end = _end(answer, token, request.namespaced, logprobs)
+        return encode_json({**_head(self.model, token, request), **end}).encode()
 
-    def stream(self, request: ResponsesRequest) -> ResponsesStream:
-        return ResponsesStream(self.model, request)
+    def streams(self, request: ResponsesRequest) -> list[ResponsesStream]:
+        return [ResponsesStream(self.model, self.tokenizer, request)]
 
     def counted(self, tokens: int) -> bytes:
         return encode_json({"object": "response.input_tokens", "input_tokens": tokens}).encode()
@@ -46,9 +54,12 @@ class Responses:
 class ResponsesStream:
     """Events of one response: one item at a time, each from ``added`` to ``done``."""
 
-    def __init__(self, model: str, request: ResponsesRequest) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer, request: ResponsesRequest) -> None:
         self._token = os.urandom(12).hex()
+        self._tokenizer = tokenizer
+        self._request = request
         self._namespaced = request.namespaced
+        self._logprobs: list[Item] = []
         self._head = _head(model, self._token, request)
         self._number = -1
         self._index = -1
@@ -63,8 +74,10 @@ class ResponsesStream:
         return b"".join([self._more("message" if field == "content" else "reasoning", text) for field, text in deltas])
 
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
+        """Log-probabilities are told where the text is done."""
         out = [self.more(rest)]
-        end = _end(answer, self._token, self._namespaced)
+        self._logprobs = _logprobs(self._request, answer, self._tokenizer)
+        end = _end(answer, self._token, self._namespaced, self._logprobs)
         items = {item["id"]: item for item in end["output"]}
         if f"msg_{self._token}_0" in items:
             out.append(self._begin("message"))
@@ -81,6 +94,9 @@ class ResponsesStream:
             ]
         out.append(self._event(f"response.{end['status']}", response={**self._head, **end}))
         return b"".join(out)
+
+    def closing(self, answers: Sequence[Answer]) -> bytes:
+        return b""
 
     def failed(self, error: ApiError) -> bytes:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
@@ -100,28 +116,29 @@ class ResponsesStream:
         item = message_item(self._token) if kind == "message" else reasoning_item(self._token)
         added = self._add(item)
         self._open, self._text = item, ""
-        return closing + added + self._event("response.content_part.added", **self._at(), part=self._part())
+        return closing + added + self._event("response.content_part.added", **self._at(), part=self._part([]))
 
     def _close(self, items: dict[str, Item]) -> bytes:
         """``items`` are the whole ones, where they are known."""
         item = self._open
         if item is None:
             return b""
-        whole = items.get(item["id"]) or {**item, "status": "completed", "content": [self._part()]}
+        written = self._part(self._logprobs)
+        whole = items.get(item["id"]) or {**item, "status": "completed", "content": [written]}
         done = self._part_event("done", text=self._text)
-        part = self._event("response.content_part.done", **self._at(), part=self._part())
+        part = self._event("response.content_part.done", **self._at(), part=written)
         self._open = None
         return done + part + self._done(whole)
 
-    def _part(self) -> Item:
+    def _part(self, logprobs: list[Item]) -> Item:
         assert self._open is not None
         is_text = self._open["type"] == "message"
-        return text_part(self._text) if is_text else {"type": "reasoning_text", "text": self._text}
+        return text_part(self._text, logprobs) if is_text else {"type": "reasoning_text", "text": self._text}
 
     def _part_event(self, what: str, **fields: Any) -> bytes:
         assert self._open is not None
         if self._open["type"] == "message":
-            return self._event(f"response.output_text.{what}", **self._at(), logprobs=[], **fields)
+            return self._event(f"response.output_text.{what}", **self._at(), logprobs=self._logprobs, **fields)
         return self._event(f"response.reasoning_text.{what}", **self._at(), **fields)
 
     def _at(self) -> dict[str, Any]:
@@ -145,19 +162,26 @@ def _head(model: str, token: str, request: ResponsesRequest) -> dict[str, Any]:
     return {
         "id": f"resp_{token}", "object": "response", "created_at": int(time.time()), "status": "in_progress",
         "error": None, "incomplete_details": None, "instructions": None, "max_output_tokens": None, "model": model,
-        "output": [], "parallel_tool_calls": True, "previous_response_id": None, "store": False,
+        "output": [], "parallel_tool_calls": True, "previous_response_id": None, "store": False, "top_logprobs": 0,
         "temperature": request.temperature, "top_p": request.top_p, "text": {"format": {"type": "text"}},
         "tool_choice": "auto", "tools": [], "truncation": "disabled", "usage": None, "metadata": {}, **request.echo,
     }  # fmt: skip
 
 
-def _end(answer: Answer, token: str, namespaced: Namespaced) -> dict[str, Any]:
+def _logprobs(request: ResponsesRequest, answer: Answer, tokenizer: Tokenizer) -> list[Item]:
+    """Those of the text, where they are asked for."""
+    if not request.logprobs:
+        return []
+    return logprob_items(answer.completion, tokenizer, tokens_of_text(answer.completion, tokenizer, answer.reply))
+
+
+def _end(answer: Answer, token: str, namespaced: Namespaced, logprobs: list[Item]) -> dict[str, Any]:
     """What a finished response has beyond its head."""
     complete = answer.finish_reason != "length"
     end = {
         "status": "completed" if complete else "incomplete",
         "incomplete_details": None if complete else {"reason": "max_output_tokens"},
-        "output": write_items(answer.reply, token, namespaced, complete=complete),
+        "output": write_items(answer.reply, token, namespaced, logprobs, complete=complete),
         "usage": _usage(answer),
     }
     return end if answer.parse_error is None else {**end, "parse_error": answer.parse_error}

@@ -6,18 +6,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import invalid, unsupported
-from ..fields import SAMPLING, flag, integer, json_object, objects, sampling, string, unknown
+from ..fields import (
+    SAMPLING,
+    flag,
+    integer,
+    json_object,
+    objects,
+    one_choice,
+    refuse,
+    sampling,
+    string,
+    unknown,
+)
 from ..messages import Message
 from ..request import ReplyRules, Request
+from .logprobs import asked_logprobs
 from .responses_items import in_namespace, read_items
 from .rules import chosen_tools, schema_of_text, strict_tools
 from .tools import function_tool, run_by_vendor
 
+_LOGPROBS = "message.output_text.logprobs"
 _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "tool_choice", "tools")
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+)
 _READ = SAMPLING | {
     "input", "instructions", "max_output_tokens", "text", "truncation", "include", "top_logprobs",
-    "parallel_tool_calls", *_STATEFUL,
+    "parallel_tool_calls", "logprobs_mode", "logprobs", "n", *_STATEFUL,
 }  # fmt: skip
 
 
@@ -62,6 +83,7 @@ def parse_responses(body: bytes) -> ResponsesRequest:
             one_call=data.get("parallel_tool_calls") is not None and not flag(data, "parallel_tool_calls"),
             strict=strict_tools([tool for _, tool in given_tools.functions]),
         ),
+        **_logprobs(data),
         max_tokens=integer(data, "max_output_tokens", 1),
         echo={name: data[name] for name in _ECHOED if data.get(name) is not None}
         | ({"text": text} if isinstance(text, dict) and text.get("format") else {}),
@@ -73,12 +95,17 @@ def _check(data: dict[str, Any]) -> None:
     """Refuse what would make a reply another one than the client expects."""
     if data.get("truncation") not in (None, "disabled"):
         raise unsupported("truncation", data["truncation"], "disabled")
+    refuse(data, {"logprobs": f"is not a field of this API; use include: [{_LOGPROBS!r}]"})
+    one_choice(data)
+
+
+def _logprobs(data: dict[str, Any]) -> dict[str, Any]:
+    """``include`` asks for log-probabilities, and so does a number of alternatives without it."""
     include = data.get("include")
     if include is not None and not isinstance(include, list):
         raise invalid("include", "must be a list")
-    if data.get("top_logprobs") or "message.output_text.logprobs" in (include or ()):
-        name = "top_logprobs" if data.get("top_logprobs") else "include"
-        raise invalid(name, "log-probabilities are in Chat Completions only", "unsupported_value")
+    on = _LOGPROBS in (include or ()) or bool(data.get("top_logprobs"))
+    return asked_logprobs(data, on, f"include: [{_LOGPROBS!r}]")
 
 
 @dataclass
