@@ -21,6 +21,9 @@ _UNKNOWN = "?"
 _END = json.dumps(THE_END)
 _FAILED = re.compile(r"status (?!passed)")
 _ALTERED = re.compile(r"_with_(?:other_)?([a-z]+)(?=\.[^./:]+::)")
+_GUESSED = ("true", "false", "null", "undefined")
+_FEWEST = 3
+"""Fewer values that are yes, no or nothing could be guessed."""
 _FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
@@ -112,6 +115,20 @@ def plain(expected: Expected) -> list[str]:
     """The computed values: not ends of tests, and not statuses."""
     known = (value for values in expected.values() for value in values if value is not None)
     return [value for value in known if value != _END and not value.startswith("status ")]
+
+
+def problem_of(found: Reference) -> str:
+    """Why a submission to a task cannot be told from a trick, empty where it can.
+
+    Tests and code share a process, so only values count that the code has not seen; and only those that neither the
+    files as they are given nor the visible tests have, or answers learnt by heart would do.
+    """
+    if not plain(found.values):
+        return "its failing tests compare no values that can be checked on other inputs"
+    told = plain(found.telling)
+    if all(value in _GUESSED for value in told) and len(told) < _FEWEST:
+        return "on other inputs the given files, or the visible answers, are right already"
+    return ""
 
 
 def told_in(found: Reference) -> frozenset[str]:

@@ -11,9 +11,10 @@ from woodshed.grading.node.grader import NODE
 from woodshed.grading.node.run import run_node
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
+from woodshed.grading.telling import problem_of
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
-from woodshed.tasks.guessing import ENDLESS, cheaply, problem_of, untold
+from woodshed.tasks.guessing import ENDLESS, cheaply, untold
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.packages.rejected import Rejected
