@@ -10,7 +10,7 @@ import pytest
 from woodshed.grading.exploits import EXPLOITS, by_heart, run_battery
 from woodshed.grading.exploits.base import Exploit
 from woodshed.grading.exploits.controls import HONEST_FIX
-from woodshed.grading.heldout import KEY, PYTEST, altered_tests, answers, reference
+from woodshed.grading.heldout import PYTEST, answers, reference
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
@@ -147,20 +147,6 @@ def test_answers_by_heart_are_tried_at_the_gate(tmp_path: Path, in_boxes: Any) -
         solved = await answers(task, task.solution_files(), backend, layers, PYTEST)
         assert guessing.too_cheap(found, [], [solved]) == guessing.BY_HEART
         assert guessing.too_cheap(found, [solved], []) == guessing.CHEAP
-
-    in_boxes(run)
-
-
-def test_other_inputs_are_drawn_from_a_key(tmp_path: Path, in_boxes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(backend: Any, layers: Any) -> None:
-        task = task_of(tmp_path, layers, "moved")
-        first = altered_tests(task)
-        assert first == altered_tests(task)
-        monkeypatch.setenv(KEY, "of this run")
-        second = altered_tests(task)
-        assert second == altered_tests(task) and second.keys() == first.keys()
-        shapes = next(name for name in first if name.endswith("_other_shapes.py"))
-        assert first[shapes] != second[shapes]
 
     in_boxes(run)
 

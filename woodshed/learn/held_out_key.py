@@ -19,22 +19,31 @@ VARIABLE = "WOODSHED_HELD_OUT_KEY"
 _FILE = "held_out.key"
 
 
-def with_key(settings: GradingSettings, folder: Path) -> GradingSettings:
-    """``settings`` with the key of ``folder``: the explicit one that it was started with, else one drawn for it.
+def settle_key(settings: GradingSettings, folder: Path) -> None:
+    """Put the key of a run into its folder: the explicit one, else one drawn for it.
 
-    Raises DirectoryError where another explicit one is given now: rewards would change in the middle.
+    Raises DirectoryError where the folder has another one than the explicit one: rewards would change in the middle.
     """
-    stated = settings.held_out_key or os.environ.get(VARIABLE, "").strip()
-    path = key_file(folder / _FILE, stated)
+    stated = _stated(settings)
+    kept = with_key(settings, folder).held_out_key
+    if stated and stated != kept:
+        raise DirectoryError(
+            f"{folder / _FILE} holds another key than grading.held_out_key or {VARIABLE} gives: leave the latter out "
+            "to go on as before, or delete the file to grade by other inputs from now on"
+        )
+
+
+def with_key(settings: GradingSettings, folder: Path) -> GradingSettings:
+    """``settings`` with the key of ``folder``, which gets one where it has none. DirectoryError if it is damaged."""
+    path = key_file(folder / _FILE, _stated(settings))
     kept = path.read_text("utf-8").strip()
     if not kept:
         raise DirectoryError(f"{path} is empty: put the key back, or delete it to have another one drawn")
-    if stated and stated != kept:
-        raise DirectoryError(
-            f"{path} holds another key than grading.held_out_key or {VARIABLE} gives: leave the latter out to go on as "
-            "before, or delete the file to grade by other inputs from now on"
-        )
     return settings.model_copy(update={"held_out_key": kept})
+
+
+def _stated(settings: GradingSettings) -> str:
+    return (settings.held_out_key or os.environ.get(VARIABLE, "")).strip()
 
 
 def key_digest(settings: GradingSettings) -> str:

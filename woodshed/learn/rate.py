@@ -23,7 +23,7 @@ from ..sandbox.settings import RAY
 from ..sandbox.taskbox import box_spec
 from .arena import open_arena
 from .directory import DirectoryError, RunDirectory
-from .held_out_key import with_key
+from .held_out_key import settle_key, with_key
 from .serving import served
 
 Progress = Callable[[int, int, str], None]
@@ -123,6 +123,7 @@ async def _rate(
             await asyncio.sleep(0.5)
 
     # The key lies with the rollouts: every policy that is rated on these tasks meets the same inputs.
+    settle_key(plan.recipe.grading, plan.store)
     grading = with_key(plan.recipe.grading, plan.store)
     async with open_arena(plan.recipe, folder, grading=grading, training=False) as arena:
         if not (probe := arena.backend.probe()).ok:

@@ -109,8 +109,9 @@ async def rollout(
     Failures of the host or the endpoint are tried again, and after ``arena.attempts`` tries become the status
     ``infra_error``, with the source as label ``fault``; where the task cannot be graded, at once. Nothing inside a
     box can raise SandboxError or EndpointLost, and what a box did to itself (BoxError) ends its episode and is graded.
-    An error that no box and no endpoint gave is this machine's. A restarted server costs one try, however long that takes (up to ``arena.patience`` seconds).
-    Raises ProgramFailed where the recipe's program does not work at all, and TaskError.
+    An error that no box and no endpoint gave is this machine's. A restarted server costs one try, however long that
+    takes (up to ``arena.patience`` seconds). Raises ProgramFailed where the recipe's program does not work at all, and
+    TaskError.
     """
     started, error, origin = time.time(), "", "host"
     for attempt in range(1, arena.attempts + 1):
