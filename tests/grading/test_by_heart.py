@@ -12,6 +12,7 @@ from woodshed.grading.exploits.base import Exploit
 from woodshed.grading.exploits.controls import HONEST_FIX
 from woodshed.grading.heldout import PYTEST, answers, reference
 from woodshed.grading.settings import GradingSettings
+from woodshed.grading.telling import plain
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks import guessing
@@ -108,7 +109,7 @@ def test_a_round_trip_that_hands_the_input_back_tells_by_what_is_between(tmp_pat
         found = await reference(task, backend, layers, PYTEST)
         for values in found.telling.values():
             assert len(values) == 2 and values[1] is None, "what comes back is the input"
-        assert guessing.plain(found.telling)
+        assert plain(found.telling)
 
     in_boxes(run)
 
@@ -154,7 +155,7 @@ def test_answers_by_heart_are_tried_at_the_gate(tmp_path: Path, in_boxes: Any) -
 def test_a_changed_function_that_no_value_tells_of_is_named() -> None:
     told = guessing.Reference({}, {"t_with_other_shapes.py::test_a": ['"x"'], "t_with_other_some.py::test_b": [None]})
     assert not guessing.untold(told, {"f": ["t.py::test_a[1]", "t.py::test_b"]})
-    assert guessing.untold(told, {"f": ["t.py::test_a"], "g": ["t.py::test_b"]}) == guessing.UNTOLD
+    assert guessing.untold(told, {"f": ["t.py::test_a"], "g": ["t.py::test_b"]}) == ("g",)
 
 
 def test_old_tests_of_a_file_that_cannot_be_imported_tell_nothing(tmp_path: Path, in_boxes: Any) -> None:

@@ -27,14 +27,11 @@ _SHARE = 0.75
 """Of the values that tell, a cheap answer must not give as many: with a few answers by heart it would give more."""
 
 
-def untold(found: Reference, functions: Mapping[str, Iterable[str]]) -> str:
-    """``UNTOLD`` where one of the ``functions`` (name -> tests that run it) is run by no test with a value that tells;
-    else empty. A table would do for it."""
+def untold(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """Those of the ``functions`` (name -> tests that run it) that are run by no test with a value that tells: a table
+    would do for them."""
     told = told_in(found)
-    for tests in functions.values():
-        if not any(test.partition("[")[0] in told for test in tests):
-            return UNTOLD
-    return ""
+    return tuple(name for name, tests in functions.items() if not any(test.partition("[")[0] in told for test in tests))
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:

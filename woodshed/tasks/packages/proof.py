@@ -21,12 +21,12 @@ from woodshed.grading.results import TestRun
 from woodshed.grading.telling import Reference, Values, kind_of, problem_of, reference_of, values_of
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.guessing import ENDLESS, by_heart, left_of, stubs, too_cheap, untold
+from woodshed.tasks.guessing import ENDLESS, UNTOLD, by_heart, left_of, stubs, too_cheap, untold
 from woodshed.tasks.mutate import function_spans, mutations
 
-from .rejected import Rejected
+from .rejected import Rejected, Untold
 
-GATES = 8
+GATES = 9
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
 instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
@@ -60,7 +60,8 @@ async def prove(
     tests must notice.
 
     Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
-    an emptied one passes, code that computes nothing does, or too many mutants of the solution do.
+    an emptied one passes, code that computes nothing does, or too many mutants of the solution do. Untold where
+    only some of the functions cannot be told from a guess.
     """
     info, gold, start = task.info, task.solution_files(), task.workspace_files()
     if any(is_stray(name) for name in gold):
@@ -176,8 +177,10 @@ def _judge_guesses(
     constant = len(stubs(task))
     cheap, known = guesses[:constant], guesses[constant + 1 :]
     left = left_of(found, (*cheap, *known))
-    if why := too_cheap(found, cheap, known) or problem_of(left) or untold(left, functions):
+    if why := too_cheap(found, cheap, known) or problem_of(left):
         raise Rejected(why)
+    if names := untold(left, functions):
+        raise Untold(UNTOLD, names)
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:
