@@ -73,7 +73,7 @@ async def held_out(
     if not total(known.values):
         return ""
     seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
-    if not objection(known, seen, share):
+    if not objection(known, seen, share, keyed=bool(how.key)):
         return ""
     # What the clock decides can be the same twice and then not: the solution answers once more, after the submission.
     later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
@@ -83,7 +83,7 @@ async def held_out(
             raise EndlessError(f"{task.path}: every value that tells a fix from a trick is another one each time")
         known = again
         _keep(_references, (task.digest, how.key), known)
-    return objection(known, seen, share)
+    return objection(known, seen, share, keyed=bool(how.key))
 
 
 async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> tuple[Altering, Reference]:

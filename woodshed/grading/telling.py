@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .analogy import Change, predictions
+from .other_constants import DRAWN
 from .pytest_alter import THE_END
 from .results import TestRun
 
@@ -80,12 +81,22 @@ def without(found: Reference, answered: Values) -> Reference:
     return Reference(found.values, telling)
 
 
-def objection(known: Reference, seen: Values, share: float) -> str:
-    """Why answers that are ``seen`` are not believed, empty where they are."""
-    parts = ((known.values, ""), (known.telling, ", that neither the given files nor the visible tests have"))
-    for expected, which in parts:
+def objection(known: Reference, seen: Values, share: float, *, keyed: bool = False) -> str:
+    """Why answers that are ``seen`` are not believed, empty where they are.
+
+    ``keyed``: inputs are drawn from a secret. Half as much is asked then of what tells on those inputs alone: who has
+    learnt the answers to the public ones knows most of the values, and in some tasks nine tenths of them.
+    """
+    parts = [
+        (known.values, share, ""),
+        (known.telling, share, ", that neither the given files nor the visible tests have"),
+    ]
+    secret = {test: values for test, values in known.telling.items() if kind_of(test) == DRAWN}
+    if keyed and total(secret) >= _FEWEST:
+        parts.append((secret, share / 2, " that nobody could know"))
+    for expected, least, which in parts:
         count, same = total(expected), _same(expected, seen)
-        if same < share * count:
+        if same < least * count:
             return f"{count - same} of {count} values differ from the solution's where tests have other inputs{which}"
     return ""
 
