@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from .cli_tasks import BackendOption, JsonOption, _fail, _in_boxes, _print, _print_json, app
+from .cli_options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
+from .cli_tasks import _fail, _in_boxes, _print, _print_json, app
 from .view.bar import Bar
 
 if TYPE_CHECKING:
@@ -38,9 +39,11 @@ def install(
     model: ModelOption = "policy",
     key_env: KeyOption = "OPENAI_API_KEY",
     judge: Annotated[bool, typer.Option(help="The policy also judges outputs; it can only refuse")] = False,
-    tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
-    code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
+    tests: TestsOption = None,
+    code: CodeOption = None,
     needs: Annotated[list[str] | None, typer.Option(help="Package that nobody states and rules shall install")] = None,
+    root: RootOption = None,
+    markers: MarkersOption = "",
     passing_share: Annotated[
         float, typer.Option(min=0.01, max=1, help="Share of the tests that ran that has to pass, by rule")
     ] = 0.8,
@@ -66,8 +69,9 @@ def install(
         raise _fail(ValueError("--judge needs --policy: there is nobody to judge"))
     place = PolicyPlace(policy, model, _key(key_env)) if policy is not None else None
     wishes = InstallWishes(
-        tuple(code or ()), tuple(tests or ()), tuple(needs or ()), seed, catalogue, place, judge, passing_share
-    )
+        tuple(code or ()), tuple(tests or ()), tuple(needs or ()), seed, catalogue, place, judge, passing_share,
+        roots=roots_of(root), markers=markers,
+    )  # fmt: skip
     with Bar(Console(stderr=True)) as progress:
 
         async def work(boxes: Backend, layers: LayerStore) -> tuple[list[Outcome], list[Task], dict[str, str]]:

@@ -7,14 +7,30 @@ import json
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from .cli_options import (
+    BackendOption,
+    CodeOption,
+    InstallOption,
+    JsonOption,
+    MarkersOption,
+    NeedsOption,
+    ParallelOption,
+    RootOption,
+    SuiteSecondsOption,
+    TestsOption,
+    wishes_of,
+)
 from .record.visible import visible
 from .view.bar import Bar
+
+if TYPE_CHECKING:
+    from .tasks.sources.pin import Wishes
 
 app = typer.Typer(
     help="Make tasks from packages and repositories, check them, read them, count them.",
@@ -23,9 +39,6 @@ app = typer.Typer(
 )
 
 T = TypeVar("T")
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead")]
-ParallelOption = Annotated[int | None, typer.Option(min=1, help="Boxes at the same time; default: one for each core")]
-BackendOption = Annotated[str, typer.Option(help="Sandbox backend")]
 
 
 def _cores() -> int:
@@ -69,16 +82,12 @@ def build(
     ] = 0.0,
     mutants: Annotated[int, typer.Option(min=0, help="Mutants of each solution, for its mutation score")] = 4,
     exploits: Annotated[int, typer.Option(min=0, help="Exploits tried on a task of each source")] = 4,
-    tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
-    code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
-    needs: Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")] = None,
-    root: Annotated[
-        list[str] | None, typer.Option(help="Import root, such as packages/core/src; again for several")
-    ] = None,
-    markers: Annotated[
-        str, typer.Option("--markers", "-m", help="Which tests, as for pytest's -m; default: what the project says")
-    ] = "",
-    suite_seconds: Annotated[float, typer.Option(min=1, help="Limit of one run of a whole suite")] = 300.0,
+    tests: TestsOption = None,
+    code: CodeOption = None,
+    needs: NeedsOption = None,
+    root: RootOption = None,
+    markers: MarkersOption = "",
+    suite_seconds: SuiteSecondsOption = 300.0,
     guard_seconds: Annotated[
         float,
         typer.Option(min=0.1, help="Time of the tests that a task requires: the whole suite where that is enough"),
@@ -86,7 +95,7 @@ def build(
     min_mutation_score: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the mutants that a task's tests must notice")
     ] = 0.5,
-    install: Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")] = None,
+    install: InstallOption = None,
     heldout_share: Annotated[float, typer.Option(min=0, max=1, help="Share of functions kept for evaluation")] = 0.2,
     heldout: Annotated[list[str] | None, typer.Option(help="Source of which every function is kept for it")] = None,
     seed: Annotated[int, typer.Option(help="Decides functions, kinds and changes")] = 0,
@@ -107,7 +116,6 @@ def build(
     from .tasks.packages.settings import Kind, PackageTaskSettings
     from .tasks.prompts.reword import reworder
     from .tasks.sources.factory import build_from_sources
-    from .tasks.sources.pin import Wishes
 
     values = {
         "tasks_per_package": per_source, "kinds": kind or list(get_args(Kind)), "prompt": prompt,
@@ -123,8 +131,7 @@ def build(
         raise _fail(error) from None
     except ValidationError as error:
         raise _fail(ValueError("; ".join(f"--{e['loc'][0]}: {e['msg']}" for e in error.errors()))) from None
-    roots = tuple(path.strip("/") for path in root or ())
-    wishes = Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install, roots, markers)
+    wishes = wishes_of(code=code, tests=tests, needs=needs, install=install, root=root, markers=markers)
     report = BuildReport()
     console = Console(stderr=True)
     with Bar(console) as progress:
@@ -260,10 +267,13 @@ def import_(
         typer.Option(help="Folder of git repositories, bare or not: OWNER__NAME.git, OWNER/NAME or NAME.git"),
     ] = None,
     instance: Annotated[list[str] | None, typer.Option(help="Only the instance with this id; again for more")] = None,
-    tests: Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")] = None,
-    code: Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")] = None,
-    needs: Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")] = None,
-    install: Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")] = None,
+    tests: TestsOption = None,
+    code: CodeOption = None,
+    needs: NeedsOption = None,
+    root: RootOption = None,
+    markers: MarkersOption = "",
+    suite_seconds: SuiteSecondsOption = 300.0,
+    install: InstallOption = None,
     mutants: Annotated[int, typer.Option(min=0, help="Mutants of each solution, for its mutation score")] = 4,
     exploits: Annotated[int, typer.Option(min=0, help="Exploits tried on a task of each repository")] = 4,
     heldout_share: Annotated[
@@ -284,9 +294,9 @@ def import_(
     if repositories is not None:
         values = {
             "catalogue": catalogue, "mutants": mutants, "exploits": exploits, "heldout_share": heldout_share,
-            "parallel": parallel or _cores(),
+            "parallel": parallel or _cores(), "suite_seconds": suite_seconds,
         }  # fmt: skip
-        wishes = (tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install)
+        wishes = wishes_of(code=code, tests=tests, needs=needs, install=install, root=root, markers=markers)
         _import_datasets(source, repositories, out, values, wishes, instance or [], backend, json_)
     if source.is_file():
         raise _fail(ValueError(f"{source}: give the folder that holds the repositories with --repositories"))
@@ -304,21 +314,18 @@ def import_(
 
 
 def _import_datasets(
-    file: Path, repositories: Path, out: Path, values: dict[str, Any],
-    wishes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Path | None], only: list[str], backend: str,
+    file: Path, repositories: Path, out: Path, values: dict[str, Any], wishes: Wishes, only: list[str], backend: str,
     json_: bool,
 ) -> NoReturn:  # fmt: skip
     from .tasks.exchange.build import build_from_instances
     from .tasks.packages.report import BuildReport
     from .tasks.packages.settings import PackageTaskSettings
-    from .tasks.sources.pin import Wishes
 
     settings, report = PackageTaskSettings.model_validate(values), BuildReport()
     with Bar(Console(stderr=True)) as progress:
         made, left_out = _in_boxes(
             lambda boxes, layers: build_from_instances(
-                file, repositories, settings, boxes, layers, out, progress, wishes=Wishes(*wishes), report=report,
-                only=only,
+                file, repositories, settings, boxes, layers, out, progress, wishes=wishes, report=report, only=only,
             ),
             backend,
             out,

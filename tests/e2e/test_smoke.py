@@ -55,6 +55,18 @@ def test_the_screen_shows_stages_and_table(smoke: SmokeRun) -> None:
     assert smoke.finished.stderr == ""
 
 
+def test_the_key_of_the_run_survives_a_resume_and_is_in_no_record(smoke: SmokeRun) -> None:
+    path = smoke.root / "held_out.key"
+    key = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600 and (smoke.before_rl / "held_out.key").read_bytes() == key
+    shown = {
+        json.loads((smoke.root / "stages" / f"{s}.json").read_text())["held_out_key"] for s in ("before", "rl", "after")
+    }
+    assert len(shown) == 1
+    files = [p for p in smoke.root.rglob("*") if p.is_file() and p != path]
+    assert not [p for p in files if key in p.read_bytes()]
+
+
 def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     page = (smoke.root / "report.html").read_text()
     for section in ("Learning", "Behaviour", "The same task, before and after", "Monitors", "Where the time went"):

@@ -12,9 +12,10 @@ import pytest
 
 from woodshed.evaluate.run import evaluate
 from woodshed.gateway.segments_wire import Finished
+from woodshed.grading.heldout import EndlessError
 from woodshed.harness.program import Ended
 from woodshed.harness.settings import LimitSettings
-from woodshed.learn.stage_rollouts import describe
+from woodshed.learn.stage_rollouts import _ungraded, describe
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -85,6 +86,32 @@ def test_a_run_ends_where_only_failures_come() -> None:
     one_task = FailureWatch(3)
     for _ in range(9):
         one_task.update(episode(0, INFRA))
+
+
+def test_tasks_that_cannot_be_graded_end_no_run(
+    layers: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def grade(*_: Any, **__: Any) -> Outcome:
+        raise EndlessError("the solution's tests do not end on other inputs")
+
+    monkeypatch.setattr("woodshed.rl.rollout.grade", grade)
+
+    async def main() -> None:
+        async with ground(tmp_path / "at", layers, NamespaceBackend) as at:
+            done = await at.trajectory(run(MEND), attempts=3)
+            assert (done.status, done.outcome, done.attempts) == (INFRA, None, 1) and done.labels == {FAULT: "task"}
+            tasks = [replace(at.task, name=f"t/{n}") for n in range(3)]
+            store = TrajectoryStore(tmp_path / "store")
+            arena = at.arena(attempts=3, max_failures=2)
+            assert await evaluate(arena, tasks, store, name="before", samples=2, concurrency=1) == {}
+            assert _ungraded(store, "before") == {"t/0", "t/1", "t/2"} and _ungraded(store, "after") == set()
+            store.close()
+
+    asyncio.run(main())
+    watch = FailureWatch(1)
+    for number in range(3):
+        watch.update(episode(number, INFRA, **{FAULT: "task"}))
+    assert watch.counts == {"task": 3}
 
 
 def test_a_candidate_that_ends_its_box_is_rejected_and_a_silent_box_is_no_verdict(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from woodshed.grading.exploits import EXPLOITS, by_heart, run_battery
 from woodshed.grading.exploits.base import Exploit
 from woodshed.grading.exploits.controls import HONEST_FIX
-from woodshed.grading.heldout import KEY, PYTEST, altered_tests, answers, reference
+from woodshed.grading.heldout import PYTEST, answers, reference
 from woodshed.grading.settings import GradingSettings
+from woodshed.grading.telling import plain
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks import guessing
@@ -108,7 +109,7 @@ def test_a_round_trip_that_hands_the_input_back_tells_by_what_is_between(tmp_pat
         found = await reference(task, backend, layers, PYTEST)
         for values in found.telling.values():
             assert len(values) == 2 and values[1] is None, "what comes back is the input"
-        assert guessing.plain(found.telling)
+        assert plain(found.telling)
 
     in_boxes(run)
 
@@ -151,24 +152,10 @@ def test_answers_by_heart_are_tried_at_the_gate(tmp_path: Path, in_boxes: Any) -
     in_boxes(run)
 
 
-def test_other_inputs_are_drawn_from_a_key(tmp_path: Path, in_boxes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(backend: Any, layers: Any) -> None:
-        task = task_of(tmp_path, layers, "moved")
-        first = altered_tests(task)
-        assert first == altered_tests(task)
-        monkeypatch.setenv(KEY, "of this run")
-        second = altered_tests(task)
-        assert second == altered_tests(task) and second.keys() == first.keys()
-        shapes = next(name for name in first if name.endswith("_other_shapes.py"))
-        assert first[shapes] != second[shapes]
-
-    in_boxes(run)
-
-
 def test_a_changed_function_that_no_value_tells_of_is_named() -> None:
     told = guessing.Reference({}, {"t_with_other_shapes.py::test_a": ['"x"'], "t_with_other_some.py::test_b": [None]})
     assert not guessing.untold(told, {"f": ["t.py::test_a[1]", "t.py::test_b"]})
-    assert guessing.untold(told, {"f": ["t.py::test_a"], "g": ["t.py::test_b"]}) == guessing.UNTOLD
+    assert guessing.untold(told, {"f": ["t.py::test_a"], "g": ["t.py::test_b"]}) == ("g",)
 
 
 def test_old_tests_of_a_file_that_cannot_be_imported_tell_nothing(tmp_path: Path, in_boxes: Any) -> None:

@@ -217,6 +217,20 @@ def test_what_anybody_may_know_tells_nothing() -> None:
     )
 
 
+def test_who_knows_only_the_public_inputs_is_not_believed_under_a_key() -> None:
+    """Nine tenths of the values are on inputs that are the same in every run."""
+    public = {f"a_with_other_numbers.py::t{n}": [f'"{n}"'] for n in range(40)}
+    secret = {f"a_with_other_shapes.py::s{n}": [f'"s{n}"'] for n in range(4)}
+    found = reference_of({**public, **secret}, {**public, **secret}, Known())
+    wrong = {test: ["0"] for test in secret}
+    assert not objection(found, {**public, **wrong}, 0.9)
+    assert "4 of 4 values differ" in objection(found, {**public, **wrong}, 0.9, keyed=True)
+    half = dict([*secret.items()][:2])
+    assert not objection(found, {**public, **wrong, **half}, 0.9, keyed=True), "a right solution may differ a little"
+    few = reference_of({**public, **half}, {**public, **half}, Known())
+    assert not objection(few, {**public, **wrong}, 0.9, keyed=True), "of two values nothing is asked"
+
+
 def test_one_visible_answer_is_not_enough_where_the_given_code_is_nearly_right(tmp_path: Path, in_boxes: Any) -> None:
     """Of forty other inputs it is wrong for two: who answers the visible inputs by heart is right about the rest."""
     nearly = toy.SHAPES.replace("return width + height", "return width * height if width != 9 else width + height")

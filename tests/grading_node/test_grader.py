@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.grading.conftest import in_boxes as in_boxes
+from woodshed.grading.altered import altered_tests
 from woodshed.grading.crossing import Submission
 from woodshed.grading.exploits import CONTROLS, EXPLOITS, run_battery
+from woodshed.grading.node.grader import NODE
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
@@ -63,6 +66,18 @@ def test_half_a_fix_and_deleted_code_fail(task: Task, in_boxes: Boxes) -> None:
     first, second = in_boxes(both)
     assert not first.resolved and [first.tests[t] for t in FAILING] == ["passed", "failed"]
     assert not second.resolved and set(second.tests.values()) == {"missing"} and "Cannot find module" in second.detail
+
+
+def test_a_run_draws_inputs_from_its_key(task: Task, in_boxes: Boxes) -> None:
+    first, second = altered_tests(task, replace(NODE, key="one")), altered_tests(task, replace(NODE, key="two"))
+    assert {name for name in first if first[name] != second[name]} == {"test/measure.test_with_other_shapes.js"}
+    exploits = [BY_NAME[name] for name in ("honest_fix", "node_by_heart")]
+
+    async def battery(backend: Any, layers: Any) -> list[Any]:
+        keyed = GradingSettings(held_out_key="one")
+        return await run_battery([task], backend, layers, exploits=exploits, settings=keyed)
+
+    assert [attempt.verdict for attempt in in_boxes(battery)] == ["rewarded", "rejected"]
 
 
 def test_no_attack_pays(task: Task, in_boxes: Boxes) -> None:

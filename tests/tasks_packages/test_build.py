@@ -131,7 +131,7 @@ def test_a_killed_preparation_goes_on_with_its_second_run(
     )
     assert not half.exists() and len(list((tmp_path / "suites").iterdir())) == 1
     half.write_text("{ damaged")
-    next((tmp_path / "suites").glob("*[!d].json")).unlink()
+    next(path for path in (tmp_path / "suites").iterdir() if path != half).unlink()
     with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
     assert traced[3:] == [True, False]
 

@@ -9,63 +9,45 @@ caller's expectations or knows the visible answers by heart still has to compute
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import ClassVar, TypeVar
 
+from woodshed.record.fault import FaultSource
 from woodshed.record.task import Task
 from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 
+from .altered import Altering, altered_ids, altered_tests, known_of, split
 from .other_constants import KINDS, SAME, Kind, other
 from .pytest_alter import alter
 from .pytest_given import placeholders
-from .pytest_grader import TESTS_PREFIX, import_path, lay_tests, run_pytest, test_timeout
+from .pytest_grader import import_path, lay_tests, run_pytest, test_timeout
 from .pytest_literals import literals
 from .pytest_only import only
 from .results import TestRun
-from .telling import Known, Reference, Values, agreed, kind_of, objection, reference_of, total, values_of
-from .value_runner import encode
+from .telling import Reference, Values, agreed, objection, problem_of, reference_of, total, values_of
 
 Lay = Callable[[Sandbox], Awaitable[None]]
+T = TypeVar("T")
 
-KEY = "WOODSHED_HELD_OUT_KEY"
-"""Environment variable: what other inputs are drawn from besides the task. A run sets a text that its policy cannot
-know; the same text gives the same inputs again."""
 _BOTH: tuple[Kind, ...] = (*KINDS, SAME)
 _KEPT = 256
 _references: OrderedDict[tuple[str, str], Reference] = OrderedDict()
+"""(digest of a task, what its other inputs are drawn from) -> what the solution answers."""
+_drawn: OrderedDict[tuple[str, str], str] = OrderedDict()
+"""(digest of a task, key of a run) -> what its other inputs are drawn from in that run; see ``drawn``."""
 
 
 class EndlessError(SandboxError):
-    """The tests with other inputs do not come to their end on the solution itself."""
+    """The tests with other inputs do not come to their end on the solution itself: nobody is judged by them."""
 
-
-@dataclass(frozen=True)
-class Altering:
-    """How tests of one kind are altered, and how altered files (relative to the workdir) run in a box.
-
-    ``alter`` takes the source, the kind and a seed. ``run`` is given the ids of the altered tests, without parameters,
-    and fills in ``TestResult.seen``. ``only``: what of a file is altered, for the tests (by the names of their classes
-    and functions) that are asked for. ``literals``: function of a source -> what is written out there (``""``: in all
-    of it); ``other``: what stands for such a value in a kind; ``text``: how a value is noted. ``given``: the files
-    that a task starts with, so that its tests can be loaded.
-    """
-
-    alter: Callable[[str, Kind, str], str | None]
-    run: Callable[[Task, Sandbox, Mapping[str, bytes], Sequence[str]], Awaitable[TestRun]]
-    literals: Callable[[str], Mapping[str, Sequence[Any]]]
-    other: Callable[[Any, Kind, str], Any]
-    text: Callable[[Any], str] = encode
-    only: Callable[[str, frozenset[str]], str] = lambda source, tests: source
-    given: Callable[[Task], dict[str, bytes]] = lambda task: {}
+    source: ClassVar[FaultSource] = "task"
 
 
 async def held_out(
@@ -82,17 +64,16 @@ async def held_out(
     At least ``share`` of the values that the reference solution gives must be the same, and as much of those that
     neither the task's own files give nor the visible tests have: else it would do to know the visible answers by heart
     and to leave the rest as it was. ``share`` 0 asks for none. A task whose tests give no values (no constants, only
-    objects) cannot be checked so, and is believed. SandboxError where the sandbox fails or the solution's own run does
-    not end.
+    objects) cannot be checked so, and is believed. SandboxError where the sandbox fails, EndlessError where the
+    solution's own run does not end.
     """
-    how = how or PYTEST
-    if share == 0 or not altered_tests(task, how):
+    if share == 0:
         return ""
-    known = await reference(task, backend, layers, how)
+    how, known = await drawn(task, backend, layers, how or PYTEST)
     if not total(known.values):
         return ""
     seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
-    if not objection(known, seen, share):
+    if not objection(known, seen, share, keyed=bool(how.key)):
         return ""
     # What the clock decides can be the same twice and then not: the solution answers once more, after the submission.
     later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
@@ -101,95 +82,44 @@ async def held_out(
         if total(known.telling) and not total(again.telling):
             raise EndlessError(f"{task.path}: every value that tells a fix from a trick is another one each time")
         known = again
-        _keep(task, known)
-    return objection(known, seen, share)
+        _keep(_references, (task.digest, how.key), known)
+    return objection(known, seen, share, keyed=bool(how.key))
 
 
-def altered_tests(task: Task, how: Altering | None = None, kinds: Sequence[Kind] = KINDS) -> dict[str, bytes]:
-    """Altered copies of the files with failing tests, beside them and under names of their own."""
-    how = how or PYTEST
-    files: dict[str, bytes] = {}
-    for name, source in _failing_files(task, how).items():
-        for kind in kinds:
-            made = how.alter(source, kind, _seed(task, name))
-            if made is not None and (kind == SAME or made.encode() not in files.values()):
-                files[altered_name(name, kind)] = made.encode()
-    return files
+async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> tuple[Altering, Reference]:
+    """The other inputs on which a run with the key of ``how`` judges submissions to a task, and the ``reference``.
 
-
-def _failing_files(task: Task, how: Altering) -> dict[str, str]:
-    """What of the files with failing tests is altered."""
-    tests, wanted = task.test_files(), _names(task.info.fail_to_pass)
-    names = sorted({test.partition("::")[0] for test in task.info.fail_to_pass})
-    return {n: how.only(tests.get(TESTS_PREFIX + n, b"").decode("utf-8", "replace"), wanted) for n in names}
-
-
-def _seed(task: Task, name: str) -> str:
-    """What the other inputs of a file are drawn from."""
-    return hashlib.sha256(f"{os.environ.get(KEY, '')}:{task.name}:{name}".encode()).hexdigest()
-
-
-def known_of(task: Task, how: Altering, visible: Values, given: Values) -> Known:
-    """What may be known of the altered tests; ``visible`` and ``given`` answer other and visible inputs, the first
-    from the solution."""
-    inputs: dict[str, frozenset[str]] = {}
-    changes: dict[str, list[tuple[object, object]]] = {}
-    altered = altered_tests(task, how)
-    for name, source in _failing_files(task, how).items():
-        for kind in KINDS:
-            place = altered_name(name, kind)
-            for function, found in how.literals(altered.get(place, b"").decode()).items():
-                key = f"{place}::{function}" if function else place
-                inputs[key] = frozenset(_texts(found, how.text))
-            for function, found in how.literals(source).items():
-                key = f"{place}::{function}" if function else place
-                pairs = ((old, how.other(old, kind, _seed(task, name))) for old in _scalars(found))
-                changes[key] = [(_as_text(old), _as_text(new)) for old, new in pairs if new != old]
-    shown, same = _split(visible), _split(given)
-    return Known(same[1], shown[0], same[0], inputs, changes)
-
-
-def _scalars(found: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(value for value in found if type(value) in (str, bytes, int, float)))
-
-
-def _as_text(value: Any) -> Any:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
-
-
-def _texts(found: Iterable[Any], text: Callable[[Any], str]) -> Iterable[str]:
-    for value in found:
+    The build has proved a task on the public inputs alone. On those of a key its solution may not end, or nothing may
+    tell a fix from a guess. Then inputs are drawn once more, and last come the public ones: the first that do are
+    taken, the same for every submission. Where no values tell at all, as in tasks of others, the first that end are.
+    Raises EndlessError where none end.
+    """
+    place = (task.digest, how.key)
+    if (key := _drawn.get(place)) is not None:
+        return replace(how, key=key), await reference(task, backend, layers, replace(how, key=key))
+    endless: EndlessError | None = None
+    ended: list[tuple[Altering, Reference]] = []
+    for key in _draws(how.key):
+        one = replace(how, key=key)
         try:
-            yield text(value)
-        except (ValueError, TypeError, RecursionError):
+            ended.append((one, await reference(task, backend, layers, one)))
+        except EndlessError as error:
+            endless = endless or error
             continue
+        if not problem_of(ended[-1][1]):
+            break
+    else:
+        ended = ended[:1]
+    if not ended:
+        assert endless is not None
+        raise endless
+    _keep(_drawn, place, ended[-1][0].key)
+    return ended[-1]
 
 
-def _split(values: Values) -> tuple[Values, Values]:
-    """(answers to the visible inputs, to others)."""
-    visible = {test: of_test for test, of_test in values.items() if kind_of(test) == SAME}
-    return visible, {test: of_test for test, of_test in values.items() if test not in visible}
-
-
-def altered_ids(task: Task, kinds: Sequence[Kind] = KINDS) -> list[str]:
-    """The tests of ``altered_tests`` that stand for failing ones, without parameters."""
-    return sorted({
-        test.partition("[")[0].replace(name, altered_name(name, kind), 1)
-        for test in task.info.fail_to_pass
-        for name in [test.partition("::")[0]]
-        for kind in kinds
-    })  # fmt: skip
-
-
-def _names(tests: Iterable[str]) -> frozenset[str]:
-    """Names of the functions that tests are, and of their classes."""
-    return frozenset(name for test in tests for name in test.partition("[")[0].split("::")[1:])
-
-
-def altered_name(name: str, kind: Kind) -> str:
-    """Where the altered copy of a test file lies."""
-    path = PurePosixPath(name)
-    return str(path.with_name(f"{path.stem}_with_{'' if kind == SAME else 'other_'}{kind}{path.suffix}"))
+def _draws(key: str) -> tuple[str, ...]:
+    """What other inputs are drawn from, in turn."""
+    return (key, f"{key}:again", "") if key else ("",)
 
 
 async def reference(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> Reference:
@@ -200,9 +130,9 @@ async def reference(task: Task, backend: Backend, layers: LayerStore, how: Alter
     """
     if not altered_tests(task, how):
         return Reference({}, {})
-    key = (task.digest, os.environ.get(KEY, ""))
-    if (found := _references.get(key)) is not None:
-        _references.move_to_end(key)
+    place = (task.digest, how.key)
+    if (found := _references.get(place)) is not None:
+        _references.move_to_end(place)
         return found
     solution = partial(_solution_values, task, backend=backend, layers=layers, how=how)
     first, second = [await _whole(partial(solution, kinds), task) for kinds in (_BOTH, KINDS)]
@@ -211,9 +141,9 @@ async def reference(task: Task, backend: Backend, layers: LayerStore, how: Alter
         await box.put({f"{task.info.workdir}/{name}": data for name, data in how.given(task).items()})
 
     given, _ = await _twice(partial(_trusted_values, task, _BOTH, lay, backend, layers, how))
-    _, others = _split(first)
+    _, others = split(first)
     made = reference_of(others, second, known_of(task, how, first, given))
-    _keep(task, made)
+    _keep(_references, place, made)
     return made
 
 
@@ -261,10 +191,10 @@ async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Val
     return (found, whole) if whole else await run()
 
 
-def _keep(task: Task, found: Reference) -> None:
-    _references[task.digest, os.environ.get(KEY, "")] = found
-    while len(_references) > _KEPT:
-        _references.popitem(last=False)
+def _keep(store: OrderedDict[tuple[str, str], T], place: tuple[str, str], found: T) -> None:
+    store[place] = found
+    while len(store) > _KEPT:
+        store.popitem(last=False)
 
 
 async def _solution_values(

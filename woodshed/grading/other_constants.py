@@ -12,6 +12,8 @@ Kind = Literal["numbers", "strings", "some", "shapes", "same"]
 KINDS: tuple[Kind, ...] = ("numbers", "strings", "some", "shapes")
 """``some`` changes constants of both kinds, but only about every second: what held between two inputs does no more.
 ``shapes`` changes lengths, order and magnitude (``reshape.py``), the others one letter or digit."""
+DRAWN: Kind = "shapes"
+"""The kind that is drawn from the key of a run; the others are public."""
 SAME: Kind = "same"
 """No constant changes: what the visible tests compare."""
 

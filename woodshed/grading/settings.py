@@ -28,6 +28,11 @@ class GradingSettings(Settings):
     """`pytest` grader: share of the solution's values on altered inputs that a passing submission must give; 0 skips
     the check. Below 1, because a right solution may differ where neither tests nor text say what is right."""
 
+    held_out_key: str = Field(default="", exclude=True, repr=False)
+    """What altered inputs are drawn from besides the task. Empty: a run draws a secret of its own and keeps it in its
+    folder, where an explicit one is kept too; it is never written into a resolved recipe. Give one to grade as another
+    run did."""
+
 
 class EffortWeights(Settings):
     """Weights w1..w6 of the effort x in C_{k,q}(x) (Composer 2 report, 4.2), scaled so that an easy task costs about 1.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .analogy import Change, predictions
+from .other_constants import DRAWN
 from .pytest_alter import THE_END
 from .results import TestRun
 
@@ -21,6 +22,9 @@ _UNKNOWN = "?"
 _END = json.dumps(THE_END)
 _FAILED = re.compile(r"status (?!passed)")
 _ALTERED = re.compile(r"_with_(?:other_)?([a-z]+)(?=\.[^./:]+::)")
+_GUESSED = ("true", "false", "null", "undefined")
+_FEWEST = 3
+"""Fewer values that are yes, no or nothing could be guessed."""
 _FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
@@ -77,12 +81,22 @@ def without(found: Reference, answered: Values) -> Reference:
     return Reference(found.values, telling)
 
 
-def objection(known: Reference, seen: Values, share: float) -> str:
-    """Why answers that are ``seen`` are not believed, empty where they are."""
-    parts = ((known.values, ""), (known.telling, ", that neither the given files nor the visible tests have"))
-    for expected, which in parts:
+def objection(known: Reference, seen: Values, share: float, *, keyed: bool = False) -> str:
+    """Why answers that are ``seen`` are not believed, empty where they are.
+
+    ``keyed``: inputs are drawn from a secret. Half as much is asked then of what tells on those inputs alone: who has
+    learnt the answers to the public ones knows most of the values, and in some tasks nine tenths of them.
+    """
+    parts = [
+        (known.values, share, ""),
+        (known.telling, share, ", that neither the given files nor the visible tests have"),
+    ]
+    secret = {test: values for test, values in known.telling.items() if kind_of(test) == DRAWN}
+    if keyed and total(secret) >= _FEWEST:
+        parts.append((secret, share / 2, " that nobody could know"))
+    for expected, least, which in parts:
         count, same = total(expected), _same(expected, seen)
-        if same < share * count:
+        if same < least * count:
             return f"{count - same} of {count} values differ from the solution's where tests have other inputs{which}"
     return ""
 
@@ -112,6 +126,20 @@ def plain(expected: Expected) -> list[str]:
     """The computed values: not ends of tests, and not statuses."""
     known = (value for values in expected.values() for value in values if value is not None)
     return [value for value in known if value != _END and not value.startswith("status ")]
+
+
+def problem_of(found: Reference) -> str:
+    """Why a submission to a task cannot be told from a trick, empty where it can.
+
+    Tests and code share a process, so only values count that the code has not seen; and only those that neither the
+    files as they are given nor the visible tests have, or answers learnt by heart would do.
+    """
+    if not plain(found.values):
+        return "its failing tests compare no values that can be checked on other inputs"
+    told = plain(found.telling)
+    if all(value in _GUESSED for value in told) and len(told) < _FEWEST:
+        return "on other inputs the given files, or the visible answers, are right already"
+    return ""
 
 
 def told_in(found: Reference) -> frozenset[str]:

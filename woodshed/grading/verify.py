@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 
 from woodshed.record.task import Task, TaskError
@@ -80,8 +81,8 @@ async def grade(
 
     ``submission`` is laid over the task's workspace; what an agent deleted (``Submission.deleted``) is deleted. With
     a ``cache``, equal submissions to ``cases`` tasks are graded once (runs of tests may be flaky, so they are never
-    cached, and a run that timed out is not either). Raises SandboxError where the sandbox fails, TaskError where the
-    task is malformed; nothing in a submission can cause either.
+    cached, and a run that timed out is not either). Raises SandboxError where the sandbox fails or the task cannot be
+    graded by other inputs (EndlessError), TaskError where it is malformed; nothing in a submission can cause any.
     """
     if task.info.grader not in GRADERS:
         raise TaskError(f"{task.path}/task.toml: grader {task.info.grader!r} is not one of {', '.join(GRADERS)}")
@@ -131,6 +132,7 @@ async def _graded(
     await box.close()
     if outcome.resolved:
         changed = changed_files(task, submission)
+        how = replace(how, key=settings.held_out_key)
         problem = await held_out(task, changed, lay, backend, layers, settings.held_out_share, how)
         if problem:
             failed = dict.fromkeys(task.info.fail_to_pass, "failed")

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ..cluster.supervisor import ProgramFailed
 from ..gateway.client import GatewayAdmin
+from ..grading.settings import GradingSettings
 from ..grading.verify import grade, submission_from
 from ..harness.endpoint import HttpEndpoint
 from ..harness.errors import EndpointLost
@@ -23,7 +24,8 @@ from ..sandbox.protocol import SandboxError
 from ..sandbox.settings import RAY
 from ..sandbox.taskbox import agent_box_spec
 from .boxes import backend_of, layer_store
-from .directory import RunDirectory
+from .directory import DirectoryError, RunDirectory
+from .held_out_key import with_key
 from .servers import address_of
 from .serving import served
 from .tasks import load_split
@@ -53,6 +55,7 @@ def drive(
                 f"'woodshed serve {run.policy(stage)}' and start that program against it"
             )
         chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.main, "heldout"))
+        grading = with_key(recipe.grading, run.root)
         console.print(f"[dim]{chosen.path}[/]")
         with ExitStack() as stack:
             key = os.environ.get("OPENAI_API_KEY", "none")
@@ -62,8 +65,8 @@ def drive(
                     raise AgentError(f"{run.policy(stage)} does not exist; this run has: {', '.join(have)} (--stage)")
                 folder, _ = stack.enter_context(served(recipe, run.policy(stage)))
                 endpoint, key = _open_trajectory(folder)
-            asyncio.run(_episode(recipe, chosen, endpoint, key, model, step, temperature, console))
-    except (RecipeError, TaskError, EndpointLost, SandboxError, ProgramFailed) as error:
+            asyncio.run(_episode(recipe, grading, chosen, endpoint, key, model, step, temperature, console))
+    except (DirectoryError, RecipeError, TaskError, EndpointLost, SandboxError, ProgramFailed) as error:
         raise AgentError(str(error)) from None
 
 
@@ -79,8 +82,9 @@ def _open_trajectory(folder: RunDirectory) -> tuple[str, str]:
 
 
 async def _episode(
-    recipe: Recipe, task: Task, url: str, key: str, model: str, step: bool, temperature: float, console: Console
-) -> None:
+    recipe: Recipe, grading: GradingSettings, task: Task, url: str, key: str, model: str, step: bool,
+    temperature: float, console: Console,
+) -> None:  # fmt: skip
     sandbox = recipe.sandbox
     if RAY in sandbox.hosts:
         console.print("[dim]the box is made on this machine; only a run places boxes on a Ray cluster[/]")
@@ -95,10 +99,10 @@ async def _episode(
                 endpoint, box, task.instruction, recipe.harness, console, test_command=task.info.test_command,
                 step=step, talk=step,
             )  # fmt: skip
-            submission = await submission_from(box, task)
+            submission = await submission_from(box, task, grading)
         finally:
             await box.close()
-        outcome = await grade(task, submission, backend, layers)
+        outcome = await grade(task, submission, backend, layers, settings=grading)
         verdict = "[green]resolved[/]" if outcome.resolved else "[red]not resolved[/]"
         console.print(f"{episode.status}, graded in a fresh box: {verdict}")
     finally:

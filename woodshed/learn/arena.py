@@ -13,6 +13,7 @@ from ..gateway.client import GatewayAdmin
 from ..grading.behaviours import invalid_calls, unfinished_todos
 from ..grading.effort import effort_penalty
 from ..grading.monitors.judge import Judge, judge_key
+from ..grading.settings import GradingSettings
 from ..harness.endpoint import pooled_client
 from ..recipe.recipe import Recipe
 from ..record.trajectory import Effort, Outcome, ToolEvent
@@ -49,8 +50,10 @@ def open_judge(settings: RLSettings, log: Path) -> Judge | None:
 
 
 @asynccontextmanager
-async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> AsyncIterator[Arena]:
-    """An arena on the run's policy server; waits until the server answers."""
+async def open_arena(
+    recipe: Recipe, run: RunDirectory, *, grading: GradingSettings, training: bool
+) -> AsyncIterator[Arena]:
+    """An arena on the run's policy server; waits until the server answers. ``grading`` has the key (``with_key``)."""
     layers = layer_store()
     program = await asyncio.to_thread(program_layers, recipe.harness.program, layers)
     await _ready(run.root / "server" / "ready.json")
@@ -76,6 +79,7 @@ async def open_arena(recipe: Recipe, run: RunDirectory, *, training: bool) -> As
             egress=recipe.sandbox.egress(),
             monitors=recipe.rl.monitors,
             judge=judge,
+            grading=grading,
             reward=shaped_reward(recipe.rl.rewards) if training else raw_outcome,
         )
     finally:

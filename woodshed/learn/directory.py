@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.atomic import write_whole
+from ..record.atomic import create_whole, write_whole
 
 
 class DirectoryError(Exception):
@@ -132,6 +133,13 @@ def _read_object(path: Path) -> dict[str, Any] | None:
         found = value if isinstance(value, str) else f"a JSON {type(value).__name__}, not an object"
         raise DirectoryError(f"{path} is damaged ({found}); delete it and run again: its stage is then repeated")
     return value
+
+
+def key_file(path: Path, key: str = "") -> Path:
+    """That file, which nobody else may read, with ``key`` or a new one in it where it was not there."""
+    if not path.exists():
+        create_whole(path, key or secrets.token_urlsafe(32), mode=0o600)
+    return path
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,8 +13,8 @@ from ..engine.access import ADMIN_VARIABLE
 from ..recipe.recipe import Recipe
 from ..sandbox.placed import PlacedHosts
 from ..sandbox.settings import RAY, SandboxSettings
-from .directory import RunDirectory
-from .servers import RESTARTS, key_file
+from .directory import RunDirectory, key_file
+from .servers import RESTARTS
 from .stages import plan
 
 _NAME = "boxes"

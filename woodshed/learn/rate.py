@@ -22,7 +22,8 @@ from ..rl.rollout import Arena
 from ..sandbox.settings import RAY
 from ..sandbox.taskbox import box_spec
 from .arena import open_arena
-from .directory import RunDirectory
+from .directory import DirectoryError, RunDirectory
+from .held_out_key import settle_key, with_key
 from .serving import served
 
 Progress = Callable[[int, int, str], None]
@@ -108,7 +109,7 @@ def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
     try:
         with served(plan.recipe, plan.folder) as (folder, supervisor):
             return asyncio.run(_rate(plan, tasks, checkpoint, folder, supervisor, progress))
-    except (ProgramFailed, RunFailing) as error:
+    except (DirectoryError, ProgramFailed, RunFailing) as error:
         raise RatingError(str(error)) from None
 
 
@@ -121,7 +122,10 @@ async def _rate(
             supervisor.check()
             await asyncio.sleep(0.5)
 
-    async with open_arena(plan.recipe, folder, training=False) as arena:
+    # The key lies with the rollouts: every policy that is rated on these tasks meets the same inputs.
+    settle_key(plan.recipe.grading, plan.store)
+    grading = with_key(plan.recipe.grading, plan.store)
+    async with open_arena(plan.recipe, folder, grading=grading, training=False) as arena:
         if not (probe := arena.backend.probe()).ok:
             raise RatingError(f"no sandbox here: {'; '.join(probe.reasons)}")
         for task in tasks:

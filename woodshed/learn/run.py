@@ -36,6 +36,7 @@ from .boxes import check_boxes, layer_store
 from .demonstrator import must_search
 from .directory import DirectoryError, RunDirectory, write_text
 from .failures import disk_problem
+from .held_out_key import settle_key
 from .placed import PlacedBoxes, placed_boxes
 from .screen import screen_for
 from .stages import Stage, plan
@@ -97,7 +98,10 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
             if fresh:
                 _empty(run.root)
             _settle_recipe(run, recipe)
+            settle_key(recipe.grading, run.root)
             yield
+    except DirectoryError as error:
+        raise RunError(str(error)) from None
     except OSError as error:
         problem = disk_problem(run.root, str(error))
         raise RunError(problem or f"{run.root} cannot be used as run directory: {error}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ..cluster.supervisor import Program
 from ..engine.settings import EngineServerSettings
 from ..gateway.settings import GatewaySettings
 from ..recipe.recipe import Recipe
-from .directory import RunDirectory, write_json
+from .directory import RunDirectory, key_file, write_json
 
 RESTARTS = 20
 
@@ -53,15 +52,6 @@ def address_of(run: RunDirectory) -> tuple[str, str]:
     """URL and admin key of the policy server whose folder this is."""
     address = json.loads((run.root / "server" / "address.json").read_text())
     return address["url"], Path(address["admin_key_file"]).read_text().strip()
-
-
-def key_file(path: Path) -> Path:
-    """That file, with a new key in it where it was not there; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(32))
-    return path
 
 
 def server_threads(recipe: Recipe, *, training: bool) -> int:

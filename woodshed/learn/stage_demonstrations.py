@@ -24,6 +24,7 @@ from .chat import chat_format
 from .demonstrator import Script, line_script, package_script
 from .directory import RunDirectory
 from .examples import Example, save_examples
+from .held_out_key import with_key
 from .pace import Every, Pace
 from .render import render_conversation
 from .tasks import load_split
@@ -86,7 +87,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
     family = recipe.tasks.main
     tasks = load_split(run, family, "sft" if family == "studies" else "train")
     backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
-    layers, grades = layer_store(), GradeCache()
+    layers, grades, grading = layer_store(), GradeCache(), with_key(recipe.grading, run.root)
     log = JsonLines(run.demonstrations / "played.jsonl")
     played = {row["number"]: row for row in log.rows()}
     pace, due = Pace(), Every(1.0)
@@ -107,10 +108,10 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
                 episode = await run_episode(
                     task.instruction, box, endpoint, recipe.harness, test_command=task.info.test_command
                 )
-                submission = await submission_from(box, task)
+                submission = await submission_from(box, task, grading)
             finally:
                 await box.close()
-            outcome = await grade(task, submission, backend, layers, cache=grades)
+            outcome = await grade(task, submission, backend, layers, cache=grades, settings=grading)
         played[number] = {
             "number": number, "task": task.name, "resolved": outcome.resolved, "messages": episode.messages,
             "weights": endpoint.weights,

@@ -20,7 +20,7 @@ from ..record.task import Task
 from ..record.trajectory import Trajectory
 from ..rl.batching import History, build_batch
 from ..rl.controller import Controller
-from ..rl.failures import INFRA, RunFailing
+from ..rl.failures import FAULT, INFRA, RunFailing
 from ..rl.ledger import Ledger
 from ..sandbox.pool import Pool
 from ..train.batch import TrainBatch
@@ -28,6 +28,7 @@ from ..weights.fence import Head
 from .arena import open_arena
 from .decontaminate import check_training_data
 from .directory import RunDirectory
+from .held_out_key import key_digest, with_key
 from .pace import Pace
 from .tasks import load_split
 
@@ -71,7 +72,8 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
 
     if recipe.harness.program is not None:
         run.write_progress(name, 0, 0, "fetching what harness.program needs")
-    async with open_arena(recipe, run, training=False) as arena:
+    grading = with_key(recipe.grading, run.root)
+    async with open_arena(recipe, run, grading=grading, training=False) as arena:
         results = await evaluate(
             arena,
             main,
@@ -86,6 +88,8 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
             arena, transfer, store, name=f"{name}-packages", samples=settings.package_samples,
             concurrency=settings.concurrency, progress=report, retried=True,
         )  # fmt: skip
+    ungraded = _ungraded(store, name) - set(results)
+    main = [task for task in main if task.name not in ungraded]
     if missing := len(main) - len(results):
         raise RunFailing(
             f"{missing} of {len(main)} held-out tasks have no sample that the policy ended itself, so nothing can be "
@@ -96,9 +100,11 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     note = f"pass@1 {rate:.3f} on {len(main)} tasks"
     if lost:
         note += f" ({lost} samples lost to infrastructure errors)"
+    if ungraded:
+        note += f" ({len(ungraded)} tasks cannot be graded by other inputs)"
     if transferred:
         note += f", real packages {_mean(transferred):.3f} on {len(transferred)}"
-    run.write_result_of(name, {"pass1": rate, "note": note})
+    run.write_result_of(name, {"pass1": rate, "note": note, "held_out_key": key_digest(grading)})
     store.close()
 
 
@@ -142,7 +148,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
         return batch, statistics
 
     run.stage_metrics("rollouts").parent.mkdir(parents=True, exist_ok=True)
-    async with open_arena(recipe, run, training=True) as arena:
+    grading = with_key(recipe.grading, run.root)
+    async with open_arena(recipe, run, grading=grading, training=True) as arena:
         controller = Controller(
             arena,
             load_split(run, recipe.tasks.main, "train"),
@@ -161,9 +168,16 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     from .export import export_final  # imports torch, which rollouts do without
 
     export_final(run, chain)
-    run.write_result_of("rl", {"note": f"{settings.steps} steps, {len(store)} trajectories stored", **ledger.counts()})
+    note = f"{settings.steps} steps, {len(store)} trajectories stored"
+    run.write_result_of("rl", {"note": note, "held_out_key": key_digest(grading), **ledger.counts()})
     ledger.close()
     store.close()
+
+
+def _ungraded(store: TrajectoryStore, name: str) -> set[str]:
+    """Tasks of an evaluation with samples on whose other inputs the solution itself does not end."""
+    rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%' AND status = '{INFRA}'")
+    return {row["task"] for row in rows if row["labels"].get(FAULT) == "task"}
 
 
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ..engine.settings import EngineSettings
 from ..evaluate.settings import EvaluateSettings
+from ..grading.settings import GradingSettings
 from ..harness.settings import HarnessSettings
 from ..learn.settings import LearnSettings
 from ..policy.settings import PolicySettings
@@ -48,6 +49,8 @@ class Recipe(Settings):
     """Corpus, pretraining, demonstrations, SFT."""
     harness: HarnessSettings = HarnessSettings()
     """The agent program: tools, limits, prompts."""
+    grading: GradingSettings = GradingSettings()
+    """What crosses into grading, and other inputs to tests."""
     rl: RLSettings = RLSettings()
     """Asynchronous RL."""
     train: TrainSettings = TrainSettings()

@@ -19,10 +19,10 @@ def write_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> None:
         temporary.replace(path)
 
 
-def create_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> bool:
+def create_whole(path: Path, data: bytes | str, *, fsync: bool = False, mode: int = 0o666) -> bool:
     """``write_whole`` where nothing is at ``path``; False where something is. Of several that try at the same time, in
-    whatever processes, one gets True."""
-    with _written_beside(path, data, fsync) as temporary:
+    whatever processes, one gets True. ``mode``: permissions, less what the umask takes."""
+    with _written_beside(path, data, fsync, mode) as temporary:
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
@@ -33,12 +33,12 @@ def create_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> bool:
 
 
 @contextmanager
-def _written_beside(path: Path, data: bytes | str, fsync: bool) -> Iterator[Path]:
+def _written_beside(path: Path, data: bytes | str, fsync: bool, mode: int = 0o666) -> Iterator[Path]:
     """A file of its own for every call, because threads may write the same path. Removed where the body fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data.encode() if isinstance(data, str) else data)
             if fsync:
                 file.flush()

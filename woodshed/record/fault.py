@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import ClassVar, Literal
 
-FaultSource = Literal["box", "host", "endpoint"]
+FaultSource = Literal["box", "host", "endpoint", "task"]
 
 _SHORTAGES = frozenset({
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS,
@@ -14,7 +14,8 @@ _SHORTAGES = frozenset({
 
 
 class Fault(Exception):
-    """``source``: ``box`` counts against whoever ran in it; ``host`` and ``endpoint`` are tried again, then masked."""
+    """``source``: ``box`` counts against whoever ran in it; ``host`` and ``endpoint`` are tried again, then masked;
+    ``task`` is masked at once: the task cannot be graded here, whatever is handed in."""
 
     source: ClassVar[FaultSource]
 

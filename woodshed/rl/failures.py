@@ -35,7 +35,7 @@ class FailureWatch:
     """Counts failed episodes (``counts``, by source) and ends a run in which only such come.
 
     ``most``: so many in a row, each after all of its tries, are no accident; of one task alone they say that it cannot
-    be graded.
+    be graded. Tasks that say so themselves (source ``task``) are counted and never end a run.
     """
 
     def __init__(self, most: int) -> None:
@@ -52,6 +52,8 @@ class FailureWatch:
             return
         source = trajectory.labels.get(FAULT, "host")
         self.counts[source] += 1
+        if source == "task":
+            return
         self._in_a_row += 1
         self._tasks.add(trajectory.task)
         if self._in_a_row >= self.most and len(self._tasks) > 1:

@@ -18,7 +18,7 @@ from ..gateway.client import GatewayAdmin, GatewayError
 from ..gateway.segments_wire import Finished
 from ..grading.monitors import Episode, watch
 from ..grading.monitors.judge import Judge
-from ..grading.settings import MonitorSettings
+from ..grading.settings import GradingSettings, MonitorSettings
 from ..grading.verify import GradeCache, grade, submission_from
 from ..harness.endpoint import HttpEndpoint
 from ..harness.episode import Episode as AgentEpisode
@@ -74,6 +74,7 @@ class Arena:
     monitors: MonitorSettings = field(default_factory=MonitorSettings)
     judge: Judge | None = None
     grades: GradeCache = field(default_factory=GradeCache)
+    grading: GradingSettings = field(default_factory=GradingSettings)
 
     program_layers: tuple[Path, ...] = ()
 
@@ -106,10 +107,11 @@ async def rollout(
     """Run, grade and describe one episode. Never raises for what the policy does.
 
     Failures of the host or the endpoint are tried again, and after ``arena.attempts`` tries become the status
-    ``infra_error``, with the source as label ``fault``: nothing inside a box can raise SandboxError or EndpointLost,
-    and what a box did to itself (BoxError) ends its episode and is graded. An error that no box and no endpoint gave
-    is this machine's. A restarted server costs one try, however long that takes (up to ``arena.patience`` seconds).
-    Raises ProgramFailed where the recipe's program does not work at all, and TaskError.
+    ``infra_error``, with the source as label ``fault``; where the task cannot be graded, at once. Nothing inside a
+    box can raise SandboxError or EndpointLost, and what a box did to itself (BoxError) ends its episode and is graded.
+    An error that no box and no endpoint gave is this machine's. A restarted server costs one try, however long that
+    takes (up to ``arena.patience`` seconds). Raises ProgramFailed where the recipe's program does not work at all, and
+    TaskError.
     """
     started, error, origin = time.time(), "", "host"
     for attempt in range(1, arena.attempts + 1):
@@ -123,6 +125,8 @@ async def rollout(
             error, origin = f"{type(failure).__name__}: {failure}", source_of(failure)
             known = isinstance(failure, (Fault, ProgramFailed, httpx.HTTPError, OSError))
             log.warning("%s: attempt %d of %d: %s", id, attempt, arena.attempts, error, exc_info=not known)
+            if origin == "task":  # that was tried again already, on several draws of inputs
+                break
             await asyncio.sleep(0.2 * 2**attempt)  # whatever died is being started again
             await arena.admin.wait_until_up(arena.patience)
             continue
@@ -134,7 +138,7 @@ async def rollout(
         await arena.admin.delete(id)
     return Trajectory(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
-        status=INFRA, labels={**(labels or {}), FAULT: origin}, attempts=arena.attempts, started=started,
+        status=INFRA, labels={**(labels or {}), FAULT: origin}, attempts=attempt, started=started,
         ended=time.time(), error=error,
     )  # fmt: skip
 
@@ -173,7 +177,7 @@ async def _attempt(
             episode = await _drive(arena, task, box, key, seed)
         else:
             ended = await run_program(program, arena.harness, task.instruction, box, key=key, model=arena.policy)
-        submission = await submission_from(box, task)
+        submission = await submission_from(box, task, arena.grading)
     finally:
         await box.close()
     finished = await arena.admin.finish(id, messages=program is not None)
@@ -181,7 +185,7 @@ async def _attempt(
         await _trust(arena, finished, ended)
         episode = observe(finished, ended, arena.harness.limits)
     # The final state counts whether or not the agent said that it was done (docs/measured.md).
-    outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades)
+    outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades, settings=arena.grading)
     events: list[ToolEvent] = episode.events
     trajectory = Trajectory(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,

@@ -20,6 +20,7 @@ from woodshed.grading.crossing import Submission, crossing
 from woodshed.grading.heldout import PYTEST, EndlessError, reference
 from woodshed.grading.node.grader import NODE, run_node_ids
 from woodshed.grading.pytest_grader import RunIds, lay_tests, run_pytest_ids
+from woodshed.grading.telling import problem_of
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
@@ -27,7 +28,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 
-from .guessing import ENDLESS, cheaply, problem_of
+from .guessing import ENDLESS, cheaply
 from .leaks import scan_task
 from .reasons import defined_names, names_missing, wrong_reason
 from .root_leaks import scan_root

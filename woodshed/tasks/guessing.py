@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from woodshed.grading.altered import Altering
 from woodshed.grading.exploits import by_heart as python_by_heart
 from woodshed.grading.exploits import node_by_heart
 from woodshed.grading.exploits.base import NODE, Target
 from woodshed.grading.exploits.by_heart_code import ELSEWHERE
 from woodshed.grading.exploits.values import constant
-from woodshed.grading.heldout import Altering, answers
-from woodshed.grading.telling import Reference, Values, objection, plain, told_in, without
+from woodshed.grading.heldout import answers
+from woodshed.grading.telling import Reference, Values, objection, problem_of, told_in, without
 from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -22,35 +23,15 @@ UNTOLD = "for one of the changed functions no value tells a fix from a guess"
 ANSWERS = ("True", "False", "None", "args[-1] if args else None")
 """What a function can answer without computing anything, in Python."""
 
-_GUESSED = ("true", "false", "null", "undefined")
-_FEWEST = 3
-"""Fewer values that are yes, no or nothing could be guessed."""
 _SHARE = 0.75
 """Of the values that tell, a cheap answer must not give as many: with a few answers by heart it would give more."""
 
 
-def problem_of(found: Reference) -> str:
-    """Why a submission to a task cannot be told from a trick, empty where it can.
-
-    Tests and code share a process, so only values count that the code has not seen; and only those that neither the
-    files as they are given nor the visible tests have, or answers learnt by heart would do.
-    """
-    if not plain(found.values):
-        return "its failing tests compare no values that can be checked on other inputs"
-    told = plain(found.telling)
-    if all(value in _GUESSED for value in told) and len(told) < _FEWEST:
-        return "on other inputs the given files, or the visible answers, are right already"
-    return ""
-
-
-def untold(found: Reference, functions: Mapping[str, Iterable[str]]) -> str:
-    """``UNTOLD`` where one of the ``functions`` (name -> tests that run it) is run by no test with a value that tells;
-    else empty. A table would do for it."""
+def untold(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """Those of the ``functions`` (name -> tests that run it) that are run by no test with a value that tells: a table
+    would do for them."""
     told = told_in(found)
-    for tests in functions.values():
-        if not any(test.partition("[")[0] in told for test in tests):
-            return UNTOLD
-    return ""
+    return tuple(name for name, tests in functions.items() if not any(test.partition("[")[0] in told for test in tests))
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.grading.heldout import Altering
+from woodshed.grading.altered import Altering
 from woodshed.grading.pytest_grader import TESTS_PREFIX, grade_by_tests, test_timeout
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task

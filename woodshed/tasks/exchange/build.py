@@ -161,5 +161,6 @@ def _apart(tasks: list[Task], report: BuildReport, shared: Shared, left_out: dic
 
 def _fingerprint(settings: PackageTaskSettings, wishes: Wishes) -> str:
     """What decides the verdict on an instance besides the instance itself."""
-    asked = repr((GATES, settings.test_timeout_sec, settings.mutants, settings.min_mutation_score, wishes))
+    limits = (settings.test_timeout_sec, settings.suite_seconds)
+    asked = repr((GATES, *limits, settings.mutants, settings.min_mutation_score, wishes))
     return hashlib.sha256(asked.encode()).hexdigest()[:12]

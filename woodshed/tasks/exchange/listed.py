@@ -19,8 +19,6 @@ from woodshed.tasks.packages.rejected import Rejected
 from .instances import Instance
 
 _ID = re.compile(r"[^\s:][^:]*\.py::\S.*", re.DOTALL)
-_SECONDS = 300.0
-"""Limit of one run of all listed tests."""
 _TEST_SECONDS = 20.0
 
 
@@ -53,23 +51,25 @@ def check_ids(instance: Instance, tests: frozenset[str]) -> tuple[str, ...]:
     return (*instance.fail_to_pass, *others)
 
 
-def phases(tests: Sequence[str], after: Mapping[str, bytes], before: Mapping[str, bytes]) -> list[Phase]:
+def phases(
+    tests: Sequence[str], after: Mapping[str, bytes], before: Mapping[str, bytes], seconds: float
+) -> list[Phase]:
     """Four runs in a box that holds ``after``: there in both orders, then of ``before`` in both orders;
-    the second of each has an interpreter of its own."""
+    the second of each has an interpreter of its own. ``seconds``: limit of one run."""
     files = sorted({t.partition("::")[0] for t in tests})
     write, delete = difference(after, before)
 
     def phase(write: Mapping[str, bytes], delete: Sequence[str], reverse: bool) -> Phase:
-        return Phase(files, tests, write, delete, _SECONDS, _TEST_SECONDS, reverse=reverse, fresh=reverse)
+        return Phase(files, tests, write, delete, seconds, _TEST_SECONDS, reverse=reverse, fresh=reverse)
 
     return [phase({}, (), False), phase({}, (), True), phase(write, delete, False), phase({}, (), True)]
 
 
-async def run_listed(box: Sandbox, package: Package, tests: Sequence[str]) -> TestRun:
+async def run_listed(box: Sandbox, package: Package, tests: Sequence[str], seconds: float) -> TestRun:
     """One run in a box that holds the repaired workspace, with everything that pytest says."""
     files = sorted({t.partition("::")[0] for t in tests})
     return await run_pytest(
-        box, files, tests, path=python_path(package, WORKDIR), workdir=WORKDIR, timeout=_SECONDS,
+        box, files, tests, path=python_path(package, WORKDIR), workdir=WORKDIR, timeout=seconds,
         test_timeout=_TEST_SECONDS,
     )  # fmt: skip
 

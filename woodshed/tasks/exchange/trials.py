@@ -83,7 +83,8 @@ class InstanceTrials:
         async with self._opened(state, tests) as trial:
             graded = {n: d for n, d in state.before.items() if not is_test(trial.package, n)}
             graded |= {n: d for n, d in trial.workspace.items() if is_test(trial.package, n) or n not in state.after}
-            listed = sort_out(instance, await trial.runs(phases(tests, trial.workspace, graded)))
+            seconds = trial.settings.suite_seconds
+            listed = sort_out(instance, await trial.runs(phases(tests, trial.workspace, graded, seconds)))
             return await self._task(instance, state, trial, listed, changed, split, out)
 
     async def _task(
@@ -128,7 +129,10 @@ class InstanceTrials:
         spec = SourceSpec(f"{place}@{snapshot.commit}", "git", place, snapshot.commit)
         project = Project(after)
         try:
-            layout = find_layout(project, sources=self.wishes.code, tests=self.wishes.tests)
+            wishes = self.wishes
+            layout = find_layout(
+                project, sources=wishes.code, tests=wishes.tests, roots=wishes.roots, markers=wishes.markers
+            )
             digest = hashlib.sha256(pack(base, spec.name)).hexdigest()
             package = described(_package(instance, snapshot.commit, digest), project, layout)
             laid = [workspace_of(package, files) for files in (before, after)]
@@ -201,7 +205,7 @@ async def _complaints(trial: Trial, tests: Sequence[str]) -> tuple[bool, str]:
     try:
         box = await trial.fork()
         try:
-            run = await run_listed(box, trial.package, tests)
+            run = await run_listed(box, trial.package, tests, trial.settings.suite_seconds)
         finally:
             await box.close()
     except BaseException:

@@ -27,7 +27,7 @@ from .transcripts import write_transcripts
 @dataclass(frozen=True)
 class InstallWishes:
     """What a person may say. ``policy`` plays both roles (rules do, where it is None) and, with ``judge``, a third.
-    ``passing_share``: of the tests that ran, so many have to pass by rule."""
+    ``passing_share``: of the tests that ran, so many have to pass by rule. The rest is as in ``Wishes`` of a build."""
 
     code: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
@@ -37,6 +37,8 @@ class InstallWishes:
     policy: PolicyPlace | None = None
     judge: bool = False
     passing_share: float = SHARE
+    roots: tuple[str, ...] = ()
+    markers: str = ""
 
 
 async def install_sources(
@@ -89,6 +91,8 @@ async def _one(
             out,
             code=wishes.code,
             tests=wishes.tests,
+            roots=wishes.roots,
+            markers=wishes.markers,
             cache=cache,
             passing_share=wishes.passing_share,
         )

@@ -64,9 +64,11 @@ class Outcome:
 
 def ground_of(
     spec: SourceSpec, name: str, base: tuple[Wheel, ...], out: Path, *, code: Sequence[str] = (),
-    tests: Sequence[str] = (), cache: Path | None = None, passing_share: float = SHARE,
+    tests: Sequence[str] = (), roots: Sequence[str] = (), markers: str = "", cache: Path | None = None,
+    passing_share: float = SHARE,
 ) -> Ground:  # fmt: skip
-    """The initial state of a source. ``passing_share``: of the tests that ran, so many have to pass.
+    """The initial state of a source. ``passing_share``: of the tests that ran, so many have to pass. ``code``,
+    ``tests``, ``roots`` and ``markers`` as in ``find_layout``; the last two are of Python.
 
     Raises PackageError as ``obtain`` and ``find_layout`` do.
     """
@@ -77,7 +79,7 @@ def ground_of(
         package = described_node(package, node, code, tests)
         return Ground(package, files, (name, node.name or name), node.version, NodeKit(), (), cache, passing_share)
     project = Project(files)
-    package = described(package, project, find_layout(project, sources=code, tests=tests))
+    package = described(package, project, find_layout(project, sources=code, tests=tests, roots=roots, markers=markers))
     stated = [n for n in project_names(spec, project) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}", n)]
     names = tuple(dict.fromkeys([name, *stated]))
     version = spec.version if spec.kind == "pypi" else _stated_version(project)

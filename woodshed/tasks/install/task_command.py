@@ -52,7 +52,7 @@ async def install_tasks(
             try:
                 ground = await asyncio.to_thread(
                     ground_of, parse_source(_stated(install)), found[install.origin].name, base, installs,
-                    code=wishes.code, tests=wishes.tests, cache=cache,
+                    code=wishes.code, tests=wishes.tests, roots=wishes.roots, markers=wishes.markers, cache=cache,
                 )  # fmt: skip
                 if ground.package.sha256 != install.source:
                     raise Rejected("its source has other bytes by now; install it into another folder")

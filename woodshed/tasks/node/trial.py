@@ -11,12 +11,13 @@ from woodshed.grading.node.grader import NODE
 from woodshed.grading.node.run import run_node
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
+from woodshed.grading.telling import problem_of
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
-from woodshed.tasks.guessing import ENDLESS, cheaply, problem_of, untold
+from woodshed.tasks.guessing import ENDLESS, UNTOLD, cheaply, untold
 from woodshed.tasks.packages.candidates import Candidate
 from woodshed.tasks.packages.prepare import WORKDIR
-from woodshed.tasks.packages.rejected import Rejected
+from woodshed.tasks.packages.rejected import Rejected, Untold
 from woodshed.tasks.packages.save import Form
 from woodshed.tasks.packages.trial import Trial, uncollected
 from woodshed.tasks.prompts.write import Shown
@@ -56,7 +57,8 @@ class NodeTrial(Trial):
             why = problem_of(found)
             if not why:
                 why, left = await cheaply(task, found, self.backend, self.layers, NODE)
-                why = why or untold(left, functions)
+                if not why and (names := untold(left, functions)):
+                    raise Untold(UNTOLD, names)
         except EndlessError:
             why = ENDLESS
         if why:

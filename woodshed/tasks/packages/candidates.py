@@ -209,17 +209,26 @@ def group_candidate(
 ) -> Candidate | None:
     """The deletion of a group of ``kind`` that ``function`` leads to, as far as it is on the function's side of the
     split; None where it leads to none, or too little is left."""
-    group = splits.same_side(function, GROUPS[kind](function, suite))
-    if len(group) < (3 if kind == _FEATURE else 2) or _needed_by_all(group, suite):
+    chosen = group_functions(suite, workspace, kind, function, splits)
+    if not chosen:
         return None
-    if any(b"\r" in workspace[f.module] for f in group):
-        return None
-    chosen = [f for f in group if f.name.rpartition(".")[2] not in _SKIPPED]
     # A class is the same task whichever of its methods led to it.
     first = min(chosen, key=lambda f: f.line) if kind == "delete_class" else function
     files = delete_group(chosen, workspace)
     also = tuple(f for f in chosen if f != first)
     return Candidate(suite.package, first, kind, kind, files, 0, splits.of(function), also)
+
+
+def group_functions(
+    suite: Suite, workspace: Mapping[str, bytes], kind: str, function: CoveredFunction, splits: Splits
+) -> list[CoveredFunction]:
+    """What ``group_candidate`` deletes."""
+    group = splits.same_side(function, GROUPS[kind](function, suite))
+    if len(group) < (3 if kind == _FEATURE else 2) or _needed_by_all(group, suite):
+        return []
+    if any(b"\r" in workspace[f.module] for f in group):
+        return []
+    return [f for f in group if f.name.rpartition(".")[2] not in _SKIPPED]
 
 
 def _needed_by_all(functions: Sequence[CoveredFunction], suite: Suite) -> bool:

@@ -16,6 +16,8 @@ class Ledger:
         self._lines = JsonLines(path)
         rows = [row for row in self._lines.rows() if row.get("fingerprint") == fingerprint]
         self.verdicts: dict[str, str | None] = {row["slug"]: row["rejected"] for row in rows if "rejected" in row}
+        self.untold: dict[str, tuple[str, ...]] = {row["slug"]: tuple(row["untold"]) for row in rows if "untold" in row}
+        """Of candidates that were rejected with ``Untold``: which functions."""
         self._passed = {(row["slug"], row["passed"]) for row in rows if "passed" in row}
 
     def find(self, slug: str, out: Path) -> tuple[Task | None, str | None]:
@@ -30,9 +32,12 @@ class Ledger:
         except TaskError:
             return None, None
 
-    def note(self, slug: str, rejected: str | None) -> None:
+    def note(self, slug: str, rejected: str | None, untold: tuple[str, ...] = ()) -> None:
         self.verdicts[slug] = rejected
-        self._lines.append({"slug": slug, "rejected": rejected, "fingerprint": self.fingerprint})
+        more = {"untold": untold} if untold else {}
+        if untold:
+            self.untold[slug] = untold
+        self._lines.append({"slug": slug, "rejected": rejected, **more, "fingerprint": self.fingerprint})
 
     def has_passed(self, slug: str, gate: str) -> bool:
         """Whether a kept task has passed a gate that only some have to."""

@@ -48,6 +48,11 @@ class CoveredFunction:
     tests: tuple[str, ...]
     at_import: bool = False
 
+    @property
+    def place(self) -> str:
+        """``module:name``, as provenance has it."""
+        return f"{self.module}:{self.name}"
+
 
 @dataclass(frozen=True)
 class Suite:

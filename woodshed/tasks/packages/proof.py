@@ -10,22 +10,23 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
+from woodshed.grading.altered import altered_ids, altered_tests, known_of
 from woodshed.grading.crossing import crossing
-from woodshed.grading.heldout import PYTEST, altered_ids, altered_tests, encoder, known_of
+from woodshed.grading.heldout import PYTEST, encoder
 from woodshed.grading.other_constants import KINDS, SAME
 from woodshed.grading.pytest_given import placeholders
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
-from woodshed.grading.telling import Reference, Values, kind_of, reference_of, values_of
+from woodshed.grading.telling import Reference, Values, kind_of, problem_of, reference_of, values_of
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.guessing import ENDLESS, by_heart, left_of, problem_of, stubs, too_cheap, untold
+from woodshed.tasks.guessing import ENDLESS, UNTOLD, by_heart, left_of, stubs, too_cheap, untold
 from woodshed.tasks.mutate import function_spans, mutations
 
-from .rejected import Rejected
+from .rejected import Rejected, Untold
 
-GATES = 8
+GATES = 9
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
 instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
 
@@ -59,7 +60,8 @@ async def prove(
     tests must notice.
 
     Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
-    an emptied one passes, code that computes nothing does, or too many mutants of the solution do.
+    an emptied one passes, code that computes nothing does, or too many mutants of the solution do. Untold where
+    only some of the functions cannot be told from a guess.
     """
     info, gold, start = task.info, task.solution_files(), task.workspace_files()
     if any(is_stray(name) for name in gold):
@@ -117,7 +119,7 @@ def _other_inputs(
     """Tests with other inputs, and with the visible ones: on the solution (``write`` and ``delete`` lay the task),
     once more with other hashes and addresses, and on the files as they are given (``new`` are not), with placeholders
     for what their tests import."""
-    files, same = altered_tests(task), altered_tests(task, kinds=(SAME,))
+    files, same = altered_tests(task, PYTEST), altered_tests(task, PYTEST, (SAME,))
     ids, both, text = altered_ids(task), altered_ids(task, (*KINDS, SAME)), encoder()
     whole, one = task.info.timeout_sec, test_timeout(task)
     brief, hang = min(whole, _BRIEF_SECONDS), min(one, max(_HANG_SECONDS, one / 4))
@@ -146,7 +148,7 @@ def _stubbed(task: Task, asked: Phase, given: Mapping[str, bytes], limits: tuple
     that notes the solution's answers to the visible inputs, these by heart."""
     phase = partial(Phase, timeout=limits[0], test_timeout=limits[1], encoder=asked.encoder)
     teacher, pupils = by_heart(task)
-    same, visible = sorted(altered_tests(task, kinds=(SAME,))), altered_ids(task, (SAME,))
+    same, visible = sorted(altered_tests(task, PYTEST, (SAME,))), altered_ids(task, (SAME,))
     taught = [phase(same, visible, write={**given, **task.solution_files(), **teacher})] if pupils else []
     return [
         *(phase(asked.files, asked.ids, write={**given, **stub}) for stub in stubs(task)),
@@ -175,8 +177,10 @@ def _judge_guesses(
     constant = len(stubs(task))
     cheap, known = guesses[:constant], guesses[constant + 1 :]
     left = left_of(found, (*cheap, *known))
-    if why := too_cheap(found, cheap, known) or problem_of(left) or untold(left, functions):
+    if why := too_cheap(found, cheap, known) or problem_of(left):
         raise Rejected(why)
+    if names := untold(left, functions):
+        raise Untold(UNTOLD, names)
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:

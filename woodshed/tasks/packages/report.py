@@ -15,7 +15,8 @@ from woodshed.tasks.cost import rate
 @dataclass
 class PackageYield:
     """One line of the yield table. ``rejected``: reason -> candidates; ``error``: why the package gave nothing;
-    ``kinds``: kind -> [tried, kept]."""
+    ``kinds``: kind -> [tried, kept]; ``smaller``: the same of groups that were tried again without some functions,
+    which are among the kinds too."""
 
     package: str
     tests: int = 0
@@ -28,6 +29,7 @@ class PackageYield:
     finished: bool = False
     notes: list[str] = field(default_factory=list)
     kinds: dict[str, list[int]] = field(default_factory=dict)
+    smaller: list[int] = field(default_factory=lambda: [0, 0])
 
     def count(self, kind: str, kept: bool) -> None:
         """One more candidate of a kind."""
@@ -78,6 +80,9 @@ class BuildReport:
         lines.append(f"{'all':{width}} {'':6} {'':6} {tried:6} {kept:5} {self.seconds:6.1f}  {share}")
         for kind, (tried, kept) in sorted(self.by_kind().items()):
             lines.append(f"{'  ' + kind:{width}} {'':6} {'':6} {tried:6} {kept:5} {'':6}  kept {kept / tried:.0%}")
+        again, kept = (sum(p.smaller[n] for p in self.packages) for n in (0, 1))
+        if again:
+            lines.append(f"{again} groups were tried again without functions that no value tells of, {kept} kept")
         lines += [f"note: {p.package}: {note}" for p in self.packages for note in p.notes]
         if self.core_seconds:
             lines.append(rate(self.tasks, self.core_seconds))

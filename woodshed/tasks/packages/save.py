@@ -96,7 +96,7 @@ def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
         "generator": candidate.kind,
     }  # fmt: skip
     if candidate.also:
-        stated["also"] = ", ".join(f"{f.module}:{f.name}" for f in candidate.also)
+        stated["also"] = ", ".join(f.place for f in candidate.also)
     if candidate.level:
         stated["level"] = candidate.level
     if candidate.origins:

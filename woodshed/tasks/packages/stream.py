@@ -19,7 +19,7 @@ from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.protocol import BoxError
 
 from .ledger import Ledger
-from .rejected import Rejected
+from .rejected import Rejected, Untold
 
 STAGING = ".new-"
 """Prefix of folders that hold a task whose turn has not come."""
@@ -45,13 +45,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``task`` is there or ``why`` not. ``known``: an earlier build reached it."""
+    """``task`` is there or ``why`` not. ``known``: an earlier build reached it. ``untold``: as of ``Untold``."""
 
     slug: str
     kind: str
     task: Task | None
     why: str = ""
     known: bool = False
+    untold: tuple[str, ...] = ()
 
 
 class Stream:
@@ -82,14 +83,23 @@ class Stream:
                     await running
                 shutil.rmtree(self._place(slug), ignore_errors=True)
 
+    async def one(self, attempt: Attempt) -> Verdict:
+        """The verdict on an attempt that comes before those which are being judged."""
+        try:
+            return self._settled(await self._one(attempt))
+        finally:
+            shutil.rmtree(self._place(attempt.slug), ignore_errors=True)
+
     async def _one(self, attempt: Attempt) -> Verdict:
         slug, kind = attempt.slug, attempt.kind
         task, why = self.ledger.find(slug, self.out)
         if task is not None or why is not None:
-            return Verdict(slug, kind, task, why or "", known=True)
+            return Verdict(slug, kind, task, why or "", known=True, untold=self.ledger.untold.get(slug, ()))
         try:
             async with self.boxes:
                 return Verdict(slug, kind, await attempt.work(self._place(slug)))
+        except Untold as reason:
+            return Verdict(slug, kind, None, str(reason), untold=reason.functions)
         except Rejected as reason:
             return Verdict(slug, kind, None, str(reason))
         except BoxError as error:
@@ -109,7 +119,7 @@ class Stream:
         if verdict.task is not None:
             verdict.task.path.rename(target)
             verdict = replace(verdict, task=Task.load(target))
-        self.ledger.note(verdict.slug, verdict.why or None)
+        self.ledger.note(verdict.slug, verdict.why or None, verdict.untold)
         return verdict
 
     def _place(self, slug: str) -> Path:

@@ -102,7 +102,7 @@ class Trial:
             if elsewhere:
                 raise Rejected("a dependency or a program of the box holds the answer")
             quality = guarded.quality(len(broken) + len(whole), len(self.suite.tests))
-            functions = {f"{f.module}:{f.name}": f.tests for f in candidate.functions}
+            functions = {f.place: f.tests for f in candidate.functions}
             return save_draft(draft, out, self.form, quality | await self._prove(task, functions))
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)

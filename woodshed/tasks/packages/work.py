@@ -28,6 +28,7 @@ from .rejected import Rejected
 from .replay import Replay
 from .report import PackageYield
 from .settings import PackageTaskSettings
+from .smaller import LEFT_OUT, smaller
 from .stream import Attempt, Stream, Verdict
 from .toolchain import Toolchain
 from .trial import Trial
@@ -67,6 +68,8 @@ class PackageWork:
         self.tasks: list[Task] = []
         self.slugs: list[str] = []
         """Of tasks kept, and of those that were dropped only after they had been kept: nothing takes their place."""
+        self._candidates: dict[str, Candidate] = {}
+        """By slug: what was handed out, or made of that."""
 
     async def kinds(self) -> None:
         settings, package = self.settings, self.trial.package
@@ -84,12 +87,11 @@ class PackageWork:
             finally:
                 objects.close()
         left = share if "combine" in kinds else 0
-        kept: list[Candidate] = []
-        judged = await self.judge(self._works(self._singles(), kept), total - left)
+        judged = await self.judge(self._works(self._singles()), total - left)
         if left:
-            kept = [candidate for candidate in kept if candidate.slug in self.slugs]
-            await self.judge(self._works(combinations(settings, self.trial.workspace, kept), []), total)
-            await self.judge(self._works(islice(self._singles(), judged, None), []), total)
+            kept = [self._candidates[slug] for slug in self.slugs if slug in self._candidates]
+            await self.judge(self._works(combinations(settings, self.trial.workspace, kept)), total)
+            await self.judge(self._works(islice(self._singles(), judged, None)), total)
 
     async def _proposed(self, propose: Propose, total: int) -> None:
         """One after the other: nobody is asked for a candidate that may not be needed."""
@@ -100,7 +102,7 @@ class PackageWork:
                 elif isinstance(found, Task):
                     self._again(found)
                 else:
-                    await self.judge(self._works(iter([found]), []), total)
+                    await self.judge(self._works(iter([found])), total)
                 if len(self.slugs) >= total:
                     break
 
@@ -123,14 +125,15 @@ class PackageWork:
             self.trial.splits,
         )
 
-    def _works(self, found: Iterator[Candidate], tried: list[Candidate]) -> Iterator[Attempt]:
-        """Notes in ``tried`` what it hands out."""
-        for candidate in found:
-            tried.append(candidate)
-            yield Attempt(candidate.slug, candidate.kind, partial(self.trial.run, candidate))
+    def _works(self, found: Iterator[Candidate]) -> Iterator[Attempt]:
+        return map(self._attempt, found)
+
+    def _attempt(self, candidate: Candidate) -> Attempt:
+        self._candidates[candidate.slug] = candidate
+        return Attempt(candidate.slug, candidate.kind, partial(self.trial.run, candidate))
 
     async def judge(self, works: Iterator[Attempt], until: int) -> int:
-        """Try ``works`` until ``until`` tasks are there, or too many were in vain; how many were tried."""
+        """Try ``works`` until ``until`` tasks are there, or too many were in vain; how many of them were tried."""
         limit = (until - len(self.slugs)) * self.settings.attempts
         if limit <= 0:
             return 0
@@ -140,9 +143,21 @@ class PackageWork:
             async for verdict in verdicts:
                 tried += 1
                 self.count(verdict)
+                if (again := self._smaller(verdict)) is not None:
+                    self.count(settled := await stream.one(self._attempt(again)))
+                    self.line.smaller[0] += 1
+                    self.line.smaller[1] += settled.task is not None
                 if len(self.slugs) >= until or tried == limit:
                     break
         return tried
+
+    def _smaller(self, verdict: Verdict) -> Candidate | None:
+        """What is tried after a group was rejected for some of its functions only; once, whatever becomes of it."""
+        if not verdict.untold or verdict.slug not in self._candidates:
+            return None
+        made = smaller(self.trial, self._candidates[verdict.slug], verdict.untold)
+        changes = [c.files for c in self._candidates.values() if LEFT_OUT in c.stated]
+        return made if made is not None and made.files not in changes else None  # two groups may leave the same
 
     def count(self, verdict: Verdict) -> None:
         """One more verdict, for the tasks and for the table."""
@@ -180,3 +195,4 @@ def drop(task: Task, why: str, line: PackageYield, ledger: Ledger) -> None:
     line.kept -= 1
     line.rejected[why] += 1
     line.kinds[task.info.provenance["generator"]][1] -= 1
+    line.smaller[1] -= LEFT_OUT in task.info.provenance
