@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from woodshed.rl.credit.mean_baseline import MeanBaseline
 
 from tests.engine.served import KEY, QUICK
 from tests.engine.test_penalties import by_definition
@@ -30,7 +31,6 @@ from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.batching import build_batch
-from woodshed.rl.credit.mean_baseline import MeanBaseline
 
 from .chatty import PLAIN, Chatty, chatty, policy
 from .parts import ADMIN, HERMES, ScriptedEngine, rendering, replies
