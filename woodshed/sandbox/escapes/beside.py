@@ -12,7 +12,7 @@ from typing import Any
 
 from ..backends import open_backend
 from ..keeper import descendants
-from ..protocol import Backend, BoxSpec, Limits, Sandbox, SandboxError
+from ..protocol import Backend, BoxGone, BoxSpec, Limits, Sandbox, SandboxError
 from . import pairs
 from .pairs import PAIRS, processor
 from .pairs.base import STOP, TAKEN, Pair
@@ -110,8 +110,12 @@ async def _try(backend: Backend, pair: Pair) -> Beside:
                     evidence += await _serve(backend, pair, alone)
             except (SandboxError, OSError) as error:
                 evidence.append(f"{type(error).__name__}: {error}")
-        await _stop(attacker)
-        saw = _said((await taking).stdout)
+        with contextlib.suppress(BoxGone):  # it took more than a box may have, and was ended
+            await _stop(attacker)
+        try:
+            saw = _said((await taking).stdout)
+        except BoxGone:
+            saw = ""
         evidence += [f"saw {saw}"] if pair.saw is not None and saw else []
         return Beside(pair.name, pair.tries, got, "; ".join(evidence)[:300])
     finally:
@@ -183,11 +187,14 @@ async def _use(box: Sandbox, pair: Pair) -> str:
 
 
 async def _taken(box: Sandbox, taking: asyncio.Task[object]) -> str:
-    while not taking.done():
-        if any(name == TAKEN for name, _, _ in await box.list()):
-            return (await box.read(TAKEN)).decode(errors="replace")
-        await asyncio.sleep(0.05)
-    return f"nothing: {taking.result()}"[:300]
+    try:
+        while not taking.done():
+            if any(name == TAKEN for name, _, _ in await box.list()):
+                return (await box.read(TAKEN)).decode(errors="replace")
+            await asyncio.sleep(0.05)
+        return f"nothing: {taking.result()}"[:300]
+    except BoxGone as error:
+        return f"nothing: {error}"
 
 
 async def _stop(box: Sandbox) -> None:
