@@ -25,6 +25,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import box_spec
 
 from .guessing import ENDLESS, cheaply, problem_of
@@ -152,7 +153,7 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
 
 async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: GateReport) -> None:
     """What the failing tests say in the untouched workspace: that the code is wrong, not that something else is."""
-    box = await backend.create(box_spec(task, layers))
+    box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay_tests(task, box, {})
         failing = task.info.fail_to_pass

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached
+from woodshed.sandbox.services import try_services
 from woodshed.tasks.node.pin import described_node
 from woodshed.tasks.node.prepare import node_version
 from woodshed.tasks.node.project import NodeProject, is_node_project
@@ -138,7 +139,10 @@ async def _proved(
         )
     if again.installed != first.installed or again.added != first.added:
         return replace(first, problems=("two replays leave different packages or files behind",))
-    box = await boxes.locked(ground, first.installed, {**first.added, **recipe.files()})
+    if recipe.start and (why := await _needs_more(ground, recipe, first, boxes)):
+        return replace(first, problems=(why,))
+    given = {**first.added, **recipe.files()}
+    box = await boxes.locked(ground, first.installed, given, services=bool(recipe.start))
     try:
         found = await try_targets(box, recipe, targets, boxes, judge)
     finally:
@@ -147,6 +151,16 @@ async def _proved(
         why = "what it relies on besides locked packages and files in the repository is not kept"
         return replace(first, problems=(why,), reached=found)
     return replace(first, reached=found)
+
+
+async def _needs_more(ground: Ground, recipe: Recipe, first: Replay, boxes: Boxes) -> str:
+    """Why services do not start from locked packages alone; empty where they do. A task's own code is broken."""
+    box = await boxes.without_repository(ground, first.installed)
+    try:
+        why = await try_services(box, recipe.start)
+    finally:
+        await box.close()
+    return why and f"without the repository, from locked packages alone, {why}"
 
 
 def _why(last: Replay | None) -> str:

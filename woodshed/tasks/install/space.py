@@ -53,11 +53,22 @@ class Boxes:
         egress = Egress(routes={INDEX_PORT: f"127.0.0.1:{index_port}"}, max_bytes=2 << 30, max_connections=4000)
         return await self.backend.create(self._spec(ground, build_layers(ground, self.layers), env, extra, egress))
 
-    async def locked(self, ground: Ground, installed: Sequence[Pinned], added: Mapping[str, bytes]) -> Sandbox:
-        """What tasks will run in: the initial state, locked packages in layers, added files; no pip and no network."""
+    async def locked(
+        self, ground: Ground, installed: Sequence[Pinned], added: Mapping[str, bytes], *, services: bool = False
+    ) -> Sandbox:
+        """What tasks will run in: the initial state, locked packages in layers, added files; no pip and no network but
+        a loopback for ``services``."""
+        names, egress = self._locked_layers(ground, installed), Egress() if services else None
+        return await self.backend.create(self._spec(ground, names, ground.kit.environment(ground), added, egress))
+
+    async def without_repository(self, ground: Ground, installed: Sequence[Pinned]) -> Sandbox:
+        """Locked packages, a loopback and an empty workspace, where services start that need nothing else."""
+        layers = tuple(map(self.layers.path, self._locked_layers(ground, installed)))
+        return await self.backend.create(BoxSpec(layers=layers, workdir=WORKDIR, limits=_LIMITS, egress=Egress()))
+
+    def _locked_layers(self, ground: Ground, installed: Sequence[Pinned]) -> list[str]:
         kit = ground.kit
-        names = [*kit.base_layers(ground, self.layers), *kit.package_layers(ground, installed, self.layers)]
-        return await self.backend.create(self._spec(ground, names, kit.environment(ground), added, None))
+        return [*kit.base_layers(ground, self.layers), *kit.package_layers(ground, installed, self.layers)]
 
     def _spec(
         self, ground: Ground, names: Sequence[str], env: Mapping[str, str], extra: Mapping[str, bytes],

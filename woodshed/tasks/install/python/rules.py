@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from woodshed.grading.install.goal import Goal
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.space import Ground
+from woodshed.tasks.packages.workspace import is_test
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,
@@ -27,6 +28,7 @@ from woodshed.tasks.sources.requirements import (
 )
 
 from .plugins import useful_plugin, wanted_plugins
+from .services import Service, services
 
 _CI = re.compile(
     r"\.github/workflows/[^/]+\.ya?ml|\.gitlab-ci\.yml|\.travis\.yml|tox\.ini|noxfile\.py|Makefile|Dockerfile"
@@ -65,6 +67,7 @@ class PythonRuleBuilder:
         self._chosen: dict[str, Requirement] = {}
         self._left_out: dict[str, Requirement] = {}
         self._modules: list[str] = []
+        self._services: list[Service] = []
 
     async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
         """The next recipe to try, None where nothing can be added to ``last``."""
@@ -75,10 +78,15 @@ class PythonRuleBuilder:
             stated += [r for r in everything(project) if useful_plugin(r.name)]
             self._chosen = {r.name: r for r in reversed(stated) if r.name not in own}
             self._modules = version_files(project)
+            self._services = services(_tests(ground), {*self._chosen, *(r.name for r in everything(project))} - own)
+            servers = [Requirement(s.wheel, s.wheel, "known server") for s in self._services]
+            self._chosen = {r.name: r for r in servers} | self._chosen
         elif not self._learn(ground, project, last.output + "\n".join(r.output for r in last.reached)):
             return None
         script = _script(list(self._chosen.values()), self._modules, ground.version)
-        return Recipe(script + "".join(f"echo {shlex.quote(f'left out: {r.text}')}\n" for r in self._left_out.values()))
+        script += "".join(f"echo {shlex.quote(f'left out: {r.text}')}\n" for r in self._left_out.values())
+        started = dict.fromkeys(s.script(_tests(ground)) for s in self._services if s.wheel in self._chosen)
+        return Recipe(script, "".join(started))
 
     def _learn(self, ground: Ground, project: Project, text: str) -> bool:
         """Add what ``text`` says is missing; False where there is nothing to add."""
@@ -97,6 +105,12 @@ class PythonRuleBuilder:
         self._chosen |= new
         self._modules += modules
         return bool(new or modules)
+
+
+def _tests(ground: Ground) -> str:
+    """All Python code of the tests."""
+    names = sorted(n for n in ground.files if n.endswith(".py") and is_test(ground.package, n))
+    return "\n".join(ground.files[name].decode("utf-8", "replace") for name in names)
 
 
 def stated_in_ci(ground: Ground) -> dict[str, Requirement]:
