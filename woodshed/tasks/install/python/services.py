@@ -1,4 +1,4 @@
-"""Services by rule: a client that tests import and the project states asks for its server, which is a wheel as well.
+"""Services by rule: a client that code imports and the project states asks for its server, which is a wheel as well.
 
 Each start script ends once its server answers, and fails where the server has ended. It uses nothing of the repository.
 """
@@ -36,9 +36,8 @@ _CREATE = """\
 
 @dataclass(frozen=True)
 class Service:
-    """``clients``: import name -> distribution; ``url``: what the tests must hold besides an import of one, if
-    anything. ``wheel``: the distribution that brings the server. ``script``: of the text of the tests, how it is
-    started."""
+    """``clients``: import name -> distribution; ``url``: what the code must hold besides an import of one, if
+    anything. ``wheel``: the distribution that brings the server. ``script``: of the code, how it is started."""
 
     clients: Mapping[str, str]
     wheel: str
@@ -46,25 +45,25 @@ class Service:
     url: re.Pattern[str] | None = None
 
 
-def services(tests: str, stated: Collection[str]) -> list[Service]:
-    """What tests with this text need. ``stated``: canonical names of the distributions that the project states."""
-    return [service for service in _SERVICES if _wanted(service, tests, stated)]
+def services(code: str, stated: Collection[str]) -> list[Service]:
+    """What this code connects to. ``stated``: canonical names of the distributions that the project states."""
+    return [service for service in _SERVICES if _wanted(service, code, stated)]
 
 
-def _wanted(service: Service, tests: str, stated: Collection[str]) -> bool:
-    if service.url is not None and not service.url.search(tests):
+def _wanted(service: Service, code: str, stated: Collection[str]) -> bool:
+    if service.url is not None and not service.url.search(code):
         return False
     used = [module for module, name in service.clients.items() if name in stated]
-    return any(re.search(rf"^\s*(?:import|from)\s+{module}\b", tests, re.MULTILINE) for module in used)
+    return any(re.search(rf"^\s*(?:import|from)\s+{module}\b", code, re.MULTILINE) for module in used)
 
 
-def _redis(tests: str) -> str:
-    found = _REDIS_URL.search(tests)
+def _redis(code: str) -> str:
+    found = _REDIS_URL.search(code)
     return _REDIS.format(port=found[1] if found else 6379)
 
 
-def _postgres(tests: str) -> str:
-    found = _POSTGRES_URL.search(tests)
+def _postgres(code: str) -> str:
+    found = _POSTGRES_URL.search(code)
     user, port, database = found.groups() if found else (None, None, None)
     user, port = user or "postgres", port or 5432
     database = database or user
