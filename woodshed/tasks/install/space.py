@@ -26,7 +26,8 @@ class Ground:
     language, the pinned test runner where that is pytest.
 
     ``names``: what the project calls itself, so that no copy of it is installed. ``version``: of its metadata.
-    ``passing_share``: of the tests that ran, so many have to pass by rule.
+    ``passing_share``: of the tests that ran, so many have to pass by rule. ``built``: those of the files that were
+    compiled here.
     """
 
     package: Package
@@ -37,6 +38,7 @@ class Ground:
     base: tuple[Wheel, ...] = ()
     cache: Path | None = None
     passing_share: float = SHARE
+    built: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Boxes:
 
     backend: Backend
     layers: LayerStore
-    _made: dict[tuple[str, str], str] = field(default_factory=dict)
+    _made: dict[tuple[str, str, tuple[str, ...]], str] = field(default_factory=dict)
 
     async def build(self, ground: Ground, index_port: int, extra: Mapping[str, bytes] = {}) -> Sandbox:
         """The initial state with a network of one server, the index, plus ``extra`` files in the workspace."""
@@ -82,7 +84,7 @@ class Boxes:
         )  # fmt: skip
 
     def _once(self, what: str, ground: Ground, make: Callable[[Ground, LayerStore], str]) -> str:
-        key = (what, ground.package.sha256)
+        key = (what, ground.package.sha256, ground.built)
         if key not in self._made:
             self._made[key] = make(ground, self.layers)
         return self._made[key]

@@ -16,6 +16,7 @@ from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.repository import pack
 
 from .lock import Install
+from .python.extensions import SUFFIX
 
 _PLUGIN_OPTIONS = ("asyncio_mode", "asyncio_default_fixture_loop_scope", "anyio_mode")
 
@@ -45,7 +46,7 @@ def installed_package(
     made = replace(
         package, file=file, sha256=hashlib.sha256(data).hexdigest(), needs=needs, integrity="",
         ini=(*package.ini, *options), plugins=found.plugins, install=found.digest,
-        start=found.recipe.start,
+        start=found.recipe.start, built=tuple(sorted(name for name in found.added if name.endswith(SUFFIX))),
         metadata="" if package.language == "node" else f"{found.name}=={found.version}",
     )  # fmt: skip
     return made, whole

@@ -49,7 +49,7 @@ class Package:
 
     Of an install (``tasks/install``): ``plugins``, entry points of pytest plugins that are loaded; ``metadata``,
     ``NAME==VERSION`` that the project finds when it asks for its own; ``install``, the digest of its lock; ``start``,
-    the script that starts the services of its tests in every box.
+    the script that starts the services of its tests in every box; ``built``, files that were compiled of its sources.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Package:
     metadata: str = ""
     install: str = ""
     start: str = ""
+    built: tuple[str, ...] = ()
     asked: tuple[str, ...] = field(default=(), repr=False)
     history: str = field(default="", repr=False)  # these decide nothing about the suite, whose key is made of the rest
     history_sha256: str = field(default="", repr=False)

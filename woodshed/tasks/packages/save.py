@@ -95,6 +95,8 @@ def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
         "source": package.origin or f"pypi:{package.name}=={package.version}", "commit": package.commit,
         "generator": candidate.kind,
     }  # fmt: skip
+    if package.built:
+        stated["built"] = ", ".join(package.built)
     if candidate.also:
         stated["also"] = ", ".join(f"{f.module}:{f.name}" for f in candidate.also)
     if candidate.level:
