@@ -60,7 +60,7 @@ PROJECT = {
     "src/prices/_fast.c": C,
     "setup.py": b"from setuptools import Extension, setup\n\n"
     b'setup(package_dir={"": "src"}, ext_modules=[Extension("prices._fast", ["src/prices/_fast.c"])])\n',
-    "pyproject.toml": repos.PROJECT["pyproject.toml"]
+    "pyproject.toml": repos.PROJECT["pyproject.toml"].replace(b"[project]\n", b'[project]\nversion = "1.0"\n')
     + b'[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n',
 }
 
