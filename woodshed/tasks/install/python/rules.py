@@ -106,13 +106,15 @@ class PythonRuleBuilder:
             left = next((key for key, r in self._chosen.items() if r.text == name), None)
             if left is not None:
                 self._left_out[left] = self._chosen.pop(left)
+        lost = [service for service in self._services if service.wheel in self._left_out]  # and started in vain
+        self._services = [service for service in self._services if service not in lost]
         own = {canonical(name) for name in (*ground.names, *self._left_out)}
         new = {r.name: r for r in found if r is not None and r.name not in self._chosen and r.name not in own}
         modules = [m for m in _missing_version_modules(text, ground) if m not in self._modules]
         self._chosen |= new
         self._modules += modules
         served = bool(_REFUSED.search(text)) and self._add_services(ground, project, _code(ground))
-        return bool(new or modules or served)
+        return bool(new or modules or served or lost)
 
 
 def _code(ground: Ground, *, tests_only: bool = False) -> str:
