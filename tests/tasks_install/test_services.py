@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks_packages.harbor_box import rewards
 from tests.tasks_sources import repos
 from tests.tasks_sources.place import Place, place_in
 from woodshed.grading.pytest_grader import lay_tests, outcome_of, run_pytest_ids
@@ -170,6 +171,12 @@ def test_an_agent_finds_the_server(place: Place, built: list[Task]) -> None:
             await box.close()
 
     assert " passed" in place.boxes(work)
+
+
+def test_other_harbor_tools_start_it_too(place: Place, built: list[Task]) -> None:
+    layers = LayerStore(place.root / "cache" / "layers")
+    said = rewards(built[0], layers, [{}, built[0].solution_files()])
+    assert [reward for reward, _ in said] == ["0", "1"], said
 
 
 FAKE = b"""
