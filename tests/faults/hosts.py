@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,13 @@ async def no_room_for_boxes(at: Ground) -> Found:
         return await at.episode(run(MEND), backend=backend)
     finally:
         await backend.close()
+
+
+@cause("host", "masked")
+async def services_do_not_start(at: Ground) -> Found:
+    """the services that the tests of a task need do not start"""
+    task = replace(at.task, info=replace(at.task.info, start="echo no memory >&2\nexit 1\n"))
+    return await at.episode(run(MEND), task=task)
 
 
 @cause("host", "raised", backends=HERE)

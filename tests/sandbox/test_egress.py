@@ -238,6 +238,27 @@ def test_boxes_do_not_reach_each_other(with_either: Callable[..., Any]) -> None:
     with_either(body)
 
 
+def test_a_box_that_may_reach_nothing_can_have_a_loopback(with_either: Callable[..., Any]) -> None:
+    listen = "import socket; s = socket.create_server(('127.0.0.1', 9999)); open('/tmp/up', 'w'); "
+    listen += "s.accept()[0].send(b'hi')"
+    ask = "import socket; print(socket.create_connection(('127.0.0.1', 9999), 60).recv(9))"
+
+    async def body(backend: Any) -> None:
+        one, two = [await backend.create(BoxSpec(egress=Egress())) for _ in range(2)]
+        await one.exec(f'python3 -c "{listen}" >/dev/null 2>&1 & until [ -e /tmp/up ]; do sleep 0.05; done')
+        assert b"ConnectionRefusedError" in (await two.exec_python(ask)).stderr
+        assert (await one.exec_python(ask)).stdout == b"b'hi'\n"
+        assert b"PROXY" not in (await one.exec("env")).stdout
+        out = await one.exec_python("import socket; socket.create_connection(('192.0.2.1', 80), 3)")
+        assert b"unreachable" in out.stderr or b"No route" in out.stderr
+        if backend.name == "namespace":  # a gvisor box has a kernel of its own, and its loopback always
+            bare = await backend.create(BoxSpec())
+            refused = await bare.exec_python("import socket; socket.create_server(('127.0.0.1', 9999))")
+            assert b"Address family not supported" in refused.stderr
+
+    with_either(body)
+
+
 def test_routes_lead_to_one_service(with_either: Callable[..., Any]) -> None:
     async def body(backend: Any) -> None:
         async with site() as gateway:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from woodshed.sandbox.protocol import BoxSpec
+from woodshed.sandbox.protocol import BoxSpec, Egress
 
 ATTEMPTS = """
 import ctypes, errno, json, os, socket, resource
@@ -136,6 +136,32 @@ def test_boxes_do_not_share_abstract_sockets_or_shared_memory(with_backend):
         assert (await one.exec_python(connect)).returncode == 0
         assert b"ConnectionRefused" in (await two.exec_python(connect)).stderr
         assert (await two.exec("ls /dev/shm")).stdout == b""
+
+    with_backend(body)
+
+
+SEGMENTS = """
+import ctypes, errno, json
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+
+def get(size, flags=0):
+    number = libc.shmget(0, size, 0o1600 | flags)
+    return "made" if number >= 0 else errno.errorcode[ctypes.get_errno()]
+
+print(json.dumps([get(56), get(4096), get(4097), get((1 << 32) + 56), get(56, 0o4000)]))
+"""
+
+
+def test_a_box_with_a_network_has_shared_memory_for_locks_and_no_more(with_backend):
+    """PostgreSQL locks its data with a segment of 56 bytes. Large ones and huge pages would count to no process."""
+    import json
+
+    async def body(backend):
+        box, bare = await backend.create(BoxSpec(egress=Egress())), await backend.create(BoxSpec())
+        said = json.loads((await box.exec_python(SEGMENTS)).stdout)
+        assert said == ["made", "made", "ENOSYS", "ENOSYS", "ENOSYS"]
+        assert json.loads((await bare.exec_python(SEGMENTS)).stdout) == ["ENOSYS"] * 5
 
     with_backend(body)
 

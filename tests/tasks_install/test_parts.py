@@ -161,7 +161,7 @@ def test_what_a_project_calls_itself_stays_in_its_layer(name: str, tmp_path: Pat
         metadata_layer("fine", f"1{name}/..", LayerStore(tmp_path / "layers"))
 
 
-def test_services_are_started_before_targets_and_not_where_tasks_are_graded(market: Place, tmp_path: Path) -> None:
+def test_services_are_started_before_targets_and_become_part_of_the_package(market: Place, tmp_path: Path) -> None:
     spec = parse_source(str(market.root / "repository"))
     ground = ground_of(spec, "repository", load_catalogue(market.catalogue).wheels["pytest"], tmp_path)
     recipe = Recipe("echo 8765 > port.txt\n", "python3 -m http.server -b 127.0.0.1 $(cat port.txt) &\nsleep 1\n")
@@ -179,8 +179,11 @@ def test_services_are_started_before_targets_and_not_where_tasks_are_graded(mark
     found = Install(
         package.origin, package.commit, package.sha256, "x", "1", "rules", 1, recipe, (), (), added=good.added
     )
-    with pytest.raises(PackageError, match="has a start script, and boxes that grade start no services"):
-        installed_package(package, ground.files, found, tmp_path)
+    node = dataclasses.replace(package, language="node")
+    with pytest.raises(PackageError, match="services are started for Python projects only"):
+        installed_package(node, ground.files, found, tmp_path)
+    assert installed_package(package, ground.files, found, tmp_path)[0].start == recipe.start
+    assert dataclasses.replace(found, recipe=Recipe(recipe.setup)).digest != found.digest
     with pytest.raises(PackageError, match=f"made from other bytes.*give .*@{package.commit}"):
         installed_package(dataclasses.replace(package, sha256="0" * 64), ground.files, found, tmp_path)
     made, files = installed_package(package, ground.files, dataclasses.replace(found, recipe=Recipe("x")), tmp_path)

@@ -21,6 +21,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
+from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import box_spec
 
 from .altered import Altering, altered_ids, altered_tests, known_of, split
@@ -157,7 +158,7 @@ async def answers(
 ) -> Values:
     """What files laid over the workspace answer to other inputs. ``taught``: files that answer the visible inputs
     before, in the same box, in which they may leave what they learn."""
-    box = await backend.create(box_spec(task, layers))
+    box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay_tests(task, box, {})
         if taught is not None:
@@ -234,7 +235,7 @@ async def _values(
     how: Altering,
 ) -> tuple[Values, bool]:
     """One run of the tests, altered in each of ``kinds``, in a fresh box, and whether it came to its end."""
-    box = await backend.create(box_spec(task, layers))
+    box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay(box)
         await lay_tests(task, box, changed)

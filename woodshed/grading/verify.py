@@ -12,6 +12,7 @@ from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
+from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import box_spec
 
 from .cases import grade_cases
@@ -92,7 +93,7 @@ async def grade(
     if cache is not None and task.info.grader == "cases" and (known := cache.get(key)) is not None:
         return known
     start = perf_counter()
-    box = await backend.create(box_spec(task, layers))
+    box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         outcome = await _graded(task, box, Submission(crossed, gone), backend, layers, settings)
     except (BoxError, ValueError, RecursionError) as error:

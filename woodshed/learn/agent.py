@@ -21,6 +21,7 @@ from ..recipe.load import RecipeError, load_recipe
 from ..recipe.recipe import Recipe
 from ..record.task import Task, TaskError
 from ..sandbox.protocol import SandboxError
+from ..sandbox.services import create_box
 from ..sandbox.settings import RAY
 from ..sandbox.taskbox import agent_box_spec
 from .boxes import backend_of, layer_store
@@ -93,7 +94,7 @@ async def _episode(
     endpoint = HttpEndpoint(url, key, model, sampling={"temperature": temperature})
     try:
         spec = agent_box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
-        box = await backend.create(spec)
+        box = await create_box(backend, spec, task.info.start)
         try:
             episode = await agent_main(
                 endpoint, box, task.instruction, recipe.harness, console, test_command=task.info.test_command,

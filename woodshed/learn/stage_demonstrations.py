@@ -18,6 +18,7 @@ from ..policy.tokenizer import Tokenizer
 from ..recipe.recipe import Recipe
 from ..record.jsonl import JsonLines
 from ..record.task import Task
+from ..sandbox.services import create_box
 from ..sandbox.taskbox import agent_box_spec
 from .boxes import backend_of, layer_store
 from .chat import chat_format
@@ -97,7 +98,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
         async with slots:
             rng = random.Random(f"demo-{recipe.seed}-{number}")
             spec = agent_box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
-            box = await backend.create(spec)
+            box = await create_box(backend, spec, task.info.start)
             try:
                 if family == "studies":
                     script = line_script(task, rng, settings)

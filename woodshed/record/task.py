@@ -46,7 +46,8 @@ class TaskInfo:
     the task (``compare``, ``delete_function``, ...). ``provenance``: where the code is from (name, version, sha256,
     licence); with ``reference = "withheld"`` there is no solution, and the split must be ``heldout``.
     ``timeout_sec``: per test run. ``quality``: what was measured about the task (``mutation_score``: share of
-    mutants of the solution that the required tests notice, and ``mutants``: of how many).
+    mutants of the solution that the required tests notice, and ``mutants``: of how many). ``start``: shell script that
+    starts the services that tests need in every box, and ends once they answer (``sandbox/services.py``).
     """
 
     family: str = "harbor"
@@ -64,6 +65,7 @@ class TaskInfo:
     provenance: dict[str, str] = field(default_factory=dict)
     timeout_sec: float = 60.0
     quality: dict[str, str] = field(default_factory=dict)
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
 def _info_table(info: TaskInfo) -> dict[str, Any]:
     table = {f.name: getattr(info, f.name) for f in fields(TaskInfo)}
     table["timeout_sec"] = float(info.timeout_sec)  # 60 and 60.0 are one task, and must be one file
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k != "quality" or v}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k not in ("quality", "start") or v}
 
 
 def _names(folder: Path) -> set[str]:

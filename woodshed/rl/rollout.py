@@ -32,6 +32,7 @@ from ..record.task import Task, TaskError
 from ..record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
 from ..sandbox.layers import LayerStore
 from ..sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
+from ..sandbox.services import create_box
 from ..sandbox.taskbox import agent_box_spec
 from .failures import FAULT, INFRA, RETRIED, source_of
 from .observed import at_limit, observe, terms_of
@@ -171,7 +172,7 @@ async def _attempt(
     program = arena.harness.program
     terms = terms_of(arena.harness.limits, temperature=arena.temperature, seed=seed) if program is not None else None
     key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels, terms=terms)
-    box = await arena.backend.create(arena.box(task))
+    box = await create_box(arena.backend, arena.box(task), task.info.start)
     try:
         if program is None:
             episode = await _drive(arena, task, box, key, seed)

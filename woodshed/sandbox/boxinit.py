@@ -228,5 +228,5 @@ def _confine(spec: dict[str, Any]) -> None:
     spec["finders"] = pyrun.prepare(search_path())
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_bounding_set()
-    kernel.install_seccomp(_FILTERS[bool(spec["listen"])])
+    kernel.install_seccomp(_FILTERS[spec["listen"] is not None])
     kernel.capset(1 << kernel.CAP_SYS_PTRACE)

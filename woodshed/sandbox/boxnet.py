@@ -1,4 +1,4 @@
-"""The network of a box that may reach something: a loopback of its own, and sockets that the host answers.
+"""The network of a box that has one: a loopback of its own, and sockets that the host answers.
 
 The box's network namespace has no other device and no route. PID 1 listens on ports of 127.0.0.1 and hands the
 listening sockets to the host, which accepts their connections: a socket stays in the namespace it was made in, whoever
@@ -16,15 +16,15 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _BACKLOG = 64
 
 
-def offer(ports: Sequence[int], host: int) -> None:
+def offer(ports: Sequence[int] | None, host: int) -> None:
     """Listen on ``ports`` and send the sockets over the descriptor ``host``, which is closed.
 
-    Needs CAP_NET_ADMIN over the namespace. Without ports nothing is made: not even the loopback is up.
+    Needs CAP_NET_ADMIN over the namespace. Where ``ports`` is None nothing is made: not even the loopback is up.
     """
     listeners = []
-    if ports:
+    if ports is not None:
         _loopback_up()
-    for port in ports:
+    for port in ports or ():
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         listener.bind(("127.0.0.1", port))
         listener.listen(_BACKLOG)

@@ -161,7 +161,7 @@ class NamespaceBackend:
 
     @of_the_machine  # also where a snapshot begins its box anew
     async def _start(self, spec: BoxSpec, chain: tuple[str, ...], record: Record, *, with_files: bool) -> Running:
-        listen = ports_of(spec.egress) if spec.egress is not None else []
+        listen = ports_of(spec.egress) if spec.egress is not None else None
         await self._spawner.start()
         limits = spec.limits
         environment = PROXY_ENVIRONMENT if spec.egress is not None and spec.egress.allow else {}

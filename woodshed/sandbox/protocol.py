@@ -48,7 +48,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Egress:
-    """What a box may reach outside; nothing else, not even name service.
+    """What a box may reach outside; nothing else, not even name service. Where it names nothing, commands of the box
+    may still talk to each other on a loopback of its own.
 
     ``allow``: hosts, through a forward proxy that the box's environment names: ``HOST``, ``*.DOMAIN`` or ``HOST:PORT``
     (80 and 443 where no port is given). ``private``: names may stand for addresses that are not public. ``routes``:

@@ -2,7 +2,7 @@
 
 What it refuses is what a program in a box has no business with and what widens the kernel's attack surface: new
 namespaces and mounts, tracing, BPF, keys, io_uring, userfaultfd, kexec, modules, clocks, sockets other than AF_UNIX (in
-a box with egress also AF_INET), memory outside of processes, and calls that change another process of the same user
+a box with a network also AF_INET), memory outside of processes, and calls that change another process of the same user
 (PID 1 is one). Everything else passes: the namespaces, the empty capability set and the limits do the rest. See
 seccomp(2), and ``seccomp_filter`` in the kernel's documentation.
 """
@@ -50,12 +50,17 @@ _SELF_ONLY: dict[str, tuple[int | None, int | None, int]] = {
 }  # fmt: skip
 _SOCKET, _SOCKETPAIR, _CLONE, _IOCTL = (41, 198), (53, 199), (56, 220), (16, 29)
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_SHMGET = _ABSENT["shmget"]
+_SHM_HUGETLB = 0o4000
+_LOCK_BYTES = 4096
+"""Of a System V segment in a box with a network: PostgreSQL locks its data folder with one of 56 bytes. A namespace has
+at most 4,096 segments, so all of them hold 16 MiB."""
 
 _ARCH = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
-_LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _JEQ, _JGT, _JGE, _JSET, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -70,8 +75,9 @@ def _argument(index: int) -> int:
 def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> bytes:
     """The program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError.
 
-    ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6. ``alone``:
-    the box has namespaces of its own; without them it gets no sockets but pairs.
+    ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6, and System V
+    segments of shared memory of a page. ``alone``: the box has namespaces of its own; without them it gets no sockets
+    but pairs.
     """
     arch, column = _ARCH[machine]
     eperm, enosys = _op(_RET, _ERRNO | errno.EPERM), _op(_RET, _ERRNO | errno.ENOSYS)
@@ -81,7 +87,7 @@ def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> by
         out += [_op(_JGE, 0x40000000, jf=1), enosys]
     for table, verdict in ((_DENIED, eperm), (_ABSENT, enosys)):
         for numbers in table.values():
-            if numbers[column] is not None:
+            if numbers[column] is not None and not (network and numbers is _SHMGET):
                 out += [_op(_JEQ, numbers[column] or 0, jf=1), verdict]
     # From here each block loads an argument, so it must end in a verdict on every path.
     allow = _op(_RET, _ALLOW)
@@ -89,6 +95,10 @@ def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> by
         number = (x86, arm)[column]
         if number is not None:
             out += [_op(_JEQ, number, jf=4), _op(_LOAD, _argument(index)), _op(_JEQ, 0, jf=1), allow, eperm]
+    if network:
+        out += [_op(_JEQ, _SHMGET[column] or 0, jf=8), _op(_LOAD, _argument(1) + 4), _op(_JEQ, 0, jf=4)]
+        out += [_op(_LOAD, _argument(1)), _op(_JGT, _LOCK_BYTES, jt=2), _op(_LOAD, _argument(2))]
+        out += [_op(_JSET, _SHM_HUGETLB, jf=1), enosys, allow]
     kinds = (_AF_UNIX, _AF_INET, _AF_INET6) if network else (_AF_UNIX,)
     for number, families in ((_SOCKET[column], kinds if alone else ()), (_SOCKETPAIR[column], kinds)):
         checks = [verdict for family in families for verdict in (_op(_JEQ, family, jf=1), allow)]

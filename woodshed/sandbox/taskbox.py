@@ -32,7 +32,7 @@ def box_spec(
     """What to create for ``task``. Raises SandboxError where one of its layers is missing.
 
     A workspace of at most 4 MiB travels in the create call; a larger one becomes a layer of its own, so that boxes
-    share it.
+    share it. A task with services has a loopback; ``services.create_box`` starts them.
     """
     workdir = task.info.workdir
     stack = [layers.path(name) for name in task.info.layers]
@@ -41,6 +41,8 @@ def box_spec(
         stack.append(layers.path(_built(task.path, workdir, _stamp(task), history, layers.root)))
     elif history:
         files = files | _small_history(task.path, workdir, _stamp(task))
+    if egress is None and task.info.start:
+        egress = Egress()
     return BoxSpec(
         layers=tuple(stack), files=files or {}, workdir=workdir, env=_environment(task), limits=limits or _DEFAULT,
         egress=egress, preload=PRELOAD,

@@ -26,6 +26,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import box_spec
 
 from .guessing import ENDLESS, cheaply
@@ -153,7 +154,7 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
 
 async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: GateReport) -> None:
     """What the failing tests say in the untouched workspace: that the code is wrong, not that something else is."""
-    box = await backend.create(box_spec(task, layers))
+    box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay_tests(task, box, {})
         failing = task.info.fail_to_pass
@@ -184,9 +185,10 @@ def _missing_names(task: Task) -> frozenset[str]:
 
 
 def _files(task: Task, report: GateReport) -> None:
-    """The ``files`` gate: every file of the workspace is of a known type or at least plain text."""
+    """The ``files`` gate: every file of the workspace is of a known type, plain text or compiled of its sources."""
+    built = task.info.provenance.get("built", "").split(", ")
     for path, data in task.workspace_files().items():
-        if not is_text(path, data):
+        if path not in built and not is_text(path, data):
             report.failures["files"] = f"{path} is neither of a known type nor text"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from woodshed.grading.install.goal import Goal
 
     from .run import Builder
-    from .space import Ground
+    from .space import Boxes, Ground
 
 INDEX_PORT = 4873
 """Where a box finds its index, on its own 127.0.0.1."""
@@ -89,6 +89,10 @@ class Kit(Protocol):
 
     def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:
         """``environment`` and that of what installs, which asks ``index`` (the URL of its root)."""
+        ...
+
+    async def compiled(self, ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
+        """``ground`` with what has to be compiled of the project itself, and why it was not, where it was not."""
         ...
 
     async def left(self, box: Sandbox, ground: Ground, served: Iterable[Served]) -> Left:

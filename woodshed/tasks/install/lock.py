@@ -57,7 +57,7 @@ class Install:
     def digest(self) -> str:
         """Of everything that decides what tests meet."""
         pins = sorted(p.sha256 if isinstance(p, Wheel) else f"{p.place} {p.integrity}" for p in self.installed)
-        parts = (self.source, self.version, pins, self.plugins, _hashes(self.added))
+        parts = (self.source, self.version, pins, self.plugins, _hashes(self.added), *filter(None, [self.recipe.start]))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:

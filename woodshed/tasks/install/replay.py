@@ -9,16 +9,16 @@ from woodshed.grading.install.box import SETUP, SETUP_SECONDS, TARGET_SECONDS, s
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached, reached
 from woodshed.sandbox.protocol import BoxError, BoxSpec, Sandbox
+from woodshed.sandbox.services import try_services
 
 from .kit import Pinned, Served
 from .space import START, Boxes, Ground
 
-START_SECONDS = 60.0
-
 
 @dataclass(frozen=True)
 class Recipe:
-    """Shell scripts, run in the root of the repository: ``setup`` once, ``start`` at the beginning of every use."""
+    """Shell scripts, run in the root of the repository: ``setup`` once, ``start`` at the beginning of every use, which
+    ends once the services that it starts answer, and needs no file of the repository."""
 
     setup: str
     start: str = ""
@@ -88,8 +88,9 @@ async def try_targets(
     """Start what has to run, then each target in turn, all in the same box."""
     clean = await boxes.backend.create(BoxSpec())
     try:
-        if recipe.start:
-            await shell(box, f"sh {START} >/tmp/start.log 2>&1 </dev/null", timeout=START_SECONDS)
+        why = await try_services(box, recipe.start) if recipe.start else ""
+        if why:
+            return tuple(Reached(goal, "", why) for goal in targets)
         found = []
         for goal in targets:
             done = await shell(box, goal.command, timeout=TARGET_SECONDS)

@@ -58,7 +58,9 @@ Write a recipe that sets up this repository, so that the commands below work.
 {{box}}
 
 Hand in {SETUP}, a shell script that is run once with `sh -e` in the root of a fresh copy of the repository, and, only
-if services have to run, {START}, which starts them in the background at the beginning of every use. What is missing
+if services have to run, {START}, which is run with `sh -e` at the beginning of every use: it starts them in the
+background, on 127.0.0.1, and ends once they answer. Servers come from wheels, and {START} may need no file of the
+repository. What is missing
 (services, data, credentials, images) may be mocked by files that setup.sh creates in the repository. It may not change
 or delete the repository's files, nor add tests or configuration of the test runner. Everything has to be in these
 scripts: only they survive. Then call finish.

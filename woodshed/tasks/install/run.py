@@ -11,6 +11,7 @@ from typing import Protocol
 
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached
+from woodshed.sandbox.services import try_services
 from woodshed.tasks.node.pin import described_node
 from woodshed.tasks.node.prepare import node_version
 from woodshed.tasks.node.project import NodeProject, is_node_project
@@ -93,6 +94,7 @@ async def install(
     """Run both stages on one repository; at most ``TRIES`` recipes, each from the initial state."""
     said = say or (lambda _: None)
     name = ground.package.name
+    ground, uncompiled = await ground.kit.compiled(ground, boxes)
     said(f"{name}: looking for goals")
     goals = await setter.goals(ground)
     targets = draw(goals, f"{seed}:{name}")
@@ -109,7 +111,7 @@ async def install(
             good = (recipe, last) if last.ok else good
             continue
         if good is None:
-            outcome.error = _why(last)
+            outcome.error = "; ".join(filter(None, [_why(last), uncompiled]))
             return outcome
         said(f"{name}: replaying it offline")
         last = await _proved(ground, good[0], targets, good[1], boxes, judge)
@@ -121,8 +123,9 @@ async def install(
     outcome.install = Install(
         ground.package.origin, ground.package.commit, ground.package.sha256, ground.names[-1], ground.version,
         builder.name, outcome.tries, recipe, tuple(goals), tuple(targets), found.served, found.installed,
-        await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache), found.added,
-        _left_out(found, ground.kit.absent),
+        await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache),
+        {**{file: ground.files[file] for file in ground.built}, **found.added},
+        (*_left_out(found, ground.kit.absent), *filter(None, [uncompiled])),
     )  # fmt: skip
     return outcome
 
@@ -140,7 +143,10 @@ async def _proved(
         )
     if again.installed != first.installed or again.added != first.added:
         return replace(first, problems=("two replays leave different packages or files behind",))
-    box = await boxes.locked(ground, first.installed, {**first.added, **recipe.files()})
+    if recipe.start and (why := await _needs_more(ground, recipe, first, boxes)):
+        return replace(first, problems=(why,))
+    given = {**first.added, **recipe.files()}
+    box = await boxes.locked(ground, first.installed, given, services=bool(recipe.start))
     try:
         found = await try_targets(box, recipe, targets, boxes, judge)
     finally:
@@ -149,6 +155,16 @@ async def _proved(
         why = "what it relies on besides locked packages and files in the repository is not kept"
         return replace(first, problems=(why,), reached=found)
     return replace(first, reached=found)
+
+
+async def _needs_more(ground: Ground, recipe: Recipe, first: Replay, boxes: Boxes) -> str:
+    """Why services do not start from locked packages alone; empty where they do. A task's own code is broken."""
+    box = await boxes.without_repository(ground, first.installed)
+    try:
+        why = await try_services(box, recipe.start)
+    finally:
+        await box.close()
+    return why and f"without the repository, from locked packages alone, {why}"
 
 
 def _why(last: Replay | None) -> str:

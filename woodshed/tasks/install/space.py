@@ -26,7 +26,8 @@ class Ground:
     language, the pinned test runner where that is pytest.
 
     ``names``: what the project calls itself, so that no copy of it is installed. ``version``: of its metadata.
-    ``passing_share``: of the tests that ran, so many have to pass by rule.
+    ``passing_share``: of the tests that ran, so many have to pass by rule. ``built``: those of the files that were
+    compiled here.
     """
 
     package: Package
@@ -37,6 +38,7 @@ class Ground:
     base: tuple[Wheel, ...] = ()
     cache: Path | None = None
     passing_share: float = SHARE
+    built: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Boxes:
 
     backend: Backend
     layers: LayerStore
-    _made: dict[tuple[str, str], str] = field(default_factory=dict)
+    _made: dict[tuple[str, str, tuple[str, ...]], str] = field(default_factory=dict)
 
     async def build(self, ground: Ground, index_port: int, extra: Mapping[str, bytes] = {}) -> Sandbox:
         """The initial state with a network of one server, the index, plus ``extra`` files in the workspace."""
@@ -53,11 +55,22 @@ class Boxes:
         egress = Egress(routes={INDEX_PORT: f"127.0.0.1:{index_port}"}, max_bytes=2 << 30, max_connections=4000)
         return await self.backend.create(self._spec(ground, build_layers(ground, self.layers), env, extra, egress))
 
-    async def locked(self, ground: Ground, installed: Sequence[Pinned], added: Mapping[str, bytes]) -> Sandbox:
-        """What tasks will run in: the initial state, locked packages in layers, added files; no pip and no network."""
+    async def locked(
+        self, ground: Ground, installed: Sequence[Pinned], added: Mapping[str, bytes], *, services: bool = False
+    ) -> Sandbox:
+        """What tasks will run in: the initial state, locked packages in layers, added files; no pip and no network but
+        a loopback for ``services``."""
+        names, egress = self._locked_layers(ground, installed), Egress() if services else None
+        return await self.backend.create(self._spec(ground, names, ground.kit.environment(ground), added, egress))
+
+    async def without_repository(self, ground: Ground, installed: Sequence[Pinned]) -> Sandbox:
+        """Locked packages, a loopback and an empty workspace, where services start that need nothing else."""
+        layers = tuple(map(self.layers.path, self._locked_layers(ground, installed)))
+        return await self.backend.create(BoxSpec(layers=layers, workdir=WORKDIR, limits=_LIMITS, egress=Egress()))
+
+    def _locked_layers(self, ground: Ground, installed: Sequence[Pinned]) -> list[str]:
         kit = ground.kit
-        names = [*kit.base_layers(ground, self.layers), *kit.package_layers(ground, installed, self.layers)]
-        return await self.backend.create(self._spec(ground, names, kit.environment(ground), added, None))
+        return [*kit.base_layers(ground, self.layers), *kit.package_layers(ground, installed, self.layers)]
 
     def _spec(
         self, ground: Ground, names: Sequence[str], env: Mapping[str, str], extra: Mapping[str, bytes],
@@ -71,7 +84,7 @@ class Boxes:
         )  # fmt: skip
 
     def _once(self, what: str, ground: Ground, make: Callable[[Ground, LayerStore], str]) -> str:
-        key = (what, ground.package.sha256)
+        key = (what, ground.package.sha256, ground.built)
         if key not in self._made:
             self._made[key] = make(ground, self.layers)
         return self._made[key]

@@ -26,6 +26,7 @@ def _lines(outcome: Outcome) -> list[str]:
         lines.append(f"  resolved  {', '.join(map(_pinned, done.installed)) or 'nothing needed'}")
         lines += [f"  plugins   {', '.join(done.plugins)}"] if done.plugins else []
         lines += [f"  files     {', '.join(sorted(done.added))}"] if done.added else []
+        lines += ["  services  started by start.sh"] if done.recipe.start else []
         lines += [f"  note      {note}" for note in done.notes]
     return lines + ([f"  why       {outcome.error}"] if outcome.error else [])
 

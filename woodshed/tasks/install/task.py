@@ -54,7 +54,7 @@ async def make_install_task(
     if not isinstance(ground.kit, PythonKit):
         raise Rejected("tasks of installs are made of Python projects only")
     if found.recipe.start:
-        raise Rejected("it needs services, which boxes that grade do not start")
+        raise Rejected("it needs services, which a task of an install does not ask for")
     served = only_wheels(found.served)
     barred = {canonical(name) for name in ground.names} | {canonical(w.name) for w in served}
     others = [w for w in depot if canonical(w.name) not in barred]  # of one project no two sets of versions

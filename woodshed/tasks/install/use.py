@@ -16,6 +16,7 @@ from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.repository import pack
 
 from .lock import Install
+from .python.extensions import SUFFIX
 
 _PLUGIN_OPTIONS = ("asyncio_mode", "asyncio_default_fixture_loop_scope", "anyio_mode")
 
@@ -25,7 +26,7 @@ def installed_package(
 ) -> tuple[Package, dict[str, bytes]]:
     """``package`` and its ``files`` with what the install adds; the bytes are kept below ``out``, as no index has them.
 
-    Raises PackageError where the install is of other bytes, or needs services that graders do not start.
+    Raises PackageError where the install is of other bytes, or a Node project needs services.
     """
     name = package.name
     if found.source != package.sha256:
@@ -34,8 +35,8 @@ def installed_package(
             f"{name}: the install was made from other bytes (sha256 {found.source[:12]}..., these are "
             f"{package.sha256[:12]}...): {commit}, or install this into another folder"
         )
-    if found.recipe.start:
-        raise PackageError(f"{name}: its install has a start script, and boxes that grade start no services")
+    if found.recipe.start and package.language == "node":
+        raise PackageError(f"{name}: its install has a start script, and services are started for Python projects only")
     whole = {**files, **found.added}
     data = pack(whole, name)
     file = f"{name}-{package.version}-{found.digest[:12]}.tar.gz"
@@ -45,6 +46,7 @@ def installed_package(
     made = replace(
         package, file=file, sha256=hashlib.sha256(data).hexdigest(), needs=needs, integrity="",
         ini=(*package.ini, *options), plugins=found.plugins, install=found.digest,
+        start=found.recipe.start, built=tuple(sorted(name for name in found.added if name.endswith(SUFFIX))),
         metadata="" if package.language == "node" else f"{found.name}=={found.version}",
     )  # fmt: skip
     return made, whole

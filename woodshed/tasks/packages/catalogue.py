@@ -48,7 +48,8 @@ class Package:
     ``below``: the wheels or modules below its workspace, in no catalogue's file; ``Catalogue.furnished`` sets it.
 
     Of an install (``tasks/install``): ``plugins``, entry points of pytest plugins that are loaded; ``metadata``,
-    ``NAME==VERSION`` that the project finds when it asks for its own; ``install``, the digest of its lock.
+    ``NAME==VERSION`` that the project finds when it asks for its own; ``install``, the digest of its lock; ``start``,
+    the script that starts the services of its tests in every box; ``built``, files that were compiled of its sources.
     """
 
     name: str
@@ -68,6 +69,8 @@ class Package:
     plugins: tuple[str, ...] = ()
     metadata: str = ""
     install: str = ""
+    start: str = ""
+    built: tuple[str, ...] = ()
     asked: tuple[str, ...] = field(default=(), repr=False)
     history: str = field(default="", repr=False)  # these decide nothing about the suite, whose key is made of the rest
     history_sha256: str = field(default="", repr=False)

@@ -18,8 +18,9 @@ from .dependencies import MOUNT, metadata_file
 _SCRIPT = """\
 #!/bin/sh
 # For other Harbor tools; Woodshed's own grader does more.
-exec {program} "$(dirname "$0")/{check}"
+{services}exec {program} "$(dirname "$0")/{check}"
 """
+_SERVICES = 'sh -e "$(dirname "$0")/start.sh" >/tmp/services.log 2>&1 </dev/null || exit 1\n'
 _FETCH = f"pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes --target {MOUNT}"
 
 
@@ -54,7 +55,8 @@ def pytest_check(info: TaskInfo, path: Sequence[str], start: Mapping[str, bytes]
         "encoder": "",
     }  # fmt: skip
     return {
-        "test.sh": script("python -I", "check.py"),
+        "test.sh": script("python -I", "check.py", services=bool(info.start)),
+        **({"start.sh": info.start.encode()} if info.start else {}),
         "check.py": Path(__file__).with_name("harbor_check.py").read_bytes(),
         "runner.py": runner_source().encode(),
         "required.json": required_json(info, start, STRAY, request=request),
@@ -75,8 +77,8 @@ def required_json(info: TaskInfo, start: Mapping[str, bytes], stray: frozenset[s
     return (json.dumps(asked, indent=1, sort_keys=True) + "\n").encode()
 
 
-def script(program: str, check: str) -> bytes:
-    return _SCRIPT.format(program=program, check=check).encode()
+def script(program: str, check: str, *, services: bool = False) -> bytes:
+    return _SCRIPT.format(program=program, check=check, services=_SERVICES if services else "").encode()
 
 
 def _quoted(value: str) -> str:

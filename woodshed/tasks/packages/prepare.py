@@ -18,7 +18,8 @@ from woodshed.grading.pytest_grader import run_pytest
 from woodshed.grading.results import TestResult, TestRun
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.sandbox.protocol import Backend, BoxSpec, Limits, Sandbox
+from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
+from woodshed.sandbox.services import create_box
 from woodshed.tasks.mutate import function_spans
 
 from .catalogue import Catalogue, Package
@@ -108,6 +109,7 @@ def package_spec(
         workdir=WORKDIR,
         env={"PYTHONPATH": ":".join(python_path(package, WORKDIR)), "PYTHONDONTWRITEBYTECODE": "1"},
         limits=Limits(cpu_seconds=max(900.0, 3 * seconds)),
+        egress=Egress() if package.start else None,
     )
 
 
@@ -149,7 +151,7 @@ async def prepare(
     workspace = workspace_of(package, files)
     half = target.with_suffix(".traced.json")
     first, second = _read_run(half), None
-    box = await backend.create(package_spec(package, layers, workspace, seconds))
+    box = await create_box(backend, package_spec(package, layers, workspace, seconds), package.start)
     try:
         if first is None:
             first = await run_suite(box, package, workspace, trace=True, seconds=seconds)

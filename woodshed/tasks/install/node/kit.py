@@ -14,7 +14,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
 from woodshed.sandbox.template import command_path
 from woodshed.tasks.install.kit import TOOLS, Archive, Left, Pinned, Served
-from woodshed.tasks.install.space import Ground
+from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_modules
 from woodshed.tasks.node.modules import unpack
 from woodshed.tasks.node.npm import archive_path
@@ -104,6 +104,9 @@ project itself is not on that registry, and there is no other network. Node and 
             "fetch_retries": "1", "maxsockets": "8",
         }  # fmt: skip
         return self.environment(ground) | {f"npm_config_{key}": value for key, value in installing.items()}
+
+    async def compiled(self, ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
+        return ground, ""
 
     async def left(self, box: Sandbox, ground: Ground, served: Iterable[Served]) -> Left:
         done = await box.exec_python(_LIST, timeout=60.0)

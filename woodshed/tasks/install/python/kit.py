@@ -19,7 +19,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
 from woodshed.sandbox.template import HOME, command_path
 from woodshed.tasks.install.kit import TOOLS, Left, Pinned, Served
-from woodshed.tasks.install.space import Ground
+from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_wheels
 from woodshed.tasks.packages.catalogue import Wheel
 from woodshed.tasks.packages.dependencies import MOUNT, group_layer, metadata_layer, python_path, remembered
@@ -29,6 +29,7 @@ from woodshed.tasks.sources.requirements import canonical, wished
 from woodshed.tasks.sources.resolve import import_names
 
 from .depot import Depot
+from .extensions import with_extensions
 from .goals import python_goals
 from .plugins import entry_points
 from .rules import PythonRuleBuilder
@@ -69,6 +70,9 @@ there."""
             "PIP_NO_INPUT": "1", "PIP_NO_CACHE_DIR": "1", "PIP_NO_COMPILE": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_RETRIES": "1", "PIP_NO_WARN_SCRIPT_LOCATION": "1",
         }  # fmt: skip
+
+    async def compiled(self, ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
+        return await with_extensions(ground, boxes)
 
     async def left(self, box: Sandbox, ground: Ground, served: Iterable[Served]) -> Left:
         files, listed = await box.get(["**/*"], max_bytes=512 << 20), await installed_in(box)

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from woodshed.grading.install.goal import Goal
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.space import Ground
+from woodshed.tasks.packages.workspace import is_test
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,
@@ -27,6 +28,7 @@ from woodshed.tasks.sources.requirements import (
 )
 
 from .plugins import useful_plugin, wanted_plugins
+from .services import Service, services
 
 _CI = re.compile(
     r"\.github/workflows/[^/]+\.ya?ml|\.gitlab-ci\.yml|\.travis\.yml|tox\.ini|noxfile\.py|Makefile|Dockerfile"
@@ -34,6 +36,7 @@ _CI = re.compile(
 _PIP = re.compile(r"\bpip3?\s+install\s+([^\n|&;#]+)|session\.install\(([^)]*)\)")
 _LEFT_OUT = re.compile(r"^left out: (.+)$", re.MULTILINE)
 _VERSION_MODULE = re.compile(r"No module named '([A-Za-z_][\w.]*\._?version\w*)'")
+_REFUSED = re.compile(r"(?i)connection ?refused|connect call failed")
 _INSTALL = """\
 # What cannot be had is left out, so that one odd requirement does not cost the rest.
 install() {
@@ -65,6 +68,7 @@ class PythonRuleBuilder:
         self._chosen: dict[str, Requirement] = {}
         self._left_out: dict[str, Requirement] = {}
         self._modules: list[str] = []
+        self._services: list[Service] = []
 
     async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
         """The next recipe to try, None where nothing can be added to ``last``."""
@@ -75,10 +79,21 @@ class PythonRuleBuilder:
             stated += [r for r in everything(project) if useful_plugin(r.name)]
             self._chosen = {r.name: r for r in reversed(stated) if r.name not in own}
             self._modules = version_files(project)
+            self._add_services(ground, project, _code(ground, tests_only=True))
         elif not self._learn(ground, project, last.output + "\n".join(r.output for r in last.reached)):
             return None
         script = _script(list(self._chosen.values()), self._modules, ground.version)
-        return Recipe(script + "".join(f"echo {shlex.quote(f'left out: {r.text}')}\n" for r in self._left_out.values()))
+        script += "".join(f"echo {shlex.quote(f'left out: {r.text}')}\n" for r in self._left_out.values())
+        started = dict.fromkeys(s.script(_code(ground)) for s in self._services if s.wheel in self._chosen)
+        return Recipe(script, "".join(started))
+
+    def _add_services(self, ground: Ground, project: Project, code: str) -> bool:
+        """What ``code`` connects to, as far as the project states its client; False where that is known already."""
+        stated = {r.name for r in (*self._chosen.values(), *everything(project))} - set(map(canonical, ground.names))
+        new = [s for s in services(code, stated) if s not in self._services and s.wheel not in self._left_out]
+        self._services += new
+        self._chosen |= {s.wheel: Requirement(s.wheel, s.wheel, "known server") for s in new}
+        return bool(new)
 
     def _learn(self, ground: Ground, project: Project, text: str) -> bool:
         """Add what ``text`` says is missing; False where there is nothing to add."""
@@ -91,12 +106,23 @@ class PythonRuleBuilder:
             left = next((key for key, r in self._chosen.items() if r.text == name), None)
             if left is not None:
                 self._left_out[left] = self._chosen.pop(left)
+        lost = [service for service in self._services if service.wheel in self._left_out]  # and started in vain
+        self._services = [service for service in self._services if service not in lost]
         own = {canonical(name) for name in (*ground.names, *self._left_out)}
         new = {r.name: r for r in found if r is not None and r.name not in self._chosen and r.name not in own}
         modules = [m for m in _missing_version_modules(text, ground) if m not in self._modules]
         self._chosen |= new
         self._modules += modules
-        return bool(new or modules)
+        served = bool(_REFUSED.search(text)) and self._add_services(ground, project, _code(ground))
+        return bool(new or modules or served or lost)
+
+
+def _code(ground: Ground, *, tests_only: bool = False) -> str:
+    """All Python code, that of the tests first."""
+    names = [name for name in sorted(ground.files) if name.endswith(".py")]
+    tests = [name for name in names if is_test(ground.package, name)]
+    chosen = tests if tests_only else [*tests, *(name for name in names if name not in tests)]
+    return "\n".join(ground.files[name].decode("utf-8", "replace") for name in chosen)
 
 
 def stated_in_ci(ground: Ground) -> dict[str, Requirement]:
