@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from woodshed.grading import heldout
 from woodshed.grading.altered import altered_tests
 from woodshed.grading.heldout import PYTEST, EndlessError, drawn
 from woodshed.grading.other_constants import KINDS, Kind
@@ -145,15 +146,34 @@ def test_where_nothing_tells_on_inputs_of_a_key_others_are_drawn(tmp_path: Path,
     in_boxes(run)
 
 
-def test_a_task_whose_solution_ends_on_no_inputs_is_nobodys_fault(tmp_path: Path, in_boxes: Any) -> None:
+def test_a_task_whose_solution_ends_on_no_inputs_is_nobodys_fault(
+    tmp_path: Path, in_boxes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = f"    if text not in {VISIBLE!r}:\n        import os\n        os._exit(9)\n"
 
     async def run(backend: Any, layers: Any) -> None:
         task = task_of(tmp_path, layers, fixed=SOLUTION.replace("    return", f"{known}    return"))
-        with pytest.raises(EndlessError) as error:
-            graded = GradingSettings(held_out_key=KEY)
-            await grade(task, task.solution_files(), backend, layers, settings=graded)
-        assert error.value.source == "task"
+        made: list[int] = []
+
+        async def boxes_of_a_grading() -> int:
+            made.clear()
+            with pytest.raises(EndlessError) as error:
+                graded = GradingSettings(held_out_key=KEY)
+                await grade(task, task.solution_files(), backend, layers, settings=graded)
+            assert error.value.source == "task" and "do not end on other inputs" in str(error.value)
+            return len(made)
+
+        create = backend.create
+
+        async def counted(spec: Any) -> Any:
+            made.append(1)
+            return await create(spec)
+
+        monkeypatch.setattr(backend, "create", counted)
+        first, again = await boxes_of_a_grading(), await boxes_of_a_grading()
+        assert first > again == 1, "that of the tests as they are"
+        monkeypatch.setattr(heldout, "_ENDLESS_SECONDS", 0.0)
+        assert await boxes_of_a_grading() == first, "the machine may be less busy by now"
 
     in_boxes(run)
 

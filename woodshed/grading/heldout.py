@@ -9,6 +9,8 @@ caller's expectations or knows the visible answers by heart still has to compute
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +45,10 @@ _references: OrderedDict[tuple[str, str], Reference] = OrderedDict()
 """(digest of a task, what its other inputs are drawn from) -> what the solution answers."""
 _drawn: OrderedDict[tuple[str, str], str] = OrderedDict()
 """(digest of a task, key of a run) -> what its other inputs are drawn from in that run; see ``drawn``."""
+_endless: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
+"""(digest of a task, key of a run) -> when none of its draws ended, and what was said."""
+_ENDLESS_SECONDS = 600.0
+"""For so long nobody waits for that again: it takes minutes. Then the machine may be less busy."""
 
 
 class EndlessError(SandboxError):
@@ -98,6 +104,9 @@ async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering)
     place = (task.digest, how.key)
     if (key := _drawn.get(place)) is not None:
         return replace(how, key=key), await reference(task, backend, layers, replace(how, key=key))
+    since, said = _endless.get(place, (-math.inf, ""))
+    if time.monotonic() - since < _ENDLESS_SECONDS:
+        raise EndlessError(said)
     endless: EndlessError | None = None
     ended: list[tuple[Altering, Reference]] = []
     for key in _draws(how.key):
@@ -113,6 +122,7 @@ async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering)
         ended = ended[:1]
     if not ended:
         assert endless is not None
+        _keep(_endless, place, (time.monotonic(), str(endless)))
         raise endless
     _keep(_drawn, place, ended[-1][0].key)
     return ended[-1]
