@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from woodshed.rl.credit.mean_baseline import MeanBaseline
 
 from tests.engine.served import KEY, QUICK
 from tests.engine.test_penalties import by_definition
@@ -30,6 +29,7 @@ from woodshed.policy.formats import get_format
 from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Trajectory
+from woodshed.rl.algorithms.mean_baseline import MeanBaseline
 from woodshed.rl.batching import build_batch
 
 from .chatty import PLAIN, Chatty, chatty, policy
@@ -227,10 +227,10 @@ def test_no_trainer_learns_from_what_was_sampled_with_penalties() -> None:
     travelled = decode(encode(Finished("x", [segment])))
     assert travelled.segments[0].penalties == segment.penalties
     with pytest.raises(ValueError, match="penalties"):
-        build_batch([again], MeanBaseline(), step=0, batch_id="b", generation_budget=10)
+        build_batch([again], MeanBaseline(10), step=0, batch_id="b", generation_budget=10)
     for trajectory in again:
         trajectory.segments[0].penalties.clear()
-    build_batch([again], MeanBaseline(), step=0, batch_id="b", generation_budget=10)
+    build_batch([again], MeanBaseline(10), step=0, batch_id="b", generation_budget=10)
 
 
 def test_a_restart_keeps_what_was_sampled_with_penalties_and_forgets_reports(tmp_path: Path) -> None:
