@@ -69,9 +69,17 @@ def install(
         raise _fail(ValueError("--judge needs --policy: there is nobody to judge"))
     place = PolicyPlace(policy, model, _key(key_env)) if policy is not None else None
     wishes = InstallWishes(
-        tuple(code or ()), tuple(tests or ()), tuple(needs or ()), seed, catalogue, place, judge, passing_share,
-        roots=roots_of(root), markers=markers,
-    )  # fmt: skip
+        tuple(code or ()),
+        tuple(tests or ()),
+        tuple(needs or ()),
+        seed,
+        catalogue,
+        place,
+        judge,
+        passing_share,
+        roots=roots_of(root),
+        markers=markers,
+    )
     with Bar(Console(stderr=True)) as progress:
 
         async def work(boxes: Backend, layers: LayerStore) -> tuple[list[Outcome], list[Task], dict[str, str]]:

@@ -29,9 +29,14 @@ def roots_of(root: list[str] | None) -> tuple[str, ...]:
 
 
 def wishes_of(
-    *, code: list[str] | None, tests: list[str] | None, needs: list[str] | None, install: Path | None,
-    root: list[str] | None, markers: str,
-) -> Wishes:  # fmt: skip
+    *,
+    code: list[str] | None,
+    tests: list[str] | None,
+    needs: list[str] | None,
+    install: Path | None,
+    root: list[str] | None,
+    markers: str,
+) -> Wishes:
     """What a person adds to what is found in a source."""
     from .tasks.sources.pin import Wishes
 

@@ -1,4 +1,4 @@
-"""What an engine says about its tokens beside their log-probabilities: against a full forward without any cache."""
+"""Raw log-probabilities and top alternatives, compared with one full forward pass without a cache."""
 
 from __future__ import annotations
 

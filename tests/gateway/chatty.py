@@ -25,9 +25,15 @@ from .parts import ADMIN, HERMES
 from .sockets import listening
 
 CONFIG = DecoderConfig(
-    vocab_size=HERMES.vocab_size, d_model=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, d_ff=64,
+    vocab_size=HERMES.vocab_size,
+    d_model=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    d_ff=64,
     max_positions=2048,
-)  # fmt: skip
+)
 PLAIN = {str(i): -100 for i in HERMES.special_ids.values()}
 """A bias without which random weights begin thoughts and calls that have no end."""
 

@@ -42,7 +42,7 @@ INCLUDE: Any = ["message.output_text.logprobs"]
 
 
 def raw_logits(segment: Segment) -> torch.Tensor:
-    """Of the token after each position, from a full forward."""
+    """Log-probability of each next token, from one full forward pass."""
     ids = torch.tensor(segment.tokens, dtype=torch.long)
     with torch.no_grad():
         hidden = policy().forward(ids[None], torch.arange(len(ids))[None], causal_attend())

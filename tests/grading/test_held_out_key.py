@@ -51,13 +51,13 @@ def task_of(path: Path, layers: Any, *, given: str = HEAD + "    raise NotImplem
 
 
 def inputs_of(task: Task, key: str, kinds: Sequence[Kind] = KINDS) -> set[str]:
-    """What the altered tests of a key write out."""
+    """The constants in the tests that are altered under ``key``."""
     altered = altered_tests(task, replace(PYTEST, key=key), kinds)
     return {value for data in altered.values() for value in literals(data.decode())[""] if isinstance(value, str)}
 
 
 def shapes_of(task: Task, key: str) -> set[str]:
-    """Those inputs that no other key has, nor the visible tests."""
+    """Inputs that occur under this key only: under no other key and in no visible test."""
     common = set(VISIBLE) | inputs_of(task, key, ("numbers", "strings"))
     return {text for text in inputs_of(task, key, ("shapes", "some")) if "_" in text} - common
 

@@ -1,4 +1,4 @@
-"""What a run looks at before it starts: its bucket, its algorithm."""
+"""Checks before a run starts: its bucket answers, and its algorithm can be loaded."""
 
 from pathlib import Path
 

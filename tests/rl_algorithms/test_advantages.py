@@ -1,4 +1,4 @@
-"""What the tokens of a group weigh, against definitions in plain Python and what must hold for every algorithm."""
+"""Token weights of every algorithm, compared with definitions in plain Python, and properties that all share."""
 
 import statistics
 from collections.abc import Sequence

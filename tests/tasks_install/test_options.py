@@ -36,9 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_install_and_its_task_take_them(market: Place, folder: Path, tmp_path: Path) -> None:
     options = ("--root", f"{ROOT}/", "--markers", "not slow")
     said = market.command(
-        "install", folder, "--out", tmp_path / "in", "--tasks", tmp_path / "tasks", "--catalogue", market.catalogue,
+        "install",
+        folder,
+        "--out",
+        tmp_path / "in",
+        "--tasks",
+        tmp_path / "tasks",
+        "--catalogue",
+        market.catalogue,
         *options,
-    )  # fmt: skip
+    )
     assert said.returncode == 0, said.stdout + said.stderr
     found = load_install(tmp_path / "in" / "prices")
     commands = [goal.command for goal in found.goals]
@@ -77,9 +84,22 @@ def test_an_import_takes_them(market: Place, tmp_path: Path) -> None:
 
     def bring(out: str, *options: str) -> tuple[int, str]:
         said = market.command(
-            "import", file, "--repositories", tmp_path / "all", "--out", tmp_path / out, "--exploits", "0",
-            "--mutants", "0", "--heldout-share", "0", "--catalogue", market.catalogue, *options,
-        )  # fmt: skip
+            "import",
+            file,
+            "--repositories",
+            tmp_path / "all",
+            "--out",
+            tmp_path / out,
+            "--exploits",
+            "0",
+            "--mutants",
+            "0",
+            "--heldout-share",
+            "0",
+            "--catalogue",
+            market.catalogue,
+            *options,
+        )
         return said.returncode, said.stdout + said.stderr
 
     code, said = bring("with", "--root", ROOT, "-m", "slow or not slow", "--suite-seconds", "60")

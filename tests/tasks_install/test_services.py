@@ -62,7 +62,7 @@ def level(store, player):
 
 
 def share(store, player):
-    """What part of all points a player has, in percent, rounded down."""
+    """A player's share of all points, in percent, rounded down."""
     points = int(store.get("score:" + player) or 0)
     whole = int(store.get("sum") or 0)
     return 100 * points // whole if whole else 0

@@ -124,26 +124,30 @@ def groups(rewards: tuple[float, float]) -> list[list[Trajectory]]:
     ]
 
 
+def worker_config(root: Path, policy: Path, steps: int, train: TrainSettings) -> WorkerConfig:
+    return WorkerConfig(
+        policy=policy,
+        batches=root / "batches",
+        weights=root / "weights",
+        checkpoints=root / "checkpoints",
+        metrics=root / "metrics.jsonl",
+        steps=steps,
+        chain=WeightSettings(fsync=False),
+        train=train,
+    )
+
+
 def test_the_trainer_pulls_towards_the_policy_that_it_started_from(tmp_path: Path, policy_dir: Path) -> None:
     """Steps of RL away from it, then steps without a reward to compare: only with the term does the policy return."""
     gaps = {}
     for beta in (0.0, 1.0):
-        root = tmp_path / str(beta)
-        config = WorkerConfig(
-            policy=policy_dir,
-            batches=root / "batches",
-            weights=root / "weights",
-            checkpoints=root / "checkpoints",
-            metrics=root / "metrics.jsonl",
-            steps=12,
-            chain=WeightSettings(fsync=False),
-            train=TrainSettings(
-                fsync=False,
-                importance=ImportanceSettings(mode="off"),
-                schedule=ScheduleSettings(warmup_steps=0),
-                optimizer=OptimizerSettings(betas=(0.0, 0.95), lr=1e-3),
-            ),
+        train = TrainSettings(
+            fsync=False,
+            importance=ImportanceSettings(mode="off"),
+            schedule=ScheduleSettings(warmup_steps=0),
+            optimizer=OptimizerSettings(betas=(0.0, 0.95), lr=1e-3),
         )
+        config = worker_config(tmp_path / str(beta), policy_dir, 12, train)
         for step in range(1, 13):
             rewards = (1.0, -1.0) if step == 1 else (1.0, 1.0)
             batch, _ = build_batch(
@@ -165,24 +169,14 @@ def test_the_trainer_pulls_towards_the_policy_that_it_started_from(tmp_path: Pat
     assert abs(pulled[0]) > 0 and min(map(abs, pulled)) < 0.5 * abs(pulled[0]), "the distance falls"
 
 
-def test_a_reference_that_follows_is_the_same_after_a_kill(tmp_path: Path, policy_dir: Path) -> None:
-    """Every three steps the policy becomes the reference; what a killed trainer goes on with is what it had."""
+def test_a_reference_that_follows_is_the_same_after_a_restart(tmp_path: Path, policy_dir: Path) -> None:
+    """Every three steps the policy becomes the reference; a restarted trainer goes on with the one it had."""
+    train = TrainSettings(fsync=False, kl=KlSettings(reference_steps=3), optimizer=OptimizerSettings(lr=1e-3))
 
     def trained(root: Path, *stops: int) -> list[dict[str, float]]:
         lines: list[dict[str, float]] = []
         for steps in stops:
-            config = WorkerConfig(
-                policy=policy_dir,
-                batches=root / "batches",
-                weights=root / "weights",
-                checkpoints=root / "checkpoints",
-                metrics=root / "metrics.jsonl",
-                steps=steps,
-                chain=WeightSettings(fsync=False),
-                train=TrainSettings(
-                    fsync=False, kl=KlSettings(reference_steps=3), optimizer=OptimizerSettings(lr=1e-3)
-                ),
-            )
+            config = worker_config(root, policy_dir, steps, train)
             for step in range(1, 9):
                 batch, _ = build_batch(
                     groups((1.0, 0.0)),
@@ -198,13 +192,13 @@ def test_a_reference_that_follows_is_the_same_after_a_kill(tmp_path: Path, polic
             lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
         return lines
 
-    whole, killed = trained(tmp_path / "whole", 8), trained(tmp_path / "killed", 2, 5, 8)
-    assert [line["kl"] for line in killed] == [line["kl"] for line in whole]
-    assert [line["loss"] for line in killed] == [line["loss"] for line in whole]
+    whole, restarted = trained(tmp_path / "whole", 8), trained(tmp_path / "restarted", 2, 5, 8)
+    assert [line["kl"] for line in restarted] == [line["kl"] for line in whole]
+    assert [line["loss"] for line in restarted] == [line["loss"] for line in whole]
     at = [line["kl"] for line in whole]
     assert at[0] == at[3] == at[6] == 0, "a step on which the reference is the policy itself"
     assert all(at[step] > 0 for step in (1, 2, 4, 5, 7))
-    (tmp_path / "killed" / "checkpoints" / "reference-000006.safetensors").unlink()
-    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "step-000008")
+    (tmp_path / "restarted" / "checkpoints" / "reference-000006.safetensors").unlink()
+    shutil.rmtree(tmp_path / "restarted" / "checkpoints" / "step-000008")
     with pytest.raises(CheckpointError, match=r"reference-000006\.safetensors: not the reference"):
-        trained(tmp_path / "killed", 8)
+        trained(tmp_path / "restarted", 8)

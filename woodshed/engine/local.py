@@ -425,9 +425,15 @@ class LocalEngine:
             self._scheduler.retire(request)
             self._counts["reused_tokens"] += request.cached
         completion = Completion(
-            request.tokens, request.logprobs, request.versions, reason, routes, prompt_routes, request.cached,
+            request.tokens,
+            request.logprobs,
+            request.versions,
+            reason,
+            routes,
+            prompt_routes,
+            request.cached,
             request.reports if request.sampling.reported else None,
-        )  # fmt: skip
+        )
         self._outbox.put(request.loop, request.future, completion)
 
     def _fail(self, request: Request, error: BaseException) -> None:

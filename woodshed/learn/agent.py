@@ -83,9 +83,16 @@ def _open_trajectory(folder: RunDirectory) -> tuple[str, str]:
 
 
 async def _episode(
-    recipe: Recipe, grading: GradingSettings, task: Task, url: str, key: str, model: str, step: bool,
-    temperature: float, console: Console,
-) -> None:  # fmt: skip
+    recipe: Recipe,
+    grading: GradingSettings,
+    task: Task,
+    url: str,
+    key: str,
+    model: str,
+    step: bool,
+    temperature: float,
+    console: Console,
+) -> None:
     sandbox = recipe.sandbox
     if RAY in sandbox.hosts:
         console.print("[dim]the box is made on this machine; only a run places boxes on a Ray cluster[/]")

@@ -95,16 +95,24 @@ def _logits_grad(
 
 
 def _tokens(
-    logp_C: Tensor, weight_C: Tensor, micro: MicroBatch, span: slice, used_C: Tensor, gap_M: Tensor | None,
+    logp_C: Tensor,
+    weight_C: Tensor,
+    micro: MicroBatch,
+    span: slice,
+    used_C: Tensor,
+    gap_M: Tensor | None,
     settings: TrainSettings,
-) -> parts.Tokens:  # fmt: skip
+) -> parts.Tokens:
     behaviour_C = micro.behaviour_M[span][used_C]
     unknown_C = torch.full_like(logp_C, torch.nan)
     return parts.Tokens(
-        logp_C.requires_grad_(), weight_C, behaviour_C,
+        logp_C.requires_grad_(),
+        weight_C,
+        behaviour_C,
         unknown_C if micro.ref_M is None else micro.ref_M[span][used_C],
-        parts.importance(logp_C, behaviour_C, settings.importance), unknown_C if gap_M is None else gap_M[span][used_C],
-    )  # fmt: skip
+        parts.importance(logp_C, behaviour_C, settings.importance),
+        unknown_C if gap_M is None else gap_M[span][used_C],
+    )
 
 
 def _slope(part: str, tokens: parts.Tokens, denominator: float, settings: TrainSettings, seen: Observed) -> Tensor:

@@ -78,9 +78,12 @@ class Standin:
         fresh: list[tuple[int, float, int]] = []
         reports: list[TokenReport] = []
         work = self.engine.generate(
-            body["token_ids"], sampling, session=name, on_token=lambda *token: fresh.append(token),
+            body["token_ids"],
+            sampling,
+            session=name,
+            on_token=lambda *token: fresh.append(token),
             on_report=reports.append,
-        )  # fmt: skip
+        )
         task = self._running[name] = asyncio.ensure_future(work)
         try:
             ended = False

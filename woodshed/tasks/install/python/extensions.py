@@ -87,9 +87,7 @@ async def _requirements(ground: Ground, project: Project, boxes: Boxes) -> tuple
     return left.installed, ""
 
 
-async def _compiled(
-    ground: Ground, installed: tuple[Pinned, ...], boxes: Boxes
-) -> tuple[Mapping[str, bytes], str]:  # fmt: skip
+async def _compiled(ground: Ground, installed: tuple[Pinned, ...], boxes: Boxes) -> tuple[Mapping[str, bytes], str]:
     box = await boxes.locked(ground, installed, {})
     try:
         done = await shell(box, _BUILD.format(version=shlex.quote(ground.version)), timeout=SETUP_SECONDS)
