@@ -54,7 +54,7 @@ def _move(body: Any, prefix: str, changed: set[str]) -> None:
 
 
 def _movable(node: ast.FunctionDef) -> bool:
-    """Whether the body may be moved into a helper function: not where it uses ``super``, ``locals``, frames, decorators."""
+    """Whether the body may become a helper function: not where it uses ``super``, ``locals``, frames or decorators."""
     special = {"super", "locals", "__class__", "warn", "_getframe"}
     names = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node)}
     return not node.decorator_list and not names & special and not node.name.startswith("__")
