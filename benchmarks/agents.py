@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
-from woodshed.learn.boxes import layer_store
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
@@ -40,6 +39,7 @@ from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
+from woodshed.stages.boxes import layer_store
 from woodshed.train.settings import ImportanceSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from woodshed.train.trainer import Trainer
 

@@ -18,8 +18,8 @@ from typing import Any
 from recipe_runs import run_recipe
 from result import write_result
 
-from woodshed.learn.directory import RunDirectory
 from woodshed.recipe.load import dump_recipe, load_recipe
+from woodshed.record.run_directory import RunDirectory
 
 MODES = {"sync": ['rl.mode="sync"', "rl.max_staleness=0"], "async": ['rl.mode="async"', "rl.max_staleness=1"]}
 WARMUP = 3

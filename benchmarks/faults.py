@@ -20,7 +20,7 @@ from typing import Any
 
 from result import write_result
 
-from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.layers import LayerStore
 
 ROOT = Path(__file__).parent.parent

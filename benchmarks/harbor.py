@@ -29,19 +29,19 @@ from rich.progress import track
 from woodshed.record.cache import cache_directory
 from woodshed.record.task import Task
 from woodshed.sandbox import open_backend
+from woodshed.sandbox.images.debian import build_debian
+from woodshed.sandbox.images.harbor import build_harbor
+from woodshed.sandbox.images.store import RootStore
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Egress
-from woodshed.sandbox.roots.debian import build_debian
-from woodshed.sandbox.roots.harbor import build_harbor
-from woodshed.sandbox.roots.store import RootStore
-from woodshed.tasks.packages.build import build_package_tasks
-from woodshed.tasks.packages.index import Index, pip_settings
-from woodshed.tasks.packages.settings import PackageTaskSettings
-from woodshed.tasks.studies.draw import draw_studies
-from woodshed.tasks.studies.write import write_study
+from woodshed.tasks.generators.packages.build import build_package_tasks
+from woodshed.tasks.generators.packages.index import Index, pip_settings
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.studies.draw import draw_studies
+from woodshed.tasks.generators.studies.write import write_study
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
-_CLASS = "woodshed.harbor_environment.environment:WoodshedEnvironment"
+_CLASS = "woodshed.evaluate.harbor.environment:WoodshedEnvironment"
 _HARBOR = "harbor==0.24.0"
 _ENTER = r"""
 set -e

@@ -25,7 +25,7 @@ from woodshed.grading.pytest_screen import screen
 from woodshed.grading.verify import grade
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.mutate import delete_body, function_spans
+from woodshed.tasks.languages.python import delete_body, function_spans
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))

@@ -15,7 +15,7 @@ from typing import Any
 from recipe_runs import learned, run_recipe, stage_minutes
 from result import write_result
 
-from woodshed.learn.directory import RunDirectory, write_json
+from woodshed.record.run_directory import RunDirectory, write_json
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "laptop.toml"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from result import write_result
 
-from woodshed.grading.monitors import MONITORS, Episode, inspect
+from woodshed.monitors import MONITORS, Episode, inspect
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory

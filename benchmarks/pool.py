@@ -16,10 +16,10 @@ from pathlib import Path
 
 from result import write_result
 
-from woodshed.learn.boxes import backend_of
-from woodshed.sandbox.backends import NAMES, open_backend
+from woodshed.sandbox.backends.by_name import NAMES, open_backend
 from woodshed.sandbox.protocol import Backend, BoxSpec, SandboxError
 from woodshed.sandbox.settings import SandboxSettings
+from woodshed.stages.boxes import backend_of
 
 SPECS = {
     "light": BoxSpec(files={f"pkg/m{n}.py": b"value = 1\n" * 40 for n in range(5)}, preload=("json",)),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from woodshed.sandbox import open_backend
-from woodshed.sandbox.keeper import descendants
+from woodshed.sandbox.host.keeper import descendants
+from woodshed.sandbox.host.session import ShellSession
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
-from woodshed.sandbox.session import ShellSession
 
 CLONES = 8
 

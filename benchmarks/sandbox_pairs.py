@@ -16,14 +16,14 @@ from typing import Any
 
 from result import RESULTS, commit, hardware
 
+from woodshed.attacks.escapes.beside import BACKENDS, Beside, beside_backend
 from woodshed.sandbox import open_backend
-from woodshed.sandbox.escapes.beside import BACKENDS, Beside, beside_backend
 from woodshed.sandbox.protocol import SandboxError
 
 _ORDINARY = """
 import json, sys
 from pathlib import Path
-from woodshed.sandbox.escapes.beside import beside_backend
+from woodshed.attacks.escapes.beside import beside_backend
 print(json.dumps([vars(each) for each in beside_backend(sys.argv[2], Path(sys.argv[1]))]))
 """
 

@@ -25,10 +25,10 @@ from result import write_result
 from sandbox_forks import figures, measure_forking, memory, timed
 from sandbox_pairs import measure_pairs, pair_figures
 
+from woodshed.attacks.escapes.battery import attack_backend
 from woodshed.sandbox import open_backend
-from woodshed.sandbox.backends import NAMES
-from woodshed.sandbox.escapes.battery import attack_backend
-from woodshed.sandbox.namespace import NamespaceBackend
+from woodshed.sandbox.backends.by_name import NAMES
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 FILES = {f"pkg/module{n}.py": b"value = 1\n" * 40 for n in range(5)}

@@ -23,11 +23,11 @@ from result import write_result
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling
 from woodshed.engine.settings import EngineSettings
-from woodshed.learn.examples import Example, batches, load_examples
-from woodshed.learn.settings import MtpSettings
-from woodshed.learn.stage_mtp import distill_batch
 from woodshed.policy.hf import Policy, load_policy
 from woodshed.policy.mtp import MtpHead
+from woodshed.recipe.stages import MtpSettings
+from woodshed.stages.examples import Example, batches, load_examples
+from woodshed.stages.mtp import distill_batch
 from woodshed.train.optim import Optimizer
 from woodshed.train.schedule import lr_factor
 from woodshed.train.settings import OptimizerSettings, ScheduleSettings

@@ -16,15 +16,15 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from woodshed.grading.exploits.base import Exploit
-from woodshed.grading.exploits.battery import run_battery
-from woodshed.grading.exploits.catalogue import EXPLOITS
+from woodshed.attacks.exploits.base import Exploit
+from woodshed.attacks.exploits.battery import run_battery
+from woodshed.attacks.exploits.catalogue import EXPLOITS
 from woodshed.grading.verify import grade
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, SandboxError
-from woodshed.tasks.guessing import ANSWERS, stubs
+from woodshed.tasks.validate.guessing import ANSWERS, stubs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

@@ -28,13 +28,13 @@ from task_audit import figures as audited
 
 from woodshed.record.cache import cache_directory
 from woodshed.record.task import Task
-from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.change import change_of
-from woodshed.tasks.cost import spent
-from woodshed.tasks.leaks import scan
-from woodshed.tasks.packages.catalogue import load_catalogue
-from woodshed.tasks.statistics import collect
+from woodshed.tasks.generators.packages.catalogue import load_catalogue
+from woodshed.tasks.library.cost import spent
+from woodshed.tasks.library.statistics import collect
+from woodshed.tasks.validate.leaks import scan
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -61,7 +61,7 @@ def build(sources: list[str], per_source: int, folder: Path, more: list[str]) ->
     clock = folder / "seconds.json"
     spent = json.loads(clock.read_text()) if clock.exists() else 0.0
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "woodshed.cli", "tasks", "build", *sources, "--out", str(folder / "tasks"),
+    command = [sys.executable, "-m", "woodshed.cli.main", "tasks", "build", *sources, "--out", str(folder / "tasks"),
                "--per-source", str(per_source), "--per-function", "3", "--level", "mixed",
                "--multi-file-share", "0.4", *more]  # fmt: skip
     start = time.monotonic()

@@ -17,7 +17,7 @@ from result import write_result
 from rich.console import Console
 from rich.progress import track
 
-from woodshed.grading.exploits import CONTROLS, EXPLOITS, run_battery
+from woodshed.attacks.exploits import CONTROLS, EXPLOITS, run_battery
 from woodshed.record.cache import cache_directory
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.task import Task
@@ -25,7 +25,7 @@ from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.find import task_folders
-from woodshed.tasks.gates import check_task
+from woodshed.tasks.validate.gates import check_task
 
 
 async def look(task: Task, backend: Backend, layers: LayerStore, most: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from real_runs import SmokeRun, make_smoke_run
 from s3 import s3  # noqa: F401  (a fixture)
 
-from woodshed.sandbox.probe import probe_namespace
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
 
 # Tests assert no times: the machine may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)

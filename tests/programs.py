@@ -16,15 +16,15 @@ from gateway.parts import ADMIN, HERMES, ScriptedEngine
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
-from woodshed.learn.programs import program_layers
 from woodshed.policy.formats import get_format
 from woodshed.policy.tokenizer import Tokenizer
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.rollout import Arena, rollout
+from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
+from woodshed.stages.programs import program_layers
 
 
 @contextmanager

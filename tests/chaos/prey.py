@@ -71,7 +71,11 @@ class Prey:
         }  # fmt: skip
         rollouts = [pid for pid, line in ours.items() if marks["rollouts"] in line]
         if plane == "zygote":
-            return [p for p, line in live.items() if "woodshed.sandbox.zygote" in line and table[p][1] in rollouts]
+            return [
+                p
+                for p, line in live.items()
+                if "woodshed.sandbox.backends.namespace.zygote" in line and table[p][1] in rollouts
+            ]
         return [pid for pid, line in ours.items() if marks[plane] in line]
 
     def kill_one(self, plane: str) -> bool:

@@ -18,19 +18,20 @@ from typing import Any
 import pytest
 from waiting import PATIENCE, wait_until
 
-from tests.chaos.prey import Prey
 from woodshed.cluster.idle import IdleClock
 from woodshed.cluster.source import PACKAGE, OtherSource, check_source, source
 from woodshed.cluster.supervisor import ProgramFailed
-from woodshed.learn.boxes import check_boxes
-from woodshed.learn.directory import RunDirectory
-from woodshed.learn.placed import PlacedBoxes
+from woodshed.record.run_directory import RunDirectory
+from woodshed.run.placed import PlacedBoxes
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
 from woodshed.sandbox.opening import open_boxes
-from woodshed.sandbox.placed import PlacedHosts
-from woodshed.sandbox.probe import probe_namespace
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
+from woodshed.sandbox.remote.placed import PlacedHosts
 from woodshed.sandbox.remote.wire import HostLost
 from woodshed.sandbox.settings import SandboxSettings
+from woodshed.stages.boxes import check_boxes
+
+from ..chaos.prey import Prey
 
 pytestmark = pytest.mark.slow
 SMALL = {
@@ -84,7 +85,7 @@ def _servers() -> dict[str, int]:
             words = (entry / "cmdline").read_bytes().decode().split("\0") if entry.name.isdigit() else []
         except OSError:
             continue
-        if "woodshed.cli" in words and "--host" in words and "bases=3" in words:
+        if "woodshed.cli.main" in words and "--host" in words and "bases=3" in words:
             found[f"http://{words[words.index('--host') + 1]}:{words[words.index('--port') + 1]}"] = int(entry.name)
     return found
 
@@ -218,7 +219,7 @@ def test_what_a_recipe_says_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         SandboxSettings(hosts=("ray", "local"))
     with pytest.raises(ValueError, match="makes a key itself"):
         SandboxSettings(hosts=("ray",), hosts_key_file=Path("key"))
-    monkeypatch.setattr("woodshed.learn.boxes.find_spec", lambda name: None)
+    monkeypatch.setattr("woodshed.stages.boxes.find_spec", lambda name: None)
     with pytest.raises(SandboxError, match=r'needs Ray: pip install "woodshed\[ray\]"'):
         check_boxes(PLACED)
     with pytest.raises(SandboxError, match="only `woodshed run` places"):

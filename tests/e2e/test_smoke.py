@@ -15,13 +15,13 @@ import torch
 from real_runs import STEPS, SmokeRun, begin, woodshed
 from waiting import ended, wait_until
 
-from woodshed.learn.directory import RunDirectory
-from woodshed.learn.examples import load_examples
-from woodshed.learn.stage_demonstrations import demonstrate
 from woodshed.policy.decoder import causal_attend
 from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import load_recipe
 from woodshed.record.jsonl import read_jsonl
+from woodshed.record.run_directory import RunDirectory
+from woodshed.stages.demonstrations import demonstrate
+from woodshed.stages.examples import load_examples
 
 pytestmark = pytest.mark.slow
 

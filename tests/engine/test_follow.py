@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.models import clone_state, decoder, full_logprobs, prompt, running
 from woodshed.engine.errors import EngineError
 from woodshed.engine.follow import ChainWatch
 from woodshed.engine.protocol import Sampling
 from woodshed.weights.chain import Publisher
 from woodshed.weights.manifest import version_key
 from woodshed.weights.store import FolderStore, open_store
+
+from .models import clone_state, decoder, full_logprobs, prompt, running
 
 POLICIES = [decoder(seed=seed) for seed in range(4)]
 

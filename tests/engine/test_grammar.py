@@ -15,16 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.grammars import (
-    brute_force,
-    end_of,
-    ids_of,
-    json_lark,
-    spans_of,
-    texts,
-    tiny_vocabulary,
-)
-from tests.engine.models import DENSE, clone_state, decoder, full_logprobs, prompt, run, slow
 from woodshed.engine.errors import EngineError
 from woodshed.engine.grammar import GrammarError, Grammars
 from woodshed.engine.local import LocalEngine
@@ -33,6 +23,9 @@ from woodshed.engine.routing.partial import Partial
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
+
+from .grammars import brute_force, end_of, ids_of, json_lark, spans_of, texts, tiny_vocabulary
+from .models import DENSE, clone_state, decoder, full_logprobs, prompt, run, slow
 
 TOKENIZER = tiny_vocabulary()
 END = end_of(TOKENIZER)

@@ -8,15 +8,16 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-from tests.engine.models import decoder, prompt, run, slow
-from tests.engine.served import Served, routed
-from tests.engine.test_grammar import END, GRAMMARS, LONG, sampling
 from woodshed.engine.errors import EngineError
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.remote import wire
 from woodshed.engine.routing.router import Router
 from woodshed.engine.settings import EngineSettings
 from woodshed.engine.vllm.client import VllmEngine
+
+from .models import decoder, prompt, run, slow
+from .served import Served, routed
+from .test_grammar import END, GRAMMARS, LONG, sampling
 
 
 def test_a_grammar_travels_and_a_request_without_one_is_as_before() -> None:

@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from tests.engine.models import decoder, full_logprobs, prompt, run, running
-from tests.engine.served import routed, serving
-from tests.engine.test_grammar import GRAMMARS, LONG
-from tests.engine.test_grammar import sampling as forced
-from tests.engine.test_router import interrupt
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.penalties import TokenCounts
 from woodshed.engine.protocol import Sampling
 from woodshed.engine.sampler import adjusted_logits
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import causal_attend
+
+from .models import decoder, full_logprobs, prompt, run, running
+from .served import routed, serving
+from .test_grammar import GRAMMARS, LONG
+from .test_grammar import sampling as forced
+from .test_router import interrupt
 
 PENALISED = Sampling(
     max_tokens=40, seed=5, presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.3, temperature=0.8

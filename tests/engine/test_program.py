@@ -10,8 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.parts import COMPACT
-from tests.gateway.test_serve import tiny
 from woodshed.cluster.ports import free_ports
 from woodshed.engine.errors import EngineClosed
 from woodshed.engine.protocol import Sampling
@@ -20,12 +18,14 @@ from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, hf_state, save_policy
 from woodshed.weights.chain import Publisher
 
+from ..gateway.parts import COMPACT
+from ..gateway.test_serve import tiny
 from .models import worst_gap
 from .served import KEY, routed, serving
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "woodshed.cli", "engine", *map(str, arguments)]
+    return [sys.executable, "-m", "woodshed.cli.main", "engine", *map(str, arguments)]
 
 
 @pytest.mark.slow

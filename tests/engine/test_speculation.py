@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.models import DENSE, MOE, clone_state, decoder, prompt, run, worst_gap
 from woodshed.engine.drafting import continuation
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.pace import REST, Pace
@@ -20,6 +19,8 @@ from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.policy.mtp import MtpHead
+
+from .models import DENSE, MOE, clone_state, decoder, prompt, run, worst_gap
 
 SAMPLINGS = [
     Sampling(max_tokens=40, seed=1),

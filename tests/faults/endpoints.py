@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import httpx
 
-from tests.sandbox.hosts import BoxHost
 from woodshed.cluster.ports import free_ports
-from woodshed.grading.monitors.judge import Judge
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.harness.settings import HarnessSettings, LimitSettings, RetrySettings
+from woodshed.monitors.judge import Judge
 from woodshed.sandbox.opening import open_pool
-from woodshed.sandbox.placement import Local, Placement
+from woodshed.sandbox.remote.placement import Local, Placement
 from woodshed.sandbox.settings import SandboxSettings
 
+from ..sandbox.hosts import BoxHost
 from .ground import MEND, Found, Ground, cause, found, run
 from .hosts import HERE, training
 

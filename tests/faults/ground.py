@@ -17,8 +17,6 @@ from typing import Any, Literal
 import httpx
 import uvicorn
 
-from tests.gateway.parts import ADMIN, HERMES, ScriptedEngine
-from tests.grading import toy
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.grading.verify import grade
@@ -28,10 +26,13 @@ from woodshed.policy.formats import get_format
 from woodshed.record.fault import Fault
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
-from woodshed.rl.failures import FAULT, INFRA, RETRIED
-from woodshed.rl.rollout import Arena, rollout
+from woodshed.rollout.failures import FAULT, INFRA, RETRIED
+from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Limits
+
+from ..gateway.parts import ADMIN, HERMES, ScriptedEngine
+from ..grading import toy
 
 MEND = "sed -i 's/width + height/width * height/' /workspace/shapes/measure.py"
 FIX = {"shapes/measure.py": toy.SHAPES.replace("width + height", "width * height").encode()}

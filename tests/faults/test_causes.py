@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.probe import probe_namespace
 
 from .causes import CAUSES, attempt
 from .ground import UNTRIED

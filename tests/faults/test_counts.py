@@ -13,20 +13,19 @@ import pytest
 from woodshed.evaluate.run import evaluate
 from woodshed.gateway.segments_wire import Finished
 from woodshed.grading.heldout import EndlessError
-from woodshed.harness.program import Ended
 from woodshed.harness.settings import LimitSettings
-from woodshed.learn.stage_rollouts import _ungraded, describe
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
-from woodshed.rl.failures import FAULT, INFRA, FailureWatch, RunFailing
-from woodshed.rl.observed import observe
+from woodshed.rollout.failures import FAULT, INFRA, FailureWatch, RunFailing
+from woodshed.rollout.observed import observe
+from woodshed.rollout.program import Ended
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend, probe_namespace
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.namespace import NamespaceBackend
-from woodshed.sandbox.probe import probe_namespace
 from woodshed.sandbox.protocol import BoxGone, SandboxError
-from woodshed.tasks.packages.ledger import Ledger
-from woodshed.tasks.packages.stream import Attempt, Stream, Verdict
+from woodshed.stages.rollouts import _ungraded, describe
+from woodshed.tasks.generators.packages.ledger import Ledger
+from woodshed.tasks.generators.packages.stream import Attempt, Stream, Verdict
 from woodshed.view.summary import evaluation
 
 from .ground import MEND, ground, run
@@ -94,7 +93,7 @@ def test_tasks_that_cannot_be_graded_end_no_run(
     async def grade(*_: Any, **__: Any) -> Outcome:
         raise EndlessError("the solution's tests do not end on other inputs")
 
-    monkeypatch.setattr("woodshed.rl.rollout.grade", grade)
+    monkeypatch.setattr("woodshed.rollout.rollout.grade", grade)
 
     async def main() -> None:
         async with ground(tmp_path / "at", layers, NamespaceBackend) as at:

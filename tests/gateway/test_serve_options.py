@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import woodshed.engine.remote.serve
 import woodshed.gateway.serve
-from woodshed.cli import app
+from woodshed.cli.main import app
 from woodshed.engine.settings import EngineServerSettings
 from woodshed.gateway.settings import GatewaySettings
 

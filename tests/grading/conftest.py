@@ -12,7 +12,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.studies import StudySpec, draw_studies, write_study
+from woodshed.tasks.generators.studies import StudySpec, draw_studies, write_study
 
 T = TypeVar("T")
 WithBackend = Callable[[Backend, LayerStore], Awaitable[T]]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from woodshed.grading.exploits import EXPLOITS, by_heart, run_battery
-from woodshed.grading.exploits.base import Exploit
-from woodshed.grading.exploits.controls import HONEST_FIX
+from woodshed.attacks.exploits import EXPLOITS, by_heart, run_battery
+from woodshed.attacks.exploits.base import Exploit
+from woodshed.attacks.exploits.controls import HONEST_FIX
 from woodshed.grading.heldout import PYTEST, answers, reference
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.telling import plain
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
-from woodshed.tasks import guessing
-from woodshed.tasks.gates import check_task
+from woodshed.tasks.validate import guessing
+from woodshed.tasks.validate.gates import check_task
 
 from . import toy
 

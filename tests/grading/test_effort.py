@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from woodshed.grading.behaviours import invalid_calls, unfinished_todos
-from woodshed.grading.effort import effort_cost, effort_penalty, effort_units
 from woodshed.grading.settings import EffortWeights
 from woodshed.record.trajectory import Effort, ToolEvent
+from woodshed.rollout.rewards.behaviours import invalid_calls, unfinished_todos
+from woodshed.rollout.rewards.effort import effort_cost, effort_penalty, effort_units
 
 X = st.just(0.0) | st.floats(1e-9, 1e4)
 K = st.floats(1e-3, 1e3)

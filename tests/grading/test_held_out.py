@@ -18,7 +18,7 @@ from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.telling import Known, _rounded, objection, plain, reference_of, values_of
 from woodshed.grading.verify import grade
-from woodshed.tasks.check import check_folders
+from woodshed.tasks.validate.check import check_folders
 
 from . import toy
 

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import served
 
+from woodshed.attacks.exploits.base import Call, Target
+from woodshed.attacks.exploits.conversation import JUDGE
 from woodshed.gateway.client import GatewayAdmin
-from woodshed.grading.exploits.base import Call, Target
-from woodshed.grading.exploits.conversation import JUDGE
-from woodshed.grading.monitors import Episode, quarantined, watch
-from woodshed.grading.monitors.judge import Judge, JudgeError, judge_key
-from woodshed.grading.monitors.judge.evidence import evidence, messages, strings
-from woodshed.grading.monitors.judge.verdict import KINDS, Malformed, Ruling, parse
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
+from woodshed.monitors import Episode, quarantined, watch
+from woodshed.monitors.judge import Judge, JudgeError, judge_key
+from woodshed.monitors.judge.evidence import evidence, messages, strings
+from woodshed.monitors.judge.verdict import KINDS, Malformed, Ruling, parse
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from woodshed.grading.monitors import NAMES, Episode, inspect, quarantined, watch
 from woodshed.grading.settings import MonitorSettings
+from woodshed.monitors import NAMES, Episode, inspect, quarantined, watch
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
 

@@ -12,10 +12,10 @@ from woodshed.grading.pytest_grader import TestRun
 from woodshed.grading.pytest_phases import Phase, run_phases
 from woodshed.grading.telling import values_of
 from woodshed.sandbox import open_backend
+from woodshed.sandbox.guest.template import SITE_PACKAGES
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec
-from woodshed.sandbox.template import SITE_PACKAGES
-from woodshed.tasks.reasons import wrong_reason
+from woodshed.tasks.validate.reasons import wrong_reason
 
 from . import toy
 

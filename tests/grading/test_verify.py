@@ -20,7 +20,7 @@ from woodshed.record.task import Task, TaskError, TaskInfo
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.studies import StudySpec
+from woodshed.tasks.generators.studies import StudySpec
 
 from . import toy
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from woodshed.record.task import Task, TaskInfo, save_task
+from woodshed.sandbox.guest.template import SITE_PACKAGES
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.template import SITE_PACKAGES
 
 SHAPES = '''"""Shapes, measured."""
 

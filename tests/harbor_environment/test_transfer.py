@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from woodshed.harbor_environment import transfer
+from woodshed.evaluate.harbor import transfer
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 

@@ -14,7 +14,7 @@ from woodshed.harness.registry import ToolRegistry
 from woodshed.harness.session import Session
 from woodshed.harness.settings import ALL_TOOLS, CommandSettings, HarnessSettings
 from woodshed.harness.tools.base import ToolResult
-from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.protocol import BoxSpec, Sandbox
 
 from .conftest import Script, call, serve

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from s3 import S3Server
 
-from woodshed.learn.directory import RunDirectory, write_json
-from woodshed.learn.run import RunError, check_machine
 from woodshed.recipe.load import RecipeError, load_recipe
+from woodshed.record.run_directory import RunDirectory, write_json
+from woodshed.run.run import RunError, check_machine
 from woodshed.weights.chain import Publisher
 
 SMOKE = Path(__file__).parents[2] / "recipes" / "smoke.toml"

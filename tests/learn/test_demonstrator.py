@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.learn.demonstrator import Action, line_script, package_script, passed
-from woodshed.learn.fixes import fix_of
-from woodshed.learn.settings import DemonstrationSettings
+from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
-from woodshed.tasks.studies.draw import draw_studies
-from woodshed.tasks.studies.write import write_study
+from woodshed.stages.demonstrator import Action, line_script, package_script, passed
+from woodshed.stages.fixes import fix_of
+from woodshed.tasks.generators.studies.draw import draw_studies
+from woodshed.tasks.generators.studies.write import write_study
 
 FLAWLESS = DemonstrationSettings(right_edit=1, untested_finish=0, give_up=0, invalid_call=0, wrong_file=0, undo=1)
 

@@ -10,11 +10,11 @@ import pytest
 
 from woodshed.harness.registry import ToolRegistry
 from woodshed.harness.settings import HarnessSettings, OutputSettings
-from woodshed.learn.examples import Example, batches, count_batches, load_examples, save_examples
-from woodshed.learn.render import render_conversation
 from woodshed.policy.formats import FORMATS, get_format
 from woodshed.policy.formats.base import conversation
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
+from woodshed.stages.examples import Example, batches, count_batches, load_examples, save_examples
+from woodshed.stages.render import render_conversation
 
 HARNESS = HarnessSettings(
     tools=("read_file", "edit_line", "undo", "run_tests", "finish"),

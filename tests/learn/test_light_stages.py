@@ -10,6 +10,6 @@ from waiting import run_to_end
 
 @pytest.mark.parametrize("stage", ["stage_tasks", "stage_corpus", "stage_demonstrations", "stage_rollouts"])
 def test_torch_is_not_imported(stage: str) -> None:
-    code = f"import sys, woodshed.learn.{stage}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = f"import sys, woodshed.stages.{stage}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = run_to_end([sys.executable, "-c", code])
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from woodshed.learn.pace import Every, Pace
+from woodshed.stages.pace import Every, Pace
 
 
 def test_every_is_true_once_a_while() -> None:

@@ -14,21 +14,21 @@ import pytest
 from gateway.parts import ADMIN, HERMES, ScriptedEngine
 from typer.testing import CliRunner
 
-from woodshed.cli import app
+from woodshed.cli.main import app
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
-from woodshed.learn.directory import RunDirectory
-from woodshed.learn.rate import Rated, chosen, rate_from, rate_in, rollouts_of
-from woodshed.learn.tasks import built_tasks
 from woodshed.policy.formats import get_format
 from woodshed.record.history import Mark, note_mark, read_history
+from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
-from woodshed.rl.rollout import Arena
+from woodshed.rollout.rollout import Arena
+from woodshed.run.rate import Rated, chosen, rate_from, rate_in, rollouts_of
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.studies import draw_studies, write_study
+from woodshed.stages.tasks import built_tasks
+from woodshed.tasks.generators.studies import draw_studies, write_study
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.grading.effort import effort_cost
-from woodshed.learn.arena import shaped_reward
 from woodshed.recipe.load import load_recipe
 from woodshed.record.trajectory import Effort, Outcome, ToolEvent
+from woodshed.rollout.rewards.effort import effort_cost
+from woodshed.stages.arena import shaped_reward
 
 PLAIN = """name = "plain"
 [harness]

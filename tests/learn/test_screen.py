@@ -9,10 +9,10 @@ import time
 import pytest
 from rich.console import Console
 
-from woodshed.learn import screen
-from woodshed.learn.directory import RunDirectory
-from woodshed.learn.screen import screen_for
-from woodshed.learn.stages import Stage
+from woodshed.record.run_directory import RunDirectory
+from woodshed.run import screen
+from woodshed.run.plan import Stage
+from woodshed.run.screen import screen_for
 
 STAGES = [Stage(name, title, (), list, ()) for name, title in [("corpus", "write corpus"), ("rl", "reinforce")]]
 

@@ -7,9 +7,9 @@ from real_runs import SMOKE
 
 from woodshed.engine.settings import EngineServerSettings
 from woodshed.gateway.settings import GatewaySettings
-from woodshed.learn.directory import RunDirectory
-from woodshed.learn.servers import server_programs
 from woodshed.recipe.load import load_recipe
+from woodshed.record.run_directory import RunDirectory
+from woodshed.stages.servers import server_programs
 
 
 def test_one_engine_is_part_of_the_server(tmp_path: Path) -> None:

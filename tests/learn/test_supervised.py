@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from woodshed.learn.examples import Example
-from woodshed.learn.supervised import train_on
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
+from woodshed.stages.examples import Example
+from woodshed.stages.supervised import train_on
 
 CONFIG = DecoderConfig(
     vocab_size=31, d_model=16, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8, d_ff=24, max_positions=64

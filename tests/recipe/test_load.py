@@ -25,7 +25,7 @@ def test_shipped_recipes_load_and_survive_a_round_trip(path: Path, tmp_path: Pat
 
 def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: Path) -> None:
     def woodshed(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from woodshed.cli import app; app()", *arguments]
+        command = [sys.executable, "-c", "from woodshed.cli.main import app; app()", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     mine = tmp_path / "mine.toml"
@@ -92,7 +92,7 @@ def test_overrides_reach_nested_fields() -> None:
 
 def test_loading_a_recipe_imports_no_torch() -> None:
     code = (
-        "import sys, woodshed.cli; from woodshed.recipe.load import load_recipe; load_recipe(sys.argv[1]);"
+        "import sys, woodshed.cli.main; from woodshed.recipe.load import load_recipe; load_recipe(sys.argv[1]);"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(RECIPES[0])], check=True)

@@ -30,7 +30,7 @@ def test_a_wheel_has_all_that_the_checkout_has_and_runs_outside_of_it(tmp_path: 
     assert [name for name in names if name.startswith("woodshed/") and not (installed / name).is_file()] == []
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))
     shown = subprocess.run(
-        [sys.executable, "-P", "-c", "from woodshed.cli import app; app()", "recipe", "smoke"],
+        [sys.executable, "-P", "-c", "from woodshed.cli.main import app; app()", "recipe", "smoke"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True,
     )  # fmt: skip
     assert shown.stdout == (ROOT / "woodshed/recipes/smoke.toml").read_text(), shown.stderr

@@ -12,19 +12,19 @@ import pytest
 from gateway.parts import ADMIN, HERMES, ScriptedEngine
 from grading import toy
 
+from woodshed.attacks.exploits import EXPLOITS
+from woodshed.attacks.exploits.base import Call, Exploit, Target
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
-from woodshed.grading.exploits import EXPLOITS
-from woodshed.grading.exploits.base import Call, Exploit, Target
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.rollout import Arena, rollout
+from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
-from woodshed.tasks.studies import draw_studies, write_study
+from woodshed.tasks.generators.studies import draw_studies, write_study
 
 SLOW = {"many_files", "box_hang", "box_memory", "box_fork_bomb"}
 """They take their time; the battery itself has them (tests/grading/test_exploits.py)."""

@@ -17,13 +17,13 @@ from grading import toy
 from programs import play, recorded_as_sampled, served
 
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
-from woodshed.learn.programs import program_layers
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.rollout import ProgramFailed
+from woodshed.rollout.rollout import ProgramFailed
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Limits
+from woodshed.stages.programs import program_layers
 
 AGENT = Path(__file__).parent.parent / "program_agent.py"
 MEND = "sed -i 's/width + height/width * height/' shapes/measure.py"

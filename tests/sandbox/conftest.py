@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from woodshed.sandbox.gvisor.backend import GvisorBackend
-from woodshed.sandbox.gvisor.probe import probe_gvisor
-from woodshed.sandbox.namespace import NamespaceBackend
-from woodshed.sandbox.probe import probe_namespace
+from woodshed.sandbox.backends.gvisor.backend import GvisorBackend, probe_gvisor
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend, probe_namespace
+from woodshed.sandbox.images.apt import host_suite
+from woodshed.sandbox.images.harbor import build_harbor
+from woodshed.sandbox.images.store import RootStore
 from woodshed.sandbox.protocol import SandboxError
-from woodshed.sandbox.roots.apt import host_suite
-from woodshed.sandbox.roots.harbor import build_harbor
-from woodshed.sandbox.roots.store import RootStore
 
 Body = Callable[[Any], Awaitable[Any]]
 

@@ -15,8 +15,8 @@ from waiting import run_to_end
 
 import woodshed
 from woodshed.record.cache import cache_directory
-from woodshed.sandbox.gvisor.runsc import Missing, find_runsc
-from woodshed.sandbox.microvm.qemu import find_programs
+from woodshed.sandbox.backends.gvisor.runsc import Missing, find_runsc
+from woodshed.sandbox.backends.microvm.qemu import find_programs
 
 USER = 54321
 _CODE = "import os, sys; sys.path.insert(0, sys.argv.pop(1)); exec(sys.argv.pop(1))"

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from woodshed.attacks.escapes.beside import BACKENDS, Beside, beside_backend, program, sources
+from woodshed.attacks.escapes.pairs import PAIRS
+from woodshed.attacks.escapes.pairs.base import STOP, TAKEN
 from woodshed.sandbox import open_backend
-from woodshed.sandbox.escapes.beside import BACKENDS, Beside, beside_backend, program, sources
-from woodshed.sandbox.escapes.pairs import PAIRS
-from woodshed.sandbox.escapes.pairs.base import STOP, TAKEN
-from woodshed.sandbox.hostparts import mounted_below
-from woodshed.sandbox.namespace import NamespaceBackend
-from woodshed.sandbox.processes import Process
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
+from woodshed.sandbox.backends.namespace.hostparts import mounted_below
+from woodshed.sandbox.guest.processes import Process
+from woodshed.sandbox.guest.turns import Turns
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
-from woodshed.sandbox.turns import Turns
 
 from .ordinary import run_as_ordinary_user
 
@@ -28,7 +28,7 @@ _ORDINARY = """
 import json, sys
 from pathlib import Path
 from typing import Any
-from woodshed.sandbox.escapes.beside import beside_backend
+from woodshed.attacks.escapes.beside import beside_backend
 print(json.dumps([vars(each) for each in beside_backend(sys.argv[2], Path(sys.argv[1]))]))
 """
 SHARED_BY_ALL = {"descriptor_locks"}

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from woodshed.sandbox.cgroups import Place, find_place
-from woodshed.sandbox.namespace import NamespaceBackend
-from woodshed.sandbox.probe import probe_namespace
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend, probe_namespace
+from woodshed.sandbox.guest.cgroups import Place, find_place
 from woodshed.sandbox.protocol import BoxSpec, Limits, SandboxError
 
 MEMORY = 192 << 20

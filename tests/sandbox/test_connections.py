@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.sandbox.frames import FrameError
-from woodshed.sandbox.guestnet import MAX_OPEN, WINDOW
-from woodshed.sandbox.guestnet import Connections as GuestEnd
-from woodshed.sandbox.gvisor.connections import Connections as HostEnd
+from woodshed.sandbox.backends.gvisor.connections import Connections as HostEnd
+from woodshed.sandbox.guest.frames import FrameError
+from woodshed.sandbox.guest.machine_net import MAX_OPEN, WINDOW
+from woodshed.sandbox.guest.machine_net import Connections as GuestEnd
 from woodshed.sandbox.protocol import BoxSpec, Egress
 
 

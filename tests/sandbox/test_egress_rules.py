@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from woodshed.sandbox.egress.http import BadRequest, parse_request
-from woodshed.sandbox.egress.rules import allowed, parse_rule, reachable, split_host
+from woodshed.sandbox.host.egress.http import BadRequest, parse_request
+from woodshed.sandbox.host.egress.rules import allowed, parse_rule, reachable, split_host
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.attacks.escapes.attempts import ATTEMPTS
+from woodshed.attacks.escapes.bait import bait
+from woodshed.attacks.escapes.battery import Tried, applicable, attack_backend, program, sources
 from woodshed.sandbox import open_backend
-from woodshed.sandbox.backends import NAMES
-from woodshed.sandbox.docker.engine import ENGINES
-from woodshed.sandbox.escapes.attempts import ATTEMPTS
-from woodshed.sandbox.escapes.bait import bait
-from woodshed.sandbox.escapes.battery import Tried, applicable, attack_backend, program, sources
+from woodshed.sandbox.backends.by_name import NAMES
+from woodshed.sandbox.backends.docker.engine import ENGINES
 from woodshed.sandbox.protocol import SandboxError
 
 from .ordinary import run_as_ordinary_user
@@ -23,7 +23,7 @@ from .ordinary import run_as_ordinary_user
 _ORDINARY = """
 import json, sys
 from pathlib import Path
-from woodshed.sandbox.escapes.battery import attack_backend
+from woodshed.attacks.escapes.battery import attack_backend
 print(json.dumps([vars(tried) for tried in attack_backend(sys.argv[2], Path(sys.argv[1]))]))
 """
 HARMLESS = (

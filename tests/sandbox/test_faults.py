@@ -12,9 +12,9 @@ import pytest
 from limits import soft_limit
 
 from woodshed.record.fault import Fault
-from woodshed.sandbox import boxfiles
 from woodshed.sandbox.faults import answered
-from woodshed.sandbox.frames import encode
+from woodshed.sandbox.guest import files as boxfiles
+from woodshed.sandbox.guest.frames import encode
 from woodshed.sandbox.protocol import BoxError, BoxGone, BoxSpec, SandboxError
 from woodshed.sandbox.remote import wire
 from woodshed.sandbox.remote.leases import Lease

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from woodshed.sandbox.gvisor.backend import GvisorBackend
+from woodshed.sandbox.backends.gvisor.backend import GvisorBackend
+from woodshed.sandbox.host.session import ShellSession
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Limits, SandboxError, Snapshot, Unsupported
-from woodshed.sandbox.session import ShellSession
 
 from .ordinary import USER, run_as_ordinary_user
 
@@ -244,7 +244,7 @@ def test_a_command_under_way_is_no_answer_to_its_forks(with_gvisor: Callable[...
 _OWNER = """
 import asyncio, sys
 from pathlib import Path
-from woodshed.sandbox.gvisor.backend import GvisorBackend
+from woodshed.sandbox.backends.gvisor.backend import GvisorBackend
 from woodshed.sandbox.protocol import BoxSpec
 async def main():
     backend = GvisorBackend(Path(sys.argv[1]))
@@ -283,7 +283,7 @@ def test_nothing_is_left_when_the_owner_is_killed(_gvisor: None, tmp_path: Path)
 _ORDINARY = """
 import asyncio, os, sys
 from pathlib import Path
-from woodshed.sandbox.gvisor.backend import GvisorBackend
+from woodshed.sandbox.backends.gvisor.backend import GvisorBackend
 from woodshed.sandbox.protocol import BoxSpec
 async def main():
     backend = GvisorBackend(Path(sys.argv[1]))

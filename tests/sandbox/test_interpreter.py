@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.sandbox.probe import probe_namespace
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
 
 _SHOW = "import sys; print(sys.version.split()[0], sys.prefix, sys.executable)"
 _BOX = f"""
 import asyncio, sys
 from pathlib import Path
-from woodshed.sandbox.namespace import NamespaceBackend
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec
 
 async def main():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.sandbox.masks import installed_packages
+from woodshed.sandbox.guest.masks import installed_packages
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
+from woodshed.sandbox.backends.microvm.backend import MicrovmBackend, probe_microvm
+from woodshed.sandbox.host.session import ShellSession
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.microvm.backend import MicrovmBackend
-from woodshed.sandbox.microvm.probe import probe_microvm
 from woodshed.sandbox.protocol import BoxSpec, Egress, Limits, SandboxError, Snapshot, Unsupported
-from woodshed.sandbox.session import ShellSession
 
 from .processes import family, state
 
@@ -233,7 +232,7 @@ def test_a_box_that_cannot_be_made_says_why(with_microvm: Run, tmp_path: Path) -
 _OWNER = """
 import asyncio, sys
 from pathlib import Path
-from woodshed.sandbox.microvm.backend import MicrovmBackend
+from woodshed.sandbox.backends.microvm.backend import MicrovmBackend
 async def main():
     backend = MicrovmBackend(Path(sys.argv[1]))
     await backend._spawner.start()

@@ -20,10 +20,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.sandbox.microvm import machine, vmlinux
-from woodshed.sandbox.microvm.memory import copy_memory
-from woodshed.sandbox.microvm.monitor import Monitor
-from woodshed.sandbox.microvm.templates import Templates
+from woodshed.sandbox.backends.microvm import machine, vmlinux
+from woodshed.sandbox.backends.microvm.memory import copy_memory
+from woodshed.sandbox.backends.microvm.monitor import Monitor
+from woodshed.sandbox.backends.microvm.templates import Templates
 from woodshed.sandbox.protocol import BoxSpec, Limits, SandboxError
 
 PAGE = mmap.PAGESIZE

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from woodshed.sandbox.host.spawner import explain, owned_folder, sweep
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
-from woodshed.sandbox.spawner import explain, owned_folder, sweep
 
 from .ordinary import run_as_ordinary_user
 from .processes import family, state
@@ -22,7 +22,7 @@ from .processes import family, state
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from woodshed.sandbox.namespace import NamespaceBackend
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec
 
 async def main():
@@ -74,7 +74,7 @@ def test_a_sweep_spares_the_living(tmp_path):
 def test_a_sweep_in_a_container_spares_those_outside(_possible, tmp_path):
     mine = owned_folder(tmp_path)
     program = (
-        "import os, sys, pathlib\nfrom woodshed.sandbox.spawner import owned_folder\n"
+        "import os, sys, pathlib\nfrom woodshed.sandbox.host.spawner import owned_folder\n"
         "print(os.getpid(), owned_folder(pathlib.Path(sys.argv[1])))"
     )
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]

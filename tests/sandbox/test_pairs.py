@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from woodshed.sandbox.host.pressure import Bounds, Load
 from woodshed.sandbox.pool import Pool
-from woodshed.sandbox.pressure import Bounds, Load
 from woodshed.sandbox.protocol import BoxSpec, Egress
 
 from .ordinary import run_as_ordinary_user
@@ -34,7 +34,7 @@ time.sleep(600)
 ORDINARY = f"""
 import asyncio, json, resource, sys
 from pathlib import Path
-from woodshed.sandbox.namespace import NamespaceBackend
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec, Egress
 ATTACK = {IN_FLIGHT!r}
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

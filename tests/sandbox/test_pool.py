@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from woodshed.sandbox.bases import Bases
-from woodshed.sandbox.cgroups import find_place
+from woodshed.sandbox.guest.cgroups import find_place
+from woodshed.sandbox.host.bases import Bases
+from woodshed.sandbox.host.pressure import Bounds, Load, measure
 from woodshed.sandbox.pool import Pool
-from woodshed.sandbox.pressure import Bounds, Load, measure
 from woodshed.sandbox.protocol import BoxSpec, Limits, SandboxError, Unsupported
 
 PLENTY = Load(64 << 30, 64 << 30, 0.0, 0.0)
@@ -161,7 +161,7 @@ import asyncio, sys
 from pathlib import Path
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.pool import Pool
-from woodshed.sandbox.pressure import Bounds, measure
+from woodshed.sandbox.host.pressure import Bounds, measure
 from woodshed.sandbox.protocol import BoxSpec
 
 async def main():

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from woodshed.sandbox.frames import encode
+from woodshed.sandbox.guest.frames import encode
 from woodshed.sandbox.layers import LayerStore, digest
 from woodshed.sandbox.opening import open_boxes
 from woodshed.sandbox.protocol import BoxSpec, Egress, Paused, SandboxError, Unsupported
@@ -28,15 +28,6 @@ from woodshed.sandbox.remote.wire import CLIENT, HostLost
 from woodshed.sandbox.settings import SandboxSettings
 
 from .hosts import KEY, BoxHost, placed
-from .test_boxes import (  # noqa: F401  (the contract, here on hosts)
-    test_an_edit_of_equal_length_within_a_second_runs_the_new_code,
-    test_errors_are_typed_and_clear,
-    test_files_travel_both_ways,
-    test_fork_and_snapshot_semantics,
-    test_layers_stack_in_order_and_stay_unchanged,
-    test_programs_can_have_terminals,
-    test_warm_python_behaves_as_python_and_forgets,
-)
 
 HEADERS = {"authorization": f"Bearer {KEY}", CLIENT: "a" * 32}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from woodshed.sandbox.host.session import ShellEnded, ShellSession
 from woodshed.sandbox.protocol import BoxSpec, Limits
-from woodshed.sandbox.session import ShellEnded, ShellSession
 
 
 def test_a_shell_keeps_what_commands_set(with_backend: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from woodshed.sandbox.keeper import descendants
+from woodshed.sandbox.host.keeper import descendants
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 from .ordinary import run_as_ordinary_user
@@ -18,8 +18,8 @@ from .ordinary import run_as_ordinary_user
 FEW_DESCRIPTORS = """
 import asyncio, json, os, resource, sys
 from pathlib import Path
-from woodshed.sandbox.namespace import NamespaceBackend
-from woodshed.sandbox.keeper import descendants
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
+from woodshed.sandbox.host.keeper import descendants
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 async def main():
@@ -83,8 +83,8 @@ def test_nor_does_that_of_gvisor(with_gvisor: Any) -> None:
 FEW_PROCESSES = """
 import asyncio, json, resource, sys
 from pathlib import Path
-from woodshed.sandbox.namespace import NamespaceBackend
-from woodshed.sandbox.keeper import descendants
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
+from woodshed.sandbox.host.keeper import descendants
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 async def main():

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from woodshed.record.task import TaskInfo, save_task
-from woodshed.sandbox.first_commit import first_commit
+from woodshed.sandbox.host.first_commit import first_commit
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits, SandboxError
 from woodshed.sandbox.settings import SandboxSettings

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.sandbox.gvisor.probe import probe_gvisor
-from woodshed.sandbox.landlock.probe import probe_landlock
-from woodshed.sandbox.probe import probe_namespace
+from woodshed.sandbox.backends.gvisor.backend import probe_gvisor
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
 
-PROBES = {"namespace": probe_namespace, "gvisor": probe_gvisor, "landlock": probe_landlock}
+PROBES = {"namespace": probe_namespace, "gvisor": probe_gvisor}
 _BOX = """
 import asyncio, sys
 from pathlib import Path
-from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Limits
 

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from tests.tasks_node import project
-from tests.tasks_sources import repos
-from tests.tasks_sources.place import SINGLE, Place
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.generators.packages.catalogue import Module
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.install.lock import find_install, load_install
 from woodshed.tasks.install.node.registry import Registry
 from woodshed.tasks.install.roles import AgentBuilder, AgentSetter
 from woodshed.tasks.install.run import Outcome, ground_of, install
 from woodshed.tasks.install.space import Boxes
-from woodshed.tasks.node.modules import unpack
-from woodshed.tasks.node.npm import archive_path, configuration, integrity_of
-from woodshed.tasks.packages.catalogue import Module
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.source import read_sdist
+from woodshed.tasks.languages.node.modules import unpack
+from woodshed.tasks.languages.node.npm import archive_path, configuration, integrity_of
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
+from ..tasks_node import project
+from ..tasks_sources import repos
+from ..tasks_sources.place import SINGLE, Place
 from .npm_registry import LocalRegistry, archive, local_registry
 from .policy import FINISH, call, scripted_policy
 

@@ -8,22 +8,22 @@ from typing import cast
 
 import pytest
 
-from tests.tasks_sources import repos
-from tests.tasks_sources.place import Place
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.agentic.propose import Proposer
-from woodshed.tasks.agentic.removal import removal_of
-from woodshed.tasks.check import check_folders
-from woodshed.tasks.packages.catalogue import Package
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.packages.rejected import Rejected
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.packages.settings import PackageTaskSettings
-from woodshed.tasks.packages.trial import Trial
+from woodshed.tasks.generators.agentic.propose import Proposer
+from woodshed.tasks.generators.agentic.removal import removal_of
+from woodshed.tasks.generators.packages.catalogue import Package
+from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.sources.factory import build_from_sources
+from woodshed.tasks.validate.check import check_folders
 
+from ..tasks_sources import repos
+from ..tasks_sources.place import Place
 from .policy import FINISH, call, scripted_policy
 
 MODULE = "src/prices/__init__.py"

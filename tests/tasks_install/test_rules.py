@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks_sources import repos
-from tests.tasks_sources.place import Place
 from woodshed.grading.pytest_grader import TestRun, import_path, run_pytest
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
@@ -17,12 +15,15 @@ from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.exchange.build import build_from_instances
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.install.command import InstallWishes, install_sources
 from woodshed.tasks.install.lock import find_install, load_install
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.library.exchange.build import build_from_instances
 from woodshed.tasks.sources.pin import Wishes
+
+from ..tasks_sources import repos
+from ..tasks_sources.place import Place
 
 
 @pytest.fixture(scope="module")

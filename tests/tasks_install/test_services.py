@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks_packages.harbor_box import rewards
-from tests.tasks_sources import repos
-from tests.tasks_sources.place import Place, place_in
 from woodshed.grading.pytest_grader import lay_tests, outcome_of, run_pytest_ids
 from woodshed.grading.verify import grade
 from woodshed.record.fault import HostFault
@@ -24,17 +21,20 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Sandbox
 from woodshed.sandbox.services import ServicesError, create_box, fork_box, try_services
 from woodshed.sandbox.taskbox import agent_box_spec, box_spec
+from woodshed.tasks.generators.packages.catalogue import load_catalogue
+from woodshed.tasks.generators.packages.dependencies import MOUNT
+from woodshed.tasks.generators.packages.source import unpack_wheel
 from woodshed.tasks.install.lock import find_install
 from woodshed.tasks.install.python.rules import PythonRuleBuilder
 from woodshed.tasks.install.python.services import services
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.run import ground_of
-from woodshed.tasks.packages.catalogue import load_catalogue
-from woodshed.tasks.packages.dependencies import MOUNT
-from woodshed.tasks.packages.source import unpack_wheel
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
+from ..tasks_packages.harbor_box import rewards
+from ..tasks_sources import repos
+from ..tasks_sources.place import Place, place_in
 from .real_wheels import add_to_index, wheels
 
 CODE = b'''"""Scores of players, kept in Redis."""

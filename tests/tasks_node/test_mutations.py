@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from woodshed.tasks.mutate.kinds import WEIGHTS
-from woodshed.tasks.node.functions import delete_body, function_named, functions_of, signature_of
-from woodshed.tasks.node.mutations import mutations
+from woodshed.tasks.languages.node.functions import delete_body, function_named, functions_of, signature_of
+from woodshed.tasks.languages.node.mutations import mutations
+from woodshed.tasks.languages.python.kinds import WEIGHTS
 
 from .project import INDEX, PARSE
 

@@ -6,14 +6,14 @@ from typing import get_args
 
 import pytest
 
-from woodshed.tasks.node.toolchain import NODE
-from woodshed.tasks.node.trial import NodeTrial
-from woodshed.tasks.packages.candidates import candidates, combinations
-from woodshed.tasks.packages.groups import GROUPS
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.packages.settings import Kind, PackageTaskSettings
-from woodshed.tasks.prompts.write import Facts, Shown, template
-from woodshed.tasks.reasons import wrong_reason
+from woodshed.tasks.generators.packages.candidates import candidates, combinations
+from woodshed.tasks.generators.packages.groups import GROUPS
+from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.packages.settings import Kind, PackageTaskSettings
+from woodshed.tasks.generators.prompts.write import Facts, Shown, template
+from woodshed.tasks.languages.node.toolchain import NODE
+from woodshed.tasks.languages.node.trial import NodeTrial
+from woodshed.tasks.validate.reasons import wrong_reason
 
 CODE = """\
 /** Adds up. */

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
 
 from .conftest import Built
 

@@ -14,21 +14,21 @@ from woodshed.grading.pytest_grader import grade_pytest
 from woodshed.grading.results import TestRun
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.leaks import scan, scan_task
-from woodshed.tasks.packages import prepare as preparation
-from woodshed.tasks.packages.attack import UNREWARDED, attacked
-from woodshed.tasks.packages.build import build_package_tasks
-from woodshed.tasks.packages.catalogue import load_catalogue
-from woodshed.tasks.packages.dependencies import dependency_layers
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import package_spec, prepare
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.packages.settings import PackageTaskSettings
-from woodshed.tasks.packages.source import fetch, read_sdist
-from woodshed.tasks.packages.workspace import workspace_of
+from woodshed.tasks.generators.packages import prepare as preparation
+from woodshed.tasks.generators.packages.attack import UNREWARDED, attacked
+from woodshed.tasks.generators.packages.build import build_package_tasks
+from woodshed.tasks.generators.packages.catalogue import load_catalogue
+from woodshed.tasks.generators.packages.dependencies import dependency_layers
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.prepare import package_spec, prepare
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.source import fetch, read_sdist
+from woodshed.tasks.generators.packages.workspace import workspace_of
+from woodshed.tasks.validate.leaks import scan, scan_task
 
 from . import tiny
 from .conftest import Built

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.packages.candidates import candidates
-from woodshed.tasks.packages.catalogue import load_catalogue
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.instruction import (
+from woodshed.tasks.generators.packages.candidates import candidates
+from woodshed.tasks.generators.packages.catalogue import load_catalogue
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.instruction import (
     bug_report,
     feature_request,
     located_bug_report,
@@ -21,11 +21,11 @@ from woodshed.tasks.packages.instruction import (
     pointed_bug_report,
     signature_of,
 )
-from woodshed.tasks.packages.partition import unplanned
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.packages.settings import PackageTaskSettings
-from woodshed.tasks.packages.surroundings import surroundings
-from woodshed.tasks.packages.workspace import protected_globs, submission_globs, workspace_of
+from woodshed.tasks.generators.packages.partition import unplanned
+from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.surroundings import surroundings
+from woodshed.tasks.generators.packages.workspace import protected_globs, submission_globs, workspace_of
 
 from . import tiny
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from woodshed.cli import app
+from woodshed.cli.main import app
 from woodshed.record.task import Task, TaskError, TaskInfo, save_task
-from woodshed.tasks.exchange.bring import import_tasks
-from woodshed.tasks.exchange.export import Format, export_tasks
-from woodshed.tasks.exchange.git import GitRepository
+from woodshed.tasks.library.exchange.bring import import_tasks
+from woodshed.tasks.library.exchange.export import Format, export_tasks
+from woodshed.tasks.library.exchange.git import GitRepository
 
 from .conftest import Built
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.tasks.mutate import delete_bodies, merge, remove_functions
-from woodshed.tasks.packages.candidates import candidates, combinations
-from woodshed.tasks.packages.deletion import delete_group
-from woodshed.tasks.packages.groups import class_of, feature_of, methods_with
-from woodshed.tasks.packages.partition import kept_splits, plan_splits
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.candidates import candidates, combinations
+from woodshed.tasks.generators.packages.deletion import delete_group
+from woodshed.tasks.generators.packages.groups import class_of, feature_of, methods_with
+from woodshed.tasks.generators.packages.partition import kept_splits, plan_splits
+from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.languages.python import delete_bodies, merge, remove_functions
 
 STACK = b'''"""A stack and its words."""
 

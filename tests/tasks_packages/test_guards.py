@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from woodshed.grading.results import TestResult
-from woodshed.tasks.packages.guards import Imports, guard
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite, coarse, cost
+from woodshed.tasks.generators.packages.guards import Imports, guard
+from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite, coarse, cost
 
 WORKSPACE = {
     "src/shop/__init__.py": b"from .prices import price\nfrom .orders import order\nfrom .dates import today\n",

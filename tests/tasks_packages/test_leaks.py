@@ -23,7 +23,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from woodshed.tasks.leaks import copies, interface_of, scan
+from woodshed.tasks.validate.leaks import copies, interface_of, scan
 
 GOLD = b'''"""Shapes."""
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.exchange.git import GitRepository
-from woodshed.tasks.exchange.patches import apply_patch
-from woodshed.tasks.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.library.exchange.git import GitRepository
+from woodshed.tasks.library.exchange.patches import apply_patch
 
 FILES = {"src/a.py": b"one\ntwo\nthree\n", "src/b.py": b"x\n"}
 HEAD = "diff --git a/src/a.py b/src/a.py\n--- a/src/a.py\n+++ b/src/a.py\n"

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from woodshed.harness.settings import RetrySettings
-from woodshed.tasks.packages.candidates import Candidate
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.settings import PackageTaskSettings
-from woodshed.tasks.prompts.bugs import vague_report
-from woodshed.tasks.prompts.deletions import deletion_request
-from woodshed.tasks.prompts.reword import Reworder, objection, reworder
-from woodshed.tasks.prompts.write import LEVELS, Facts, level_of, template
+from woodshed.tasks.generators.packages.candidates import Candidate
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.prompts.bugs import vague_report
+from woodshed.tasks.generators.prompts.deletions import deletion_request
+from woodshed.tasks.generators.prompts.reword import Reworder, objection, reworder
+from woodshed.tasks.generators.prompts.write import LEVELS, Facts, level_of, template
 
 from .test_groups import POP, PUSH, SHOW, STACK, TEXT, WORKSPACE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from woodshed.tasks.reasons import defined_names, names_missing, wrong_reason
+from woodshed.tasks.validate.reasons import defined_names, names_missing, wrong_reason
 
 RIGHT = [
     "assert 5 == 6\n +  where 5 = area(2, 3)", "NotImplementedError", "AttributeError: 'Box' has no attribute 'x'",

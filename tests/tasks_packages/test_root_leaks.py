@@ -12,8 +12,8 @@ import pytest
 
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.leaks import N, answer_ngrams, tokenise
-from woodshed.tasks.root_leaks import FEW, FORMAT, RARE, NgramIndex, _kept, build_index, scan_root
+from woodshed.tasks.validate.leaks import N, answer_ngrams, tokenise
+from woodshed.tasks.validate.root_leaks import FEW, FORMAT, RARE, NgramIndex, _kept, build_index, scan_root
 
 from .test_leaks import tarred, zipped
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from woodshed.grading.pytest_screen import elsewhere, screen
-from woodshed.tasks.mutate import delete_body, function_spans
+from woodshed.tasks.languages.python import delete_body, function_spans
 
 BEFORE = b"import sys\n\n\ndef area(w, h):\n    return w + h\n"
 GOLD = b"import sys\n\n\ndef area(w, h):\n    return w * h\n"

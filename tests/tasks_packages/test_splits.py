@@ -7,19 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tasks_packages import tiny
-from woodshed.learn.decontaminate import check_training_data
-from woodshed.learn.directory import RunDirectory
-from woodshed.learn.examples import Example, save_examples
-from woodshed.learn.failures import StageFailed
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
+from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task, TaskInfo, save_task
-from woodshed.tasks.check import Verdict, mark_twins
-from woodshed.tasks.contamination import contamination, held_out_repositories
-from woodshed.tasks.packages.build import separated
-from woodshed.tasks.packages.ledger import Ledger
-from woodshed.tasks.packages.report import BuildReport, PackageYield
-from woodshed.tasks.splits import TWIN, twins_of_heldout
+from woodshed.stages.decontaminate import check_training_data
+from woodshed.stages.examples import Example, save_examples
+from woodshed.stages.failures import StageFailed
+from woodshed.tasks.generators.packages.build import separated
+from woodshed.tasks.generators.packages.ledger import Ledger
+from woodshed.tasks.generators.packages.report import BuildReport, PackageYield
+from woodshed.tasks.validate.check import Verdict, mark_twins
+from woodshed.tasks.validate.contamination import contamination, held_out_repositories
+from woodshed.tasks.validate.splits import TWIN, twins_of_heldout
+
+from . import tiny
 
 BUG = tiny.SHAPES.replace(b"width < 0 or height", b"width < 0 and height")
 OTHER = tiny.SHAPES.replace(b"width * width + height", b"width * width - height")

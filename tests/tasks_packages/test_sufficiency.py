@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from woodshed.tasks.prompts.sufficiency import MOST_CHARACTERS, Reading, read_instruction
+from woodshed.tasks.generators.prompts.sufficiency import MOST_CHARACTERS, Reading, read_instruction
 
 START = {"shop.py": b"def price(item, rate=0):\n    return item * rate\n", "test_shop.py": b"import shop\n"}
 GOLD = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from woodshed.record.history import History, Mark, Rating
-from woodshed.tasks.difficulty import Share, ever_solved, lines_of, spread
+from woodshed.tasks.library.difficulty import Share, ever_solved, lines_of, spread
 
 
 def rating(group: str, solved: int, rollouts: int, version: int = 0) -> Rating:

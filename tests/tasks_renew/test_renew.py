@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.tasks_sources.place import Place
-from woodshed.cli import app
+from woodshed.cli.main import app
 from woodshed.record.history import History, Rating, in_use, note_rating, read_history
 from woodshed.record.task import HISTORY, Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.check import Verdict, check_folders
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.renew.decide import Limits, find
-from woodshed.tasks.renew.harder import WAYS, Way
-from woodshed.tasks.renew.report import Renewal
-from woodshed.tasks.renew.run import Wishes, renew
-from woodshed.tasks.splits import TWIN
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.library.renew.decide import Limits, find
+from woodshed.tasks.library.renew.harder import WAYS, Way
+from woodshed.tasks.library.renew.report import Renewal
+from woodshed.tasks.library.renew.run import Wishes, renew
+from woodshed.tasks.validate.check import Verdict, check_folders
+from woodshed.tasks.validate.splits import TWIN
+
+from ..tasks_sources.place import Place
 
 DAY = "2026-01-02T03:04:05Z"
 

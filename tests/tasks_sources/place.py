@@ -13,17 +13,19 @@ from typing import TypeVar
 import pytest
 from real_runs import woodshed
 
-from tests.tasks_packages import tiny
+from woodshed.evaluate.suites.by_name import COLLECTIONS
 from woodshed.record.task import Task
-from woodshed.sandbox.backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.probe import probe_namespace
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.packages.build import Progress
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.build import Progress
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.sources.factory import build_from_sources
 from woodshed.tasks.sources.pin import Wishes
+
+from ..tasks_packages import tiny
 
 T = TypeVar("T")
 SINGLE = ("--kind", "mutate", "--kind", "delete_function", "--mutants", "1", "--exploits", "0")
@@ -61,7 +63,7 @@ class Place:
         chosen = PackageTaskSettings.model_validate(values)
         return self.boxes(
             lambda backend, layers: build_from_sources(
-                sources, chosen, backend, layers, out, progress, wishes=wishes, report=report
+                sources, chosen, backend, layers, out, progress, wishes=wishes, collections=COLLECTIONS, report=report
             )
         )
 

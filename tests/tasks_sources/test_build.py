@@ -17,16 +17,16 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.check import check_folders
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.proof import WEAK
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.packages.settings import PackageTaskSettings
-from woodshed.tasks.prompts.reword import reworder
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.proof import WEAK
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.prompts.reword import reworder
 from woodshed.tasks.sources.factory import build_from_sources
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.repository import pack
-from woodshed.tasks.splits import TWIN
+from woodshed.tasks.validate.check import check_folders
+from woodshed.tasks.validate.splits import TWIN
 
 from . import repos
 from .conftest import Built

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.task import Task, TaskError, TaskInfo, save_task
-from woodshed.tasks.check import Verdict
-from woodshed.tasks.describe import describe
-from woodshed.tasks.mutate import delete_body
-from woodshed.tasks.statistics import collect
+from woodshed.tasks.languages.python import delete_body
+from woodshed.tasks.library.describe import describe
+from woodshed.tasks.library.statistics import collect
+from woodshed.tasks.validate.check import Verdict
 
 from .conftest import Built
 from .place import Place

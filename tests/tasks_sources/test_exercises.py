@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.check import check_folders
-from woodshed.tasks.exercises.read import read_collection
-from woodshed.tasks.mutate import delete_body
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.proof import GATES
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.splits import TWIN
+from woodshed.evaluate.suites.exercises.read import read_collection
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.proof import GATES
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.languages.python import delete_body
+from woodshed.tasks.validate.check import check_folders
+from woodshed.tasks.validate.splits import TWIN
 
 from . import repos
 from .place import Place

@@ -17,14 +17,14 @@ import pytest
 from woodshed.grading.crossing import crossing
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task, TaskError
-from woodshed.tasks.check import check_folders
-from woodshed.tasks.exchange.build import build_from_instances
-from woodshed.tasks.exchange.instances import read_instances
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.library.exchange.build import build_from_instances
+from woodshed.tasks.library.exchange.instances import read_instances
 from woodshed.tasks.sources.pin import Wishes
-from woodshed.tasks.splits import TWIN
+from woodshed.tasks.validate.check import check_folders
+from woodshed.tasks.validate.splits import TWIN
 
 from . import repos
 from .place import Place

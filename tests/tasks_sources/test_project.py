@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.options import marked, own_options
 from woodshed.tasks.sources.pin import missing_advice

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from real_runs import SMOKE, woodshed
 
-from woodshed.learn.directory import RunDirectory
-from woodshed.learn.stage_tasks import make_packages
-from woodshed.learn.tasks import load_split
 from woodshed.recipe.load import load_recipe
+from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task
+from woodshed.stages.make_tasks import make_packages
+from woodshed.stages.tasks import load_split
 
 from .conftest import Built
 from .place import Place

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.task import Task
-from woodshed.tasks.check import check_folders
-from woodshed.tasks.packages.history import Commit, parse_log, replayable
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.proof import changed_functions
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.prompts.commits import cleaned
+from woodshed.tasks.generators.packages.history import Commit, parse_log, replayable
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.proof import changed_functions
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.prompts.commits import cleaned
+from woodshed.tasks.validate.check import check_folders
 
 from . import repos
 from .place import Place

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.tasks_packages.test_groups import ALL, FUNCTIONS, POP, PUSH, SHOW, SUITE, WORKSPACE
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.task import Task
-from woodshed.tasks.guessing import UNTOLD
-from woodshed.tasks.packages.candidates import Candidate, candidates, group_candidate
-from woodshed.tasks.packages.partition import unplanned
-from woodshed.tasks.packages.report import BuildReport
-from woodshed.tasks.packages.smaller import LEFT_OUT, smaller
+from woodshed.tasks.generators.packages.candidates import Candidate, candidates, group_candidate
+from woodshed.tasks.generators.packages.partition import unplanned
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.smaller import LEFT_OUT, smaller
+from woodshed.tasks.validate.guessing import UNTOLD
 
+from ..tasks_packages.test_groups import ALL, FUNCTIONS, POP, PUSH, SHOW, SUITE, WORKSPACE
 from . import repos
 from .place import Place
 from .test_build import tree

@@ -11,8 +11,8 @@ import pytest
 from woodshed.record.task import Task, save_task
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.gates import GateReport, check_task
-from woodshed.tasks.studies import draw_studies, write_study
+from woodshed.tasks.generators.studies import draw_studies, write_study
+from woodshed.tasks.validate.gates import GateReport, check_task
 
 
 def _variant(task: Task, path: Path, **changes: object) -> Task:

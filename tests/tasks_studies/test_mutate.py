@@ -11,10 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from woodshed.tasks.mutate import Mutation, apply_line, delete_body, function_spans, mutations, normalise, pick
-from woodshed.tasks.mutate.kinds import WEIGHTS, changes
-from woodshed.tasks.mutate.splice import put
-from woodshed.tasks.studies import draw_functions
+from woodshed.tasks.generators.studies import draw_functions
+from woodshed.tasks.languages.python import (
+    Mutation,
+    apply_line,
+    delete_body,
+    function_spans,
+    mutations,
+    normalise,
+    pick,
+)
+from woodshed.tasks.languages.python.kinds import WEIGHTS, changes
+from woodshed.tasks.languages.python.splice import put
 
 SAMPLE = '''
 def f(xs, k, flag=True):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.task import Task
-from woodshed.tasks.mutate import apply_line, normalise
-from woodshed.tasks.studies import (
+from woodshed.tasks.generators.studies import (
     HIDDEN,
     NOUNS,
     TEMPLATES,
@@ -26,8 +25,9 @@ from woodshed.tasks.studies import (
     solution_edit,
     write_study,
 )
-from woodshed.tasks.studies.function import build_function
-from woodshed.tasks.studies.worker import build_study, failing_cases
+from woodshed.tasks.generators.studies.function import build_function
+from woodshed.tasks.generators.studies.worker import build_study, failing_cases
+from woodshed.tasks.languages.python import apply_line, normalise
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.cache import RowCache
-from woodshed.engine.row_attention import RowAttention
+from .cache import RowCache
+from .row_attention import RowAttention
 
 LONG_CHUNK = 64
 """Keys and values of a chunk of so many tokens or more are copied as one block: half the time of token by token here, a

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.memory import zeros
+from .memory import zeros
 
 
 class RowCache:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.engine.errors import ContextLengthExceeded
-from woodshed.engine.protocol import Sampling
+from .errors import ContextLengthExceeded
+from .protocol import Sampling
 
 MOST_TOP_LOGPROBS = 20
 """Alternatives per token, as in the API of OpenAI."""

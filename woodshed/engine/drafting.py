@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.attention import CausalMasks, StepAttention
-from woodshed.engine.cache import RowCache
-from woodshed.engine.request import Request
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
+
+from .attention import CausalMasks, StepAttention
+from .cache import RowCache
+from .request import Request
 
 
 class Drafter(Protocol):

@@ -12,8 +12,8 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from woodshed.engine.protocol import trajectory_of
-from woodshed.engine.request import Request
+from .protocol import trajectory_of
+from .request import Request
 
 
 class FairQueue:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from woodshed.engine.errors import EngineError, weights_problem
-from woodshed.engine.local import LocalEngine
 from woodshed.weights.errors import ChainError
 from woodshed.weights.follow import Follower
 from woodshed.weights.image import assemble
 from woodshed.weights.store import Store
+
+from .errors import EngineError, weights_problem
+from .local import LocalEngine
 
 log = logging.getLogger(__name__)
 

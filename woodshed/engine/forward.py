@@ -9,18 +9,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.attention import CausalMasks, StepAttention, places
-from woodshed.engine.cache import RowCache
-from woodshed.engine.drafting import Drafter, MtpDrafter, NgramDrafter
-from woodshed.engine.graphs import DecodeGraphs, Record
 from woodshed.engine.native.kernels import Kernels
-from woodshed.engine.protocol import TokenReport
-from woodshed.engine.reports import token_reports
-from woodshed.engine.request import Request
-from woodshed.engine.sampler import adjusted_logits, draw
-from woodshed.engine.scheduler import Step
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
+
+from .attention import CausalMasks, StepAttention, places
+from .cache import RowCache
+from .drafting import Drafter, MtpDrafter, NgramDrafter
+from .graphs import DecodeGraphs, Record
+from .protocol import TokenReport
+from .reports import token_reports
+from .request import Request
+from .sampler import adjusted_logits, draw
+from .scheduler import Step
 
 
 @dataclass

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.cache import RowCache
 from woodshed.policy.decoder import Decoder
+
+from .cache import RowCache
 
 Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 """Takes what computes on fixed memory; gives what computes the same anew, into the same tensor every time."""

@@ -11,8 +11,9 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
-from woodshed.engine.settings import ServerSettings
 from woodshed.record.atomic import write_whole
+
+from .settings import ServerSettings
 
 
 async def listen(app: ASGIApp, settings: ServerSettings, stack: contextlib.AsyncExitStack) -> None:

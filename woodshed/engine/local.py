@@ -17,30 +17,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine import graphs
-from woodshed.engine.cache import RowCache
-from woodshed.engine.checks import check_sampling, checked_prompt
-from woodshed.engine.delivery import Outbox
-from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
-from woodshed.engine.fair import FairQueue
-from woodshed.engine.forward import Forward
-from woodshed.engine.grammar import MISSING, GrammarError, Grammars, Matcher, library
-from woodshed.engine.native import kernels as native
 from woodshed.engine.native.build import COMPILE_SECONDS, NoKernels, StillCompiling
 from woodshed.engine.native.build import library as kernel_library
 from woodshed.engine.native.kernels import Kernels
-from woodshed.engine.packing import PackedLinear, packs
-from woodshed.engine.penalties import TokenCounts
-from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
-from woodshed.engine.request import Request, seeded
-from woodshed.engine.scheduler import Scheduler
-from woodshed.engine.settings import EngineSettings
-from woodshed.engine.speculate import Speculation
-from woodshed.engine.swap import KvPolicy, Swap
 from woodshed.policy.config import ConfigError
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
 from woodshed.policy.state import load_hf_state
+
+from . import graphs
+from .cache import RowCache
+from .checks import check_sampling, checked_prompt
+from .delivery import Outbox
+from .errors import EngineBusy, EngineClosed, EngineError
+from .fair import FairQueue
+from .forward import Forward
+from .grammar import MISSING, GrammarError, Grammars, Matcher, library
+from .native import kernels as native
+from .packing import PackedLinear, packs
+from .penalties import TokenCounts
+from .protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
+from .request import Request, seeded
+from .scheduler import Scheduler
+from .settings import EngineSettings
+from .speculate import Speculation
+from .swap import KvPolicy, Swap
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from woodshed.engine.follow import ChainWatch
-from woodshed.engine.grammar import Grammars
-from woodshed.engine.local import LocalEngine
-from woodshed.engine.settings import ServerSettings
 from woodshed.policy.device import resolve
 from woodshed.policy.hf import Policy, load_policy
+
+from .follow import ChainWatch
+from .grammar import Grammars
+from .local import LocalEngine
+from .settings import ServerSettings
 
 
 @dataclass(frozen=True)

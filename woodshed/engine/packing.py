@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from woodshed.engine.processor import made_by_amd, onednn_multiplies_bfloat16, onednn_offers
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer
+
+from .processor import made_by_amd, onednn_multiplies_bfloat16, onednn_offers
 
 WORTH_BYTES = 64 << 20
 """Matrices in float32 that together are smaller stay in a cache, and arranging them costs next to nothing."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.engine.protocol import Sampling
+from .protocol import Sampling
 
 Counts = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Token ids, each once, and how often each was generated."""

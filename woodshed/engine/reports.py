@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from woodshed.engine.protocol import Sampling, TokenReport, point_mass
+from .protocol import Sampling, TokenReport, point_mass
 
 
 def token_reports(

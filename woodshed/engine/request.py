@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.engine.grammar import Matcher
-from woodshed.engine.pace import Pace
-from woodshed.engine.penalties import Counts, TokenCounts
-from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
+from .grammar import Matcher
+from .pace import Pace
+from .penalties import Counts, TokenCounts
+from .protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
 
 
 def seeded(seed: int, drawn: int) -> random.Random:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.cache import RowCache
-from woodshed.engine.processor import onednn_multiplies_bfloat16
-from woodshed.engine.spans import cut_rows
+from .cache import RowCache
+from .processor import onednn_multiplies_bfloat16
+from .spans import cut_rows
 
 SPAN_OVERHEAD_BYTES = 400_000
 """Keys and values of one layer that a core reads in the time that one more span costs (measured: about 30 us)."""

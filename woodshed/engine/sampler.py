@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.penalties import Penalised
-from woodshed.engine.protocol import Sampling
+from .penalties import Penalised
+from .protocol import Sampling
 
 Allowed = Sequence[tuple[int, NDArray[np.uint8]]]
 """(row, the tokens that it may have as bits, little endian); tokens without a bit are not allowed."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.engine.attention import Chunk
-from woodshed.engine.cache import RowCache
-from woodshed.engine.fair import FairQueue
-from woodshed.engine.request import Request
-from woodshed.engine.settings import EngineSettings
+from .attention import Chunk
+from .cache import RowCache
+from .fair import FairQueue
+from .request import Request
+from .settings import EngineSettings
 
 
 @dataclass

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from woodshed.engine.cache import RowCache
-from woodshed.engine.pace import Pace
-from woodshed.engine.request import Request
-from woodshed.engine.settings import EngineSettings
+from .cache import RowCache
+from .pace import Pace
+from .request import Request
+from .settings import EngineSettings
 
 if TYPE_CHECKING:
-    from woodshed.engine.drafting import Drafter
+    from .drafting import Drafter
 
 
 class Speculation:

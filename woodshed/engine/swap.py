@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from woodshed.engine.settings import KvPolicy
+from .settings import KvPolicy
 
 
 @dataclass(eq=False)

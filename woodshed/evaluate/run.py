@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from ..record.store import TrajectoryStore
-from ..record.task import Task
-from ..rl.failures import INFRA, FailureWatch
-from ..rl.rollout import Arena, rollout
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.rollout.failures import INFRA, FailureWatch
+from woodshed.rollout.rollout import Arena, rollout
 
 
 @dataclass(frozen=True)

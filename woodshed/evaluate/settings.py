@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ..record.settings import Settings
+from woodshed.record.settings import Settings
 
 
 class EvaluateSettings(Settings):

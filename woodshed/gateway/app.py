@@ -12,15 +12,15 @@ from starlette.routing import Route
 
 from woodshed.engine.prometheus import CONTENT_TYPE
 from woodshed.engine.protocol import Engine
+from woodshed.gateway.dialects.chat_replies import ChatCompletions
+from woodshed.gateway.dialects.messages_replies import Messages
+from woodshed.gateway.dialects.responses_replies import Responses
 from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
 
 from .admin import Admin, Follow
 from .asgi import read_body
 from .background import Background
-from .dialects.chat_replies import ChatCompletions
-from .dialects.messages_replies import Messages
-from .dialects.responses_replies import Responses
 from .endpoint import CountEndpoint, Endpoint
 from .errors import ApiError
 from .fields import json_object

@@ -11,9 +11,10 @@ from typing import Any
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
+from woodshed.gateway.dialects.base import CountingDialect, Dialect
+
 from .asgi import Sender, read_body
 from .choices import run_choices
-from .dialects.base import CountingDialect, Dialect
 from .errors import ApiError
 from .keys import client_key
 from .request import Request

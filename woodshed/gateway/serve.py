@@ -14,8 +14,8 @@ from woodshed.engine.access import read_admin_key
 from woodshed.engine.protocol import Engine
 from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
+from woodshed.weights.errors import ChainError
 
-from ..weights.errors import ChainError
 from .admin import Follow
 from .background import keep_waits_short
 from .journal import Journal, JournalError

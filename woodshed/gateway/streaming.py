@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import time
 
+from woodshed.gateway.dialects.base import ReplyStream
+
 from .asgi import Sender
-from .dialects.base import ReplyStream
 from .messages import Message
 from .turns import Answer
 from .unsent import Parse, Unsent

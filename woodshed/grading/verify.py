@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 
+from woodshed.grading.install.grader import grade_install
+from woodshed.grading.node.grader import NODE, grade_node
 from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
@@ -18,8 +20,6 @@ from woodshed.sandbox.taskbox import box_spec
 from .cases import grade_cases
 from .crossing import DEFAULTS, Submission, collected, crossed_digest, crossing, submittable
 from .heldout import PYTEST, held_out
-from .install.grader import grade_install
-from .node.grader import NODE, grade_node
 from .pytest_grader import changed_files, grade_pytest
 from .settings import GradingSettings
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from woodshed.harness.tools.base import ToolResult
 from woodshed.record.trajectory import ToolEvent
 
 from .clip import clean
@@ -17,7 +18,6 @@ from .episode import Call, Message, Moment, Reaction
 from .errors import ToolError
 from .registry import ToolRegistry
 from .session import Session
-from .tools.base import ToolResult
 
 Notify = Callable[[Moment], Awaitable[Reaction]]
 

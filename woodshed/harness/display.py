@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from woodshed.harness.tools.base import ToolResult
 from woodshed.record.visible import visible
 
 from .episode import Moment, Reaction
-from .tools.base import ToolResult
 
 Ask = Callable[[str], str]
 """Shows a prompt and returns a line; raises EOFError where there is nobody."""

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from woodshed.harness.tools.base import ToolResult
 from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent
-
-from .tools.base import ToolResult
 
 Message = dict[str, Any]
 """An OpenAI chat message."""

@@ -10,24 +10,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from woodshed.harness.tools.base import Arguments, Tool, ToolResult
+from woodshed.harness.tools.edit_file import EditFile
+from woodshed.harness.tools.edit_line import EditLine
+from woodshed.harness.tools.finish import Finish
+from woodshed.harness.tools.read_file import ReadFile
+from woodshed.harness.tools.read_lints import ReadLints
+from woodshed.harness.tools.run_command import RunCommand
+from woodshed.harness.tools.run_tests import RunTests
+from woodshed.harness.tools.search import Glob, Grep, ListDir
+from woodshed.harness.tools.todo_write import TodoWrite
+from woodshed.harness.tools.undo import Undo
+from woodshed.harness.tools.write_file import DeleteFile, WriteFile
 from woodshed.sandbox.protocol import BoxError, BoxGone, SandboxError
 
 from .clip import clean
 from .errors import ToolError, error_text
 from .session import Session
 from .settings import HarnessSettings
-from .tools.base import Arguments, Tool, ToolResult
-from .tools.edit_file import EditFile
-from .tools.edit_line import EditLine
-from .tools.finish import Finish
-from .tools.read_file import ReadFile
-from .tools.read_lints import ReadLints
-from .tools.run_command import RunCommand
-from .tools.run_tests import RunTests
-from .tools.search import Glob, Grep, ListDir
-from .tools.todo_write import TodoWrite
-from .tools.undo import Undo
-from .tools.write_file import DeleteFile, WriteFile
 
 TOOLS: dict[str, type[Tool]] = {
     tool.name: tool

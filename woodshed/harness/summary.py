@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from woodshed.harness.tools.todo_write import render
+
 from .prompt import opening
 from .session import Todo
 from .settings import HarnessSettings
-from .tools.todo_write import render
 
 REQUEST = (
     "Summarize our conversation so far, so that you can continue from the summary alone: the goal, what was done, what "

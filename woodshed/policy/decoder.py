@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from woodshed.policy.config import DecoderConfig
-from woodshed.policy.layers import Attend, Layer, Linear, causal_attend, rope_table
+from .config import DecoderConfig
+from .layers import Attend, Layer, Linear, causal_attend, rope_table
 
 __all__ = ["Attend", "Decoder", "causal_attend"]
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from woodshed.policy.config import ConfigError, DecoderConfig
-from woodshed.policy.decoder import Decoder
-from woodshed.policy.formats import get_format
-from woodshed.policy.hf import Policy, load_hf_state
-from woodshed.policy.tokenizer import Tokenizer
+from .config import ConfigError, DecoderConfig
+from .decoder import Decoder
+from .formats import get_format
+from .hf import Policy, load_hf_state
+from .tokenizer import Tokenizer
 
 _CONTROL = 3  # tokenizer.ggml.token_type of control tokens
 _LAYER_NAMES = {

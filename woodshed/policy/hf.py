@@ -17,13 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from woodshed.policy.config import ConfigError, DecoderConfig
-from woodshed.policy.decoder import Decoder
-from woodshed.policy.formats import detect_format, get_format
 from woodshed.policy.formats.base import ChatFormat
-from woodshed.policy.mtp import MtpHead, load_mtp, save_mtp
-from woodshed.policy.state import hf_state, load_hf_state
-from woodshed.policy.tokenizer import Tokenizer, TokenizerError
+
+from .config import ConfigError, DecoderConfig
+from .decoder import Decoder
+from .formats import detect_format, get_format
+from .mtp import MtpHead, load_mtp, save_mtp
+from .state import hf_state, load_hf_state
+from .tokenizer import Tokenizer, TokenizerError
 
 __all__ = ["Policy", "hf_state", "load_hf_state", "load_policy", "save_policy"]
 

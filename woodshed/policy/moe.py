@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from woodshed.policy.config import DecoderConfig
+from .config import DecoderConfig
 
 
 def choose_experts(scores: Tensor, k: int, replay: Tensor | None = None, ratio: float = 0.0) -> Tensor:

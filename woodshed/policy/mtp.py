@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from woodshed.policy.config import ConfigError, DecoderConfig
-from woodshed.policy.decoder import Decoder
-from woodshed.policy.layers import Attend, Layer
-from woodshed.policy.state import layer_views
+from .config import ConfigError, DecoderConfig
+from .decoder import Decoder
+from .layers import Attend, Layer
+from .state import layer_views
 
 FILE = "mtp.safetensors"
 

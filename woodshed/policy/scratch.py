@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from woodshed.policy.config import DecoderConfig
-from woodshed.policy.decoder import Decoder
-from woodshed.policy.formats import get_format
-from woodshed.policy.hf import Policy
-from woodshed.policy.settings import PolicySettings
-from woodshed.policy.tokenizer import Tokenizer, train_bpe
+from .config import DecoderConfig
+from .decoder import Decoder
+from .formats import get_format
+from .hf import Policy
+from .settings import PolicySettings
+from .tokenizer import Tokenizer, train_bpe
 
 
 def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:

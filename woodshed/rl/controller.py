@@ -16,17 +16,18 @@ from typing import Any
 
 import httpx
 
-from ..gateway.client import GatewayError
-from ..record.history import read_history
-from ..record.store import TrajectoryStore
-from ..record.task import Task
-from ..record.trajectory import Trajectory
-from ..train.batch import TrainBatch
-from ..train.metrics_log import MetricsLog
+from woodshed.gateway.client import GatewayError
+from woodshed.record.history import read_history
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Trajectory
+from woodshed.rollout.failures import INFRA, FailureWatch, RunFailing
+from woodshed.rollout.rollout import Arena, rollout
+from woodshed.train.batch import TrainBatch
+from woodshed.train.metrics_log import MetricsLog
+
 from .curriculum import Curriculum, replay
-from .failures import INFRA, FailureWatch, RunFailing
 from .ledger import GroupRow, Ledger, OutOfTasks
-from .rollout import Arena, rollout
 from .settings import RLSettings
 from .staleness import may_dispatch, token_age
 

@@ -14,9 +14,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..record.history import Rating
-from ..record.task import Task
-from ..record.trajectory import Trajectory
+from woodshed.record.history import Rating
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Trajectory
+
 from .settings import CurriculumSettings
 
 

@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ..grading.settings import EffortWeights, JudgeSettings, MonitorSettings
-from ..record.extension import is_reference
-from ..record.settings import Settings
+from woodshed.grading.settings import EffortWeights, JudgeSettings, MonitorSettings
+from woodshed.record.extension import is_reference
+from woodshed.record.settings import Settings
+
 from .algorithms import Algorithm, load_algorithm
 
 

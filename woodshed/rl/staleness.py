@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..record.trajectory import Trajectory
+from woodshed.record.trajectory import Trajectory
 
 
 def may_dispatch(used: int, version: int, groups_per_step: int, max_staleness: int) -> bool:

@@ -1,5 +1,5 @@
 """Isolated computers for everything that a policy writes or runs."""
 
-from .backends import open_backend
+from woodshed.sandbox.backends.by_name import open_backend
 
 __all__ = ["open_backend"]

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from woodshed.record.walk import all_below
+from woodshed.sandbox.guest.template import BOX_UID
 
 from .protocol import SandboxError
-from .template import BOX_UID
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{24}")
 

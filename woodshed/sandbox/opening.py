@@ -10,12 +10,12 @@ from pathlib import Path
 
 from woodshed.engine.access import ADMIN_VARIABLE, read_admin_key
 from woodshed.record.jsonl import JsonLines
+from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.host.pressure import Bounds, Load, measure
+from woodshed.sandbox.remote.placed import PlacedHosts, following
+from woodshed.sandbox.remote.placement import Local, Place, Placement
 
-from .backends import open_backend
-from .placed import PlacedHosts, following
-from .placement import Local, Place, Placement
 from .pool import Pool
-from .pressure import Bounds, Load, measure
 from .protocol import SandboxError
 from .settings import LOCAL, RAY, SandboxSettings
 
@@ -39,7 +39,7 @@ def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed
     Raises SandboxError where the key of the hosts is missing, or hosts would have to be placed."""
     if not settings.hosts:
         return open_pool(settings, egress_log)
-    from .remote.backend import RemoteBackend
+    from woodshed.sandbox.remote.backend import RemoteBackend
 
     egress = JsonLines(egress_log).append if egress_log is not None else None
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .admission import Admission
-from .bases import Bases
+from woodshed.sandbox.host.admission import Admission
+from woodshed.sandbox.host.bases import Bases
+from woodshed.sandbox.host.pressure import Bounds, Load
+from woodshed.sandbox.host.together import all_or_none
+
 from .faults import of_the_machine
-from .pressure import Bounds, Load
 from .protocol import Backend, BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
-from .together import all_or_none
 
 
 class Pool:

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from woodshed.record.settings import Settings
+from woodshed.sandbox.host.egress.rules import parse_rule
+from woodshed.sandbox.host.pressure import Bounds
 
-from .egress.rules import parse_rule
-from .pressure import Bounds
 from .protocol import Egress, Limits
 
 LOCAL = "local"
@@ -24,8 +24,8 @@ RAY = "ray"
 class SandboxSettings(Settings):
     """Which backend makes the boxes, and what one box may use."""
 
-    backend: Literal["namespace", "gvisor", "microvm", "docker", "podman", "landlock"] = "namespace"
-    """What isolates a box. ``namespace`` needs Linux with user namespaces and nothing else; ``landlock`` is weaker."""
+    backend: Literal["namespace", "gvisor", "microvm", "docker", "podman"] = "namespace"
+    """What isolates a box. ``namespace`` needs Linux with user namespaces and nothing else."""
 
     root: Path | None = None
     """Folder for the backend's own state while it runs; the system's temporary folder if not given."""

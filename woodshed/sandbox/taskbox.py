@@ -6,8 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from woodshed.record.task import Task
+from woodshed.sandbox.host.first_commit import first_commit
 
-from .first_commit import first_commit
 from .layers import LayerStore
 from .protocol import BoxSpec, Egress, Limits
 

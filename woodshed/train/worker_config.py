@@ -7,8 +7,9 @@ from pathlib import Path
 from pydantic import Field
 
 from woodshed.record.settings import Device, Place, Settings
-from woodshed.train.settings import TrainSettings
 from woodshed.weights.settings import WeightSettings
+
+from .settings import TrainSettings
 
 
 class WorkerConfig(Settings):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ..record.visible import visible
+from woodshed.record.visible import visible
 
 SECONDS_PER_LINE = 30.0
 

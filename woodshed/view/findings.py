@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..record.store import TrajectoryStore
+from woodshed.record.store import TrajectoryStore
+
 from .summary import flagged
 
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from ..record.jsonl import read_jsonl
-from ..record.store import TrajectoryStore
+from woodshed.record.jsonl import read_jsonl
+from woodshed.record.store import TrajectoryStore
+
 from .plots import bars, lines
 from .summary import EFFORT, Evaluation, evaluation, flagged, gains, telling_pairs
 from .transcript import transcript

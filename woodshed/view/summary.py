@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluate.run import group_name
-from ..evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
-from ..record.store import TrajectoryStore
-from ..rl.failures import INFRA
+from woodshed.evaluate.run import group_name
+from woodshed.evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
+from woodshed.record.store import TrajectoryStore
+from woodshed.rollout.failures import INFRA
 
 EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
 

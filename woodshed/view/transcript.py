@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 
-from ..record.trajectory import Trajectory
+from woodshed.record.trajectory import Trajectory
 
 
 def transcript(trajectory: Trajectory) -> str:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..policy.decoder import Decoder
-from ..policy.state import hf_state
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.state import hf_state
+
 from .delta import Wanted
 from .errors import ChainError
 from .image import Piece

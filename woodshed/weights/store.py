@@ -8,7 +8,8 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
-from ..record.atomic import create_whole, write_whole
+from woodshed.record.atomic import create_whole, write_whole
+
 from .errors import ChainError
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ..policy.config import DecoderConfig
+from woodshed.policy.config import DecoderConfig
+
 from .layout import Layout, Slot
 from .shards import Box
 

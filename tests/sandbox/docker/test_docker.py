@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from woodshed.sandbox.docker.backend import DockerBackend
-from woodshed.sandbox.docker.engine import ENGINES, Engine, find_engine
-from woodshed.sandbox.docker.probe import probe_docker
+from woodshed.sandbox.backends.docker.backend import DockerBackend, probe_docker
+from woodshed.sandbox.backends.docker.engine import ENGINES, Engine, find_engine
+from woodshed.sandbox.images.store import RootStore
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Egress, Limits, SandboxError, Unsupported
-from woodshed.sandbox.roots.store import RootStore
 
 from ..pausing import pause_and_look
 
@@ -165,7 +164,7 @@ def test_a_pause(with_engine: Callable[..., Any]) -> None:
 _OWNER = """
 import asyncio, sys
 from pathlib import Path
-from woodshed.sandbox.docker.backend import DockerBackend
+from woodshed.sandbox.backends.docker.backend import DockerBackend
 from woodshed.sandbox.protocol import BoxSpec
 async def main():
     backend = DockerBackend(sys.argv[1], Path(sys.argv[2]))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from woodshed.sandbox.images.apt import check_names
+from woodshed.sandbox.images.dockerfile import DockerfileError, Step, expand, read_dockerfile
 from woodshed.sandbox.protocol import SandboxError
-from woodshed.sandbox.roots.apt import check_names
-from woodshed.sandbox.roots.dockerfile import DockerfileError, Step, expand, read_dockerfile
 
 
 def write(folder: Path, text: str) -> Path:

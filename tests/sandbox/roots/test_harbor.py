@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from woodshed.sandbox.images import harbor
+from woodshed.sandbox.images.dockerfile import DockerfileError
+from woodshed.sandbox.images.harbor import build_harbor
+from woodshed.sandbox.images.store import RootStore
 from woodshed.sandbox.protocol import BoxSpec, SandboxError, Snapshot
-from woodshed.sandbox.roots import harbor
-from woodshed.sandbox.roots.dockerfile import DockerfileError
-from woodshed.sandbox.roots.harbor import build_harbor
-from woodshed.sandbox.roots.store import RootStore
 
 
 def test_the_dockerfile_was_followed(made_root: tuple[RootStore, str]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from woodshed.sandbox.images.unpack import unpack
 from woodshed.sandbox.protocol import SandboxError
-from woodshed.sandbox.roots.unpack import unpack
 
 _KINDS = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE,
           "pipe": tarfile.FIFOTYPE, "device": tarfile.CHRTYPE}  # fmt: skip

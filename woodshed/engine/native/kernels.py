@@ -13,10 +13,11 @@ from torch import Tensor
 
 from woodshed.engine.cache import RowCache
 from woodshed.engine.memory import zeros
-from woodshed.engine.native.build import library
 from woodshed.engine.processor import has_flags
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer, rope_table
+
+from .build import library
 
 MOST_HEADS = 64
 """Query heads that share keys, at most."""

@@ -13,8 +13,9 @@ import httpx
 
 from woodshed.engine.errors import EngineClosed, EngineError, EngineLost, EngineUnfit
 from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, TokenReport
-from woodshed.engine.remote import wire
-from woodshed.engine.remote.stream import StreamedResponse
+
+from . import wire
+from .stream import StreamedResponse
 
 PROBE_SECONDS = 5.0
 

@@ -13,7 +13,8 @@ from woodshed.engine.access import AdminKey, bearer
 from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, TokenReport
-from woodshed.engine.remote import wire
+
+from . import wire
 
 LIVE_SECONDS = 0.01
 BULK_SECONDS = 0.05

@@ -28,7 +28,8 @@ async def serve(settings: EngineServerSettings) -> None:
 
     from woodshed.engine.listen import listen
     from woodshed.engine.opening import open_engine
-    from woodshed.engine.remote.service import build_service
+
+    from .service import build_service
 
     async with contextlib.AsyncExitStack() as stack:
         opened = await open_engine(settings, stack, gpu=settings.gpu)

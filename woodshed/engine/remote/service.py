@@ -27,8 +27,9 @@ from woodshed.engine.access import AdminKey, bearer
 from woodshed.engine.errors import EngineClosed, EngineError
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.prometheus import CONTENT_TYPE, engine_lines
-from woodshed.engine.remote.generate import Generate
-from woodshed.engine.remote.wire import error_body
+
+from .generate import Generate
+from .wire import error_body
 
 Follow = Callable[[int], Awaitable[int]]
 """Move the engine to at least this version of the weights; answers the version it then has."""

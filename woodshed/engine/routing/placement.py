@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from woodshed.engine.protocol import trajectory_of
-from woodshed.engine.routing.replica import Replica
+
+from .replica import Replica
 
 MOST = 1 << 16
 """Trajectories remembered; the one that was used longest ago is forgotten, which costs it its prefix at most."""

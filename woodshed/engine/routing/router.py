@@ -15,10 +15,11 @@ from typing import Any
 
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, EngineUnfit
 from woodshed.engine.protocol import Completion, OnToken, Sampling
-from woodshed.engine.routing.partial import Partial
-from woodshed.engine.routing.placement import Placement
-from woodshed.engine.routing.replica import COUNTERS, Peer, Replica
 from woodshed.engine.settings import RoutingSettings
+
+from .partial import Partial
+from .placement import Placement
+from .replica import COUNTERS, Peer, Replica
 
 log = logging.getLogger(__name__)
 

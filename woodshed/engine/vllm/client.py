@@ -16,10 +16,11 @@ from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError, Engine
 from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling
 from woodshed.engine.remote.stream import StreamedResponse
 from woodshed.engine.settings import EngineSettings
-from woodshed.engine.vllm import wire
-from woodshed.engine.vllm.reply import Reply
-from woodshed.engine.vllm.server import Server, refused
-from woodshed.engine.vllm.update import ChainUpdates
+
+from . import wire
+from .reply import Reply
+from .server import Server, refused
+from .update import ChainUpdates
 
 GENERATE = "/inference/v1/generate"
 _SESSIONS = 4096

@@ -6,7 +6,8 @@ from typing import Any
 
 from woodshed.engine.errors import EngineError
 from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport, point_mass
-from woodshed.engine.vllm import wire
+
+from . import wire
 
 
 class Reply:

@@ -8,10 +8,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from woodshed.engine.errors import EngineError, weights_problem
-from woodshed.engine.vllm.server import Server
+
+from .server import Server
 
 if TYPE_CHECKING:
-    from woodshed.engine.vllm.client import VllmEngine
+    from .client import VllmEngine
 
 log = logging.getLogger(__name__)
 

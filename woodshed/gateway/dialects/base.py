@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..errors import ApiError
-from ..request import Request
-from ..turns import Answer
-from ..unsent import Delta
+from woodshed.gateway.errors import ApiError
+from woodshed.gateway.request import Request
+from woodshed.gateway.turns import Answer
+from woodshed.gateway.unsent import Delta
 
 R = TypeVar("R", bound=Request)
 

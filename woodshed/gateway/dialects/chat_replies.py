@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from woodshed.gateway.errors import ApiError
+from woodshed.gateway.turns import Answer
+from woodshed.gateway.unsent import Delta
 from woodshed.policy.tokenizer import Tokenizer
 
-from ..errors import ApiError
-from ..turns import Answer
-from ..unsent import Delta
 from . import legacy_functions
 from .base import encode_json, event
 from .chat_requests import ChatRequest, parse_chat

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import invalid
-from ..fields import SAMPLING, flag, integer, json_object, sampling, unknown
-from ..request import ReplyRules, Request
-from ..terms import MAX_AT_ONCE
+from woodshed.gateway.errors import invalid
+from woodshed.gateway.fields import SAMPLING, flag, integer, json_object, sampling, unknown
+from woodshed.gateway.request import ReplyRules, Request
+from woodshed.gateway.terms import MAX_AT_ONCE
+
 from . import legacy_functions
 from .logprobs import asked_logprobs
 from .rules import chosen_tools, schema_of_text, strict_tools, without_strict

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import invalid
-from ..fields import objects
-from ..messages import Message
+from woodshed.gateway.errors import invalid
+from woodshed.gateway.fields import objects
+from woodshed.gateway.messages import Message
 
 
 def as_tools(data: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from typing import Any
 
 from woodshed.engine.checks import MOST_TOP_LOGPROBS
 from woodshed.engine.protocol import Completion
+from woodshed.gateway.errors import invalid, unsupported
+from woodshed.gateway.fields import number
+from woodshed.gateway.messages import Message
 from woodshed.policy.tokenizer import Tokenizer
-
-from ..errors import invalid, unsupported
-from ..fields import number
-from ..messages import Message
 
 _MODES = {"raw": True, "sampled": False}
 

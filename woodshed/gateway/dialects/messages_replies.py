@@ -8,11 +8,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ApiError, ContextTooLong
-from ..messages import Message
-from ..request import Request
-from ..turns import Answer
-from ..unsent import Delta
+from woodshed.gateway.errors import ApiError, ContextTooLong
+from woodshed.gateway.messages import Message
+from woodshed.gateway.request import Request
+from woodshed.gateway.turns import Answer
+from woodshed.gateway.unsent import Delta
+
 from .base import encode_json, event
 from .messages_requests import parse_messages
 from .raw_input import to_input

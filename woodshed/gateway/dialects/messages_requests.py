@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import invalid, shown, unsupported
-from ..fields import SAMPLING, flag, integer, json_object, objects, one_choice, refuse, sampling, string, unknown
-from ..messages import Message
-from ..request import ReplyRules, Request
+from woodshed.gateway.errors import invalid, shown, unsupported
+from woodshed.gateway.fields import (
+    SAMPLING,
+    flag,
+    integer,
+    json_object,
+    objects,
+    one_choice,
+    refuse,
+    sampling,
+    string,
+    unknown,
+)
+from woodshed.gateway.messages import Message
+from woodshed.gateway.request import ReplyRules, Request
+
 from .raw_input import from_input
 from .rules import schema_of_text, strict_tools
 from .tools import function_tool, run_by_vendor

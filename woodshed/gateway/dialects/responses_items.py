@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import unsupported
-from ..fields import objects, string
-from ..messages import Message
+from woodshed.gateway.errors import unsupported
+from woodshed.gateway.fields import objects, string
+from woodshed.gateway.messages import Message
 
 _TEXTS = ("input_text", "output_text", "text")
 _STARTS = ("rs_", "msg_", "fc_")

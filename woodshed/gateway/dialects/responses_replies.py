@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from woodshed.gateway.errors import ApiError
+from woodshed.gateway.turns import Answer
+from woodshed.gateway.unsent import Delta
 from woodshed.policy.tokenizer import Tokenizer
 
-from ..errors import ApiError
-from ..turns import Answer
-from ..unsent import Delta
 from .base import encode_json, event
 from .logprobs import logprob_items, tokens_of_text
 from .responses_items import Item, Namespaced, call_item, message_item, reasoning_item, text_part, write_items

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import invalid, unsupported
-from ..fields import (
+from woodshed.gateway.errors import invalid, unsupported
+from woodshed.gateway.fields import (
     SAMPLING,
     flag,
     integer,
@@ -18,8 +18,9 @@ from ..fields import (
     string,
     unknown,
 )
-from ..messages import Message
-from ..request import ReplyRules, Request
+from woodshed.gateway.messages import Message
+from woodshed.gateway.request import ReplyRules, Request
+
 from .logprobs import asked_logprobs
 from .responses_items import in_namespace, read_items
 from .rules import chosen_tools, schema_of_text, strict_tools

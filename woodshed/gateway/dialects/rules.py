@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import invalid, unsupported
+from woodshed.gateway.errors import invalid, unsupported
 
 _CHOICES = "auto, none, required, a function or allowed_tools"
 

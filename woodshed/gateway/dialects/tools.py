@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import invalid, shown
+from woodshed.gateway.errors import invalid, shown
 
 _RUN_BY_VENDOR = ("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation")
 

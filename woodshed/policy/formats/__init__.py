@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from woodshed.policy.formats.base import ChatFormat
-from woodshed.policy.formats.compact import CompactFormat
-from woodshed.policy.formats.hermes import HermesFormat
-from woodshed.policy.formats.kimi_k2 import KimiK2Format
-from woodshed.policy.formats.llama3 import Llama3Format
-from woodshed.policy.formats.qwen3_coder import Qwen3CoderFormat
+from .base import ChatFormat
+from .compact import CompactFormat
+from .hermes import HermesFormat
+from .kimi_k2 import KimiK2Format
+from .llama3 import Llama3Format
+from .qwen3_coder import Qwen3CoderFormat
 
 _FORMATS: dict[str, ChatFormat] = {
     f.name: f for f in (CompactFormat(), HermesFormat(), Qwen3CoderFormat(), Llama3Format(), KimiK2Format())

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from woodshed.policy.formats.grammar import Node, Reply
 from woodshed.policy.tokenizer import Piece
+
+from .grammar import Node, Reply
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]

@@ -13,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.policy.formats.base import FormatError, Message, Tool, text_content
-from woodshed.policy.formats.grammar import Node, Reply, Seq, Text, any_of, optional, seq
-from woodshed.policy.formats.reading import THINK, THINK_END, split_thinking, without_stop
 from woodshed.policy.tokenizer import Piece
+
+from .base import FormatError, Message, Tool, text_content
+from .grammar import Node, Reply, Seq, Text, any_of, optional, seq
+from .reading import THINK, THINK_END, split_thinking, without_stop
 
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"

@@ -15,22 +15,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.policy.formats.base import (
-    FormatError,
-    Message,
-    ParsedMessage,
-    Tool,
-    ToolCall,
-    calls_of,
-    function_of,
-    text_content,
-)
-from woodshed.policy.formats.grammar import GrammarRefused, Json, Node, Reply, Text, any_of, optional, seq
-from woodshed.policy.formats.reading import new_call_id
-from woodshed.policy.formats.verbs import RAW, Verb, verbs_of
-from woodshed.policy.formats.verbs_grammar import verb_grammar
 from woodshed.policy.tokenizer import Piece
 from woodshed.record.large_json import loads
+
+from .base import FormatError, Message, ParsedMessage, Tool, ToolCall, calls_of, function_of, text_content
+from .grammar import GrammarRefused, Json, Node, Reply, Text, any_of, optional, seq
+from .reading import new_call_id
+from .verbs import RAW, Verb, verbs_of
+from .verbs_grammar import verb_grammar
 
 BOS, CALL, OBS, END = "<bos>", "<call>", "<obs>", "<end>"
 

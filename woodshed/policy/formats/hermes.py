@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.policy.formats.base import Message, ParsedMessage, Tool, ToolCall, calls_of, schema_of
-from woodshed.policy.formats.chatml import CALL, CALL_END, END, START, ChatML, instruction, open_completion
-from woodshed.policy.formats.grammar import Node, arguments_of, seq
-from woodshed.policy.formats.hermes_template import TEMPLATE
-from woodshed.policy.formats.reading import call_of_json, read_json_at, read_json_object, skip_blanks
 from woodshed.policy.tokenizer import Piece
+
+from .base import Message, ParsedMessage, Tool, ToolCall, calls_of, schema_of
+from .chatml import CALL, CALL_END, END, START, ChatML, instruction, open_completion
+from .grammar import Node, arguments_of, seq
+from .hermes_template import TEMPLATE
+from .reading import call_of_json, read_json_at, read_json_object, skip_blanks
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
 

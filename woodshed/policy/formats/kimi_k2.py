@@ -19,27 +19,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from woodshed.policy.formats.base import (
-    FormatError,
-    Message,
-    ParsedMessage,
-    Tool,
-    ToolCall,
-    calls_of,
-    schema_of,
-    text_content,
-)
-from woodshed.policy.formats.grammar import Node, Reply, Seq, Text, any_of, arguments_of, optional, seq
-from woodshed.policy.formats.kimi_k2_template import TEMPLATE
-from woodshed.policy.formats.reading import (
-    THINK,
-    THINK_END,
-    read_json_at,
-    skip_blanks,
-    split_thinking,
-    without_stop,
-)
 from woodshed.policy.tokenizer import Piece
+
+from .base import FormatError, Message, ParsedMessage, Tool, ToolCall, calls_of, schema_of, text_content
+from .grammar import Node, Reply, Seq, Text, any_of, arguments_of, optional, seq
+from .kimi_k2_template import TEMPLATE
+from .reading import THINK, THINK_END, read_json_at, skip_blanks, split_thinking, without_stop
 
 BEGIN, END_OF_TEXT, END = "[BOS]", "[EOS]", "<|im_end|>"
 SYSTEM, USER, ASSISTANT, MIDDLE = "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"

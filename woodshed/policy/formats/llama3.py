@@ -14,20 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.policy.formats.base import (
-    FormatError,
-    Message,
-    ParsedMessage,
-    Tool,
-    ToolCall,
-    calls_of,
-    schema_of,
-    text_content,
-)
-from woodshed.policy.formats.grammar import GrammarRefused, Json, Node, Reply, Seq, Text, any_of, arguments_of, seq
-from woodshed.policy.formats.llama3_template import TEMPLATE
-from woodshed.policy.formats.reading import call_of_json, read_json_at, without_stop
 from woodshed.policy.tokenizer import Piece
+
+from .base import FormatError, Message, ParsedMessage, Tool, ToolCall, calls_of, schema_of, text_content
+from .grammar import GrammarRefused, Json, Node, Reply, Seq, Text, any_of, arguments_of, seq
+from .llama3_template import TEMPLATE
+from .reading import call_of_json, read_json_at, without_stop
 
 BEGIN, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 HEADER, HEADER_END = "<|start_header_id|>", "<|end_header_id|>"

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from woodshed.policy.formats.grammar import GrammarRefused, Json, Node, Repeat, Text, any_of, optional, seq
-from woodshed.policy.formats.values import resolved, types_of
 from woodshed.policy.tokenizer import Piece
+
+from .grammar import GrammarRefused, Json, Node, Repeat, Text, any_of, optional, seq
+from .values import resolved, types_of
 
 END = "\n</parameter>\n"
 _NAME = re.compile(r"[^<>\n]+")

@@ -1,6 +1,6 @@
 """The ``qwen3_coder`` format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM)."""
 
-from woodshed.policy.formats.qwen3_coder_tools import CALLING
+from .qwen3_coder_tools import CALLING
 
 TEMPLATE = (
     r"""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.policy.formats.base import Tool, schema_of
+from .base import Tool, schema_of
 
 CALLING = (
     "\n\nIf you choose to call a function ONLY reply in the following format with NO suffix:\n\n"

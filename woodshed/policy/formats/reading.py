@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from woodshed.policy.formats.base import ToolCall
+from .base import ToolCall
 
 THINK, THINK_END = "<think>", "</think>"
 

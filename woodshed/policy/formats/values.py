@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.policy.formats.base import Tool
-from woodshed.policy.formats.reading import read_json_at, skip_blanks
+from .base import Tool
+from .reading import read_json_at, skip_blanks
 
 Types = frozenset[str]
 """Names of JSON types; empty: nothing is known."""

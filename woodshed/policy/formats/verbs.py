@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from woodshed.policy.formats.base import FormatError, Tool, function_of
-from woodshed.policy.formats.reading import read_json_object
+from .base import FormatError, Tool, function_of
+from .reading import read_json_object
 
 RAW = "_text"
 """Argument that holds what could not be read, exactly as written."""

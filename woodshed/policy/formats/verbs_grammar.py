@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from woodshed.policy.formats.base import Tool, function_of
-from woodshed.policy.formats.grammar import ANY, Json, Node, Text, any_of, quoted, seq
-from woodshed.policy.formats.verbs import FIELD, Verb
 from woodshed.policy.tokenizer import Piece
+
+from .base import Tool, function_of
+from .grammar import ANY, Json, Node, Text, any_of, quoted, seq
+from .verbs import FIELD, Verb
 
 _PATTERNS = {
     "integer": "-?(0|[1-9][0-9]{0,17})",

@@ -11,7 +11,8 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from ..protocol import BoxSpec, Egress, Probe, Sandbox, SandboxError, Snapshot, Unsupported
+from woodshed.sandbox.protocol import BoxSpec, Egress, Probe, Sandbox, SandboxError, Snapshot, Unsupported
+
 from . import wire
 from .box import RemoteBox
 from .host import SILENCE_SECONDS, Host, refused

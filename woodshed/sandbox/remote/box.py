@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
-from ..frames import FrameError, pack_files, unpack_files
-from ..protocol import BoxError, BoxGone, ExecResult, SandboxError, Snapshot, Unsupported
+from woodshed.sandbox.guest.frames import FrameError, pack_files, unpack_files
+from woodshed.sandbox.protocol import BoxError, BoxGone, ExecResult, SandboxError, Snapshot, Unsupported
+
 from . import wire
 from .host import Host
 

@@ -15,10 +15,10 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from woodshed.engine.access import AdminKey, bearer
+from woodshed.sandbox.faults import answered
+from woodshed.sandbox.guest.frames import FrameError, encode
+from woodshed.sandbox.protocol import SandboxError
 
-from ..faults import answered
-from ..frames import FrameError, encode
-from ..protocol import SandboxError
 from . import wire
 from .leases import Lease, Leases
 

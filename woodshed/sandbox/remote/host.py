@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 import httpx
 
-from ..faults import answered
-from ..frames import FrameError, encode
-from ..protocol import SandboxError, Unsupported
+from woodshed.sandbox.faults import answered
+from woodshed.sandbox.guest.frames import FrameError, encode
+from woodshed.sandbox.protocol import SandboxError, Unsupported
+
 from . import wire
 from .transfer import name_of, pack
 from .uploads import spooled

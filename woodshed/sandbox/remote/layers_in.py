@@ -9,9 +9,9 @@ from typing import IO
 from starlette.types import Receive, Scope, Send
 
 from woodshed.engine.access import AdminKey, bearer
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import SandboxError
 
-from ..layers import LayerStore
-from ..protocol import SandboxError
 from .calls import TooLarge, refuse, reply
 from .transfer import unpack
 

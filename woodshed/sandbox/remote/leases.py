@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..protocol import Backend, Sandbox, SandboxError, Snapshot
+from woodshed.sandbox.protocol import Backend, Sandbox, SandboxError, Snapshot
+
 from .wire import HostLost
 
 _REMEMBERED = 4096

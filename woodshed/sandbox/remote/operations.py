@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..frames import FrameError, pack_files, unpack_files
-from ..protocol import Sandbox, Unsupported
+from woodshed.sandbox.guest.frames import FrameError, pack_files, unpack_files
+from woodshed.sandbox.protocol import Sandbox, Unsupported
+
 from . import wire
 
 Reply = tuple[dict[str, Any], bytes]

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 
 from woodshed.engine.access import read_admin_key
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.opening import open_pool
 
-from ..layers import LayerStore
-from ..opening import open_pool
 from .settings import BoxServerSettings
 
 

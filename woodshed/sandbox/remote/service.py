@@ -28,10 +28,10 @@ from starlette.routing import Route
 
 from woodshed.engine.access import AdminKey, bearer
 from woodshed.engine.prometheus import CONTENT_TYPE, metric
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.pool import Pool
+from woodshed.sandbox.protocol import Probe, Sandbox, SandboxError, Snapshot
 
-from ..layers import LayerStore
-from ..pool import Pool
-from ..protocol import Probe, Sandbox, SandboxError, Snapshot
 from . import wire
 from .calls import Call, Handler
 from .egress_lines import EgressLines

@@ -7,8 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from woodshed.record.settings import Settings
-
-from ..settings import SandboxSettings
+from woodshed.sandbox.settings import SandboxSettings
 
 
 class BoxServerSettings(Settings):

@@ -11,9 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from woodshed.record.walk import all_below
-
-from ..layers import LayerStore, digest
-from ..protocol import SandboxError
+from woodshed.sandbox.layers import LayerStore, digest
+from woodshed.sandbox.protocol import SandboxError
 
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})-([0-9a-f]{24})")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ..faults import answered
-from ..frames import Decoder, FrameError, pack_files, unpack_files
-from ..protocol import (
+from woodshed.sandbox.faults import answered
+from woodshed.sandbox.guest.frames import Decoder, FrameError, pack_files, unpack_files
+from woodshed.sandbox.protocol import (
     BoxError,
     BoxGone,
     BoxSpec,

@@ -10,8 +10,8 @@ from pathlib import Path
 from woodshed.grading.install.match import judge_by
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.packages.catalogue import load_catalogue
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.generators.packages.catalogue import load_catalogue
+from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.sources.factory import claim
 from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from woodshed.grading.install.goal import Goal, goal_of
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.generators.packages.index import PackageError
 
 SHARE = 0.8
 """By rule, where nothing else is said: of the tests that ran, this share has to pass (as RepoLaunch and SWE-smith ask

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.packages.catalogue import Module, Wheel
+from woodshed.tasks.generators.packages.catalogue import Module, Wheel
 
 if TYPE_CHECKING:
     from woodshed.grading.install.goal import Goal

@@ -12,10 +12,12 @@ from typing import Protocol
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached
 from woodshed.sandbox.services import try_services
-from woodshed.tasks.node.pin import described_node
-from woodshed.tasks.node.prepare import node_version
-from woodshed.tasks.node.project import NodeProject, is_node_project
-from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.generators.packages.catalogue import Wheel
+from woodshed.tasks.install.node.kit import NodeKit
+from woodshed.tasks.install.python.kit import PythonKit
+from woodshed.tasks.languages.node.pin import described_node
+from woodshed.tasks.languages.node.prepare import node_version
+from woodshed.tasks.languages.node.project import NodeProject, is_node_project
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.obtain import described, obtain, project_names
 from woodshed.tasks.sources.project import Project
@@ -23,8 +25,6 @@ from woodshed.tasks.sources.spec import SourceSpec
 
 from .goals import SHARE, TRIES, draw
 from .lock import Install
-from .node.kit import NodeKit
-from .python.kit import PythonKit
 from .replay import Recipe, Replay, replay, try_targets
 from .space import Boxes, Ground
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from woodshed.tasks.packages.catalogue import Module, Wheel
+from woodshed.tasks.generators.packages.catalogue import Module, Wheel
 
 from .kit import Pinned
 from .run import Outcome

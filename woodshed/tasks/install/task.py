@@ -11,19 +11,19 @@ from woodshed.grading.install.grader import DEPOT, SPEC, InstallSpec, Observed, 
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.gates import check_task
-from woodshed.tasks.packages.catalogue import Wheel
-from woodshed.tasks.packages.prepare import WORKDIR, coarse, suite_files
-from woodshed.tasks.packages.rejected import Rejected
-from woodshed.tasks.packages.source import fetch
-from woodshed.tasks.packages.workspace import is_test
+from woodshed.tasks.generators.packages.catalogue import Wheel
+from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse, suite_files
+from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.source import fetch
+from woodshed.tasks.generators.packages.workspace import is_test
+from woodshed.tasks.install.python.depot import wheel_name
+from woodshed.tasks.install.python.kit import PythonKit
+from woodshed.tasks.install.python.plugins import entry_points
 from woodshed.tasks.sources.requirements import canonical
 from woodshed.tasks.sources.resolve import import_names
+from woodshed.tasks.validate.gates import check_task
 
 from .lock import Install
-from .python.depot import wheel_name
-from .python.kit import PythonKit
-from .python.plugins import entry_points
 from .roles import listed
 from .space import Boxes, Ground, build_layers
 from .use import only_wheels, plugin_lines

@@ -10,10 +10,10 @@ from pathlib import Path
 from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.packages.catalogue import load_catalogue
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.rejected import Rejected
-from woodshed.tasks.packages.stream import STAGING, clear_staging
+from woodshed.tasks.generators.packages.catalogue import load_catalogue
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.stream import STAGING, clear_staging
 from woodshed.tasks.sources.factory import claim
 from woodshed.tasks.sources.spec import parse_source
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.packages.catalogue import Module, Package, Wheel
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.kept import KEPT_SOURCES
+from woodshed.tasks.generators.packages.catalogue import Module, Package, Wheel
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.kept import KEPT_SOURCES
+from woodshed.tasks.install.python.extensions import SUFFIX
 from woodshed.tasks.sources.layout import ini_lines
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.repository import pack
 
 from .lock import Install
-from .python.extensions import SUFFIX
 
 _PLUGIN_OPTIONS = ("asyncio_mode", "asyncio_default_fixture_loop_scope", "anyio_mode")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from woodshed.tasks.node.pin import wished_modules
-from woodshed.tasks.packages.catalogue import Catalogue, Package
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.install.lock import find_install
+from woodshed.tasks.languages.node.pin import wished_modules
 
-from ..install.lock import find_install
 from .lock import NAME
 from .options import marked
 from .pin import Wishes

@@ -6,32 +6,55 @@ import asyncio
 import fcntl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.cost import Cost
-from woodshed.tasks.exercises.build import build_exercises
-from woodshed.tasks.exercises.read import is_collection
-from woodshed.tasks.packages.build import Progress, build_tasks, separated
-from woodshed.tasks.packages.catalogue import Package
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.ledger import Ledger
-from woodshed.tasks.packages.report import BuildReport, PackageYield
-from woodshed.tasks.packages.settings import PackageTaskSettings
-from woodshed.tasks.packages.stream import clear_staging
-from woodshed.tasks.packages.work import Propose
-from woodshed.tasks.prompts.reword import Reworder
-from woodshed.tasks.prompts.write import Writer
-from woodshed.tasks.refactorbench.build import build_refactorbench
-from woodshed.tasks.refactorbench.read import is_refactorbench
+from woodshed.tasks.generators.packages.build import Progress, build_tasks, separated
+from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.ledger import Ledger
+from woodshed.tasks.generators.packages.report import BuildReport, PackageYield
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.stream import clear_staging
+from woodshed.tasks.generators.packages.work import Propose
+from woodshed.tasks.generators.prompts.reword import Reworder
+from woodshed.tasks.generators.prompts.write import Writer
+from woodshed.tasks.library.cost import Cost
 
 from .asked import check_held_out, held_out, same_wishes
 from .lock import NAME, SourceLock
 from .pin import Pinned, Pinner, Wishes
 from .spec import SourceSpec, distinct_names, parse_source
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a build shares among its sources; ``boxes`` bounds how many work at once."""
+
+    settings: PackageTaskSettings
+    catalogue: Catalogue
+    backend: Backend
+    layers: LayerStore
+    out: Path
+    boxes: asyncio.Semaphore
+    writer: Writer
+    ledgers: dict[str, Ledger]
+    progress: Progress
+    cache: Path | None
+
+
+class BuildCollection(Protocol):
+    """Turns a local copy of somebody's benchmark, written ``NAME:PATH``, into tasks.
+
+    Puts its verdicts among ``context.ledgers`` where its tasks can be near-duplicates of others. Raises PackageError
+    where the copy cannot be used.
+    """
+
+    async def __call__(self, source: str, context: BuildContext) -> tuple[list[Task], PackageYield]: ...
 
 
 async def build_from_sources(
@@ -43,6 +66,7 @@ async def build_from_sources(
     progress: Progress | None = None,
     *,
     wishes: Wishes | None = None,
+    collections: Mapping[str, BuildCollection] | None = None,
     report: BuildReport | None = None,
     cache: Path | None = None,
     propose: Propose | None = None,
@@ -50,21 +74,23 @@ async def build_from_sources(
 ) -> list[Task]:
     """Build tasks from ``sources`` (see ``parse_source``) under ``out``, and return them sorted by name.
 
-    Collections (``exercism:PATH``, ``quixbugs:PATH``, ``refactorbench:PATH``) come first and are read anew each time.
+    ``collections`` are benchmarks by name; sources written ``NAME:PATH`` with one of these names come first and are
+    read anew each time.
     Sources that ``out/sources.toml`` holds are taken from there; others are pinned first. Killed at any moment, the
     same call goes on and ends with the same folder. A source that cannot be used is reported and left out;
     PackageError where none can be, a source is not written properly, an option would change nothing, or ``out`` cannot
     be used. ``reworder`` puts instructions into a policy's words.
     """
     report = report if report is not None else BuildReport()
-    collections = list(dict.fromkeys(text for text in sources if _is_collection(text)))
-    specs = list(dict.fromkeys(parse_source(text) for text in sources if not _is_collection(text)))
+    builders = collections or {}
+    copies = list(dict.fromkeys(text for text in sources if _name(text) in builders))
+    specs = list(dict.fromkeys(parse_source(text) for text in sources if _name(text) not in builders))
     settings = held_out(settings)
     with claim(out):
         cost, lock = Cost(out), SourceLock(out, settings)
         new = [spec for spec in specs if lock.find(spec) is None]
         names = dict(zip(new, distinct_names(new, lock.catalogue.packages)))
-        check_held_out(settings, {*lock.catalogue.packages, *names.values(), *map(_name, collections)})
+        check_held_out(settings, {*lock.catalogue.packages, *names.values(), *map(_name, copies)})
         if reworder is not None and settings.level != "precise":
             reworder.claim()
 
@@ -78,16 +104,15 @@ async def build_from_sources(
         pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history, settings.suite_seconds)
         writer, ledgers = Writer(settings, reworder), dict[str, Ledger]()
         read, tasks = list[tuple[list[Task], PackageYield]](), list[Task]()
-        if collections:
+        if copies:
             clear_staging(out)
             lock.write()  # makes the folder ours before the first task is there
-        for text in collections:
-            common = (text, settings, lock.catalogue, backend, layers, out, boxes)
+        context = BuildContext(
+            settings, lock.catalogue, backend, layers, out, boxes, writer, ledgers, progress=told, cache=cache
+        )
+        for text in copies:
             try:
-                if is_refactorbench(text):
-                    read.append(await build_refactorbench(*common, told, cache=cache))
-                else:
-                    read.append(await build_exercises(*common, writer, ledgers, told, cache=cache))
+                read.append(await builders[_name(text)](text, context))
             except PackageError as error:
                 read.append(([], PackageYield(_name(text), error=str(error), finished=True)))
         chosen, failed = await _pinned(specs, names, lock, pinner, told)
@@ -109,12 +134,8 @@ async def build_from_sources(
         return sorted(tasks, key=lambda task: task.name)
 
 
-def _is_collection(source: str) -> bool:
-    return is_collection(source) or is_refactorbench(source)
-
-
-def _name(collection: str) -> str:
-    return collection.partition(":")[0]
+def _name(source: str) -> str:
+    return source.partition(":")[0]
 
 
 def _finish(report: BuildReport, cost: Cost, out: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.generators.packages.index import PackageError
 
 from .options import own_options
 from .project import Project

@@ -14,9 +14,16 @@ from typing import Any
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.toml import to_toml
-from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel, dump_catalogue, load_catalogue
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.catalogue import (
+    Catalogue,
+    Module,
+    Package,
+    Wheel,
+    dump_catalogue,
+    load_catalogue,
+)
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 
 from .spec import SourceSpec
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.node import npm
-from woodshed.tasks.packages.catalogue import Package
-from woodshed.tasks.packages.index import Index, PackageError
-from woodshed.tasks.packages.kept import KEPT_SOURCES, fetch_package
-from woodshed.tasks.packages.source import read_sdist
+from woodshed.tasks.generators.packages.catalogue import Package
+from woodshed.tasks.generators.packages.index import Index, PackageError
+from woodshed.tasks.generators.packages.kept import KEPT_SOURCES, fetch_package
+from woodshed.tasks.generators.packages.source import read_sdist
+from woodshed.tasks.languages.node import npm
 
 from .layout import Layout
 from .project import UNKNOWN, Project

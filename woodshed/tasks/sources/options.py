@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.generators.packages.index import PackageError
 
 from .project import Project
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.node.pin import described_node, pin_node
-from woodshed.tasks.node.project import NodeProject, is_node_project
-from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
-from woodshed.tasks.packages.dependencies import dependency_layers
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
-from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Package, Wheel
+from woodshed.tasks.generators.packages.dependencies import dependency_layers
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
+from woodshed.tasks.generators.packages.source import fetch
+from woodshed.tasks.install.lock import Install, find_install
+from woodshed.tasks.install.use import installed_package, only_modules, only_wheels
+from woodshed.tasks.languages.node.pin import described_node, pin_node
+from woodshed.tasks.languages.node.project import NodeProject, is_node_project
 
-from ..install.lock import Install, find_install
-from ..install.use import installed_package, only_modules, only_wheels
 from .layout import find_layout
 from .obtain import described, obtain, project_names
 from .project import UNKNOWN, Project

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
+from woodshed.tasks.generators.packages.history import LOG, Commit, parse_log
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.workspace import MAX_FILE_BYTES
 from woodshed.tasks.gitobjects import QUIET, blobs_of, git_command
-from woodshed.tasks.packages.history import LOG, Commit, parse_log
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
 MAX_BYTES = 256 << 20
 _HISTORY = "refs/heads/woodshed"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.generators.packages.index import PackageError
 
 _PYPI = re.compile(r"pypi:([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.+!-]*)")
 _NPM = re.compile(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from woodshed.grading.install.changes import COMPILED, CONFIGURES, OWN_TESTS, TAKES, Refusal
-from woodshed.tasks.packages.workspace import below
+from woodshed.tasks.generators.packages.workspace import below
 
 PASSING = frozenset([".nyc_output", "coverage", "package-lock.json", ".package-lock.json"])
 """Names of what tools leave behind, besides those of ``changes``."""

@@ -13,7 +13,7 @@ from woodshed.grading.install.goal import Goal
 from woodshed.grading.node.run import framework_of
 from woodshed.tasks.install.goals import PROPOSED
 from woodshed.tasks.install.space import Ground
-from woodshed.tasks.node.project import NodeProject, test_files
+from woodshed.tasks.languages.node.project import NodeProject, test_files
 
 _RUN = {
     "mocha": "node node_modules/mocha/bin/mocha.js --no-config", "tape": "node node_modules/tape/bin/tape",

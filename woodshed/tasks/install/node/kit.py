@@ -10,21 +10,21 @@ from pathlib import Path
 
 from woodshed.grading.install.changes import changes
 from woodshed.grading.install.goal import Goal
+from woodshed.sandbox.guest.template import command_path
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.sandbox.template import command_path
+from woodshed.tasks.generators.packages.catalogue import Module
+from woodshed.tasks.generators.packages.dependencies import remembered
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.prepare import WORKDIR
+from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.install.kit import TOOLS, Archive, Left, Pinned, Served
 from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_modules
-from woodshed.tasks.node.modules import unpack
-from woodshed.tasks.node.npm import archive_path
-from woodshed.tasks.node.pin import wished_modules
-from woodshed.tasks.node.project import RUNNERS
-from woodshed.tasks.packages.catalogue import Module
-from woodshed.tasks.packages.dependencies import remembered
-from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import WORKDIR
-from woodshed.tasks.packages.source import read_sdist
+from woodshed.tasks.languages.node.modules import unpack
+from woodshed.tasks.languages.node.npm import archive_path
+from woodshed.tasks.languages.node.pin import wished_modules
+from woodshed.tasks.languages.node.project import RUNNERS
 
 from .additions import PASSING, node_refusal
 from .goals import node_goals

@@ -15,10 +15,10 @@ from typing import Any
 from urllib.parse import quote
 
 from woodshed.record.atomic import write_whole
+from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.install.kit import INDEX_PORT, Archive
 from woodshed.tasks.install.server import IndexServer
-from woodshed.tasks.node.npm import archive_path, integrity_of
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.languages.node.npm import archive_path, integrity_of
 
 from .upstream import Upstream
 

@@ -13,7 +13,7 @@ from woodshed.grading.install.box import SCRATCH
 from woodshed.grading.install.goal import Goal
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.space import Ground
-from woodshed.tasks.node.project import NodeProject, needed
+from woodshed.tasks.languages.node.project import NodeProject, needed
 
 _MISSING = re.compile(r"Cannot find (?:module|package) '((?:@[\w.~-]+/)?[\w~-][\w.~-]*)")
 _NO_COMMAND = re.compile(r"^sh: (?:\d+: )?([\w.-]+): (?:command )?not found$", re.MULTILINE)

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from woodshed.tasks.node.npm import configuration
-from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.languages.node.npm import configuration
 
 _BRIEF = "application/vnd.npm.install-v1+json; q=1.0, application/json; q=0.8"
 _LARGEST = 256 << 20

@@ -1,0 +1,213 @@
+"""Two boxes: one takes all that it can, or tries to be heard; the other may not notice, beyond its share of time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from woodshed.attacks.escapes.pairs.base import STOP, TAKEN, Pair
+from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.host.keeper import descendants
+from woodshed.sandbox.protocol import Backend, BoxGone, BoxSpec, Limits, Sandbox, SandboxError
+
+from . import pairs
+from .pairs import PAIRS, processor
+
+BACKENDS = ("namespace", "gvisor")
+"""Whose boxes are put against each other. The others keep them in by the same namespaces, by a kernel each, or less."""
+
+_LIMITS = Limits(memory=2 << 30, processes=64, cpu_seconds=60.0, disk=64 << 20)
+_SECONDS = 240.0
+_LEAST_SHARE = 0.25
+"""Of the processors, for one of two busy boxes. Half would be fair; both begin and end at times of their own."""
+
+_ALWAYS_KNOWN = {
+    "descriptor_locks": "descriptors without a file (eventfd, epoll) share one inode of the kernel, locks included",
+}
+_KNOWN_WITH_ONE_USER = {
+    **_ALWAYS_KNOWN,
+    "descriptors_in_flight": "counted by host user, and boxes of an ordinary user have one for all",
+    "pipe_buffers": "counted by host user, and boxes of an ordinary user have one for all",
+    "large_pipes": "counted by host user, and boxes of an ordinary user have one for all",
+    "device_locks": "only root can make devices of their own for boxes",
+    "watched_devices": "only root can make devices of their own for boxes",
+}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """``evidence`` is empty where the other box noticed nothing; ``got`` is what the attacker says that it has.
+
+    ``known``: why this is not kept apart here, where that is known; it counts only where there is evidence.
+    """
+
+    name: str
+    tries: str
+    got: str
+    evidence: str
+    known: str = ""
+
+    @property
+    def disturbed(self) -> bool:
+        return bool(self.evidence) and not self.known
+
+
+async def beside(backend: Backend) -> list[Beside]:
+    """Every attempt of one box against another. Raises SandboxError where none can be made."""
+    results = [await _try(backend, pair) for pair in PAIRS.values()]
+    results.append(await _processor(backend))
+    known = _known(backend)
+    return [Beside(r.name, r.tries, r.got, r.evidence, known.get(r.name, "")) for r in results]
+
+
+def beside_backend(name: str, root: Path | None = None) -> list[Beside]:
+    """``beside`` on a backend of its own, by name."""
+
+    async def run() -> list[Beside]:
+        backend = open_backend(name, root=root)
+        try:
+            return await beside(backend)
+        finally:
+            await backend.close()
+
+    return asyncio.run(run())
+
+
+def program(side: str, name: str = "") -> str:
+    """Python source that plays one side with the package in the working folder."""
+    call = f"pairs.base.main({side!r}, {name!r})" if name else f"pairs.processor.{side}()"
+    return f"import os, sys\nsys.path.insert(0, os.getcwd())\nimport pairs\n{call}"
+
+
+def sources() -> dict[str, bytes]:
+    """The attempts as files of a package."""
+    folder = Path(pairs.__file__).parent
+    return {f"pairs/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.py"))}
+
+
+def _known(backend: Backend) -> dict[str, str]:
+    if backend.name != "namespace":
+        return {}
+    return _ALWAYS_KNOWN if getattr(backend, "users", False) else _KNOWN_WITH_ONE_USER
+
+
+async def _try(backend: Backend, pair: Pair) -> Beside:
+    attacker, other = await _box(backend), await _box(backend)
+    try:
+        alone = await _use(other, pair)
+        taking = asyncio.create_task(attacker.exec_python(program("take", pair.name), timeout=_SECONDS))
+        got = await _taken(attacker, taking)
+        evidence = []
+        if not taking.done():
+            try:
+                now = await _use(other, pair)
+                evidence += [f"{alone} became {now}"] if now != alone else []
+                if not pair.is_channel:  # which take nothing
+                    evidence += await _serve(backend, pair, alone)
+            except (SandboxError, OSError) as error:
+                evidence.append(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(BoxGone):  # it took more than a box may have, and was ended
+            await _stop(attacker)
+        try:
+            saw = _said((await taking).stdout)
+        except BoxGone:
+            saw = ""
+        evidence += [f"saw {saw}"] if pair.saw is not None and saw else []
+        return Beside(pair.name, pair.tries, got, "; ".join(evidence)[:300])
+    finally:
+        await attacker.close()
+        await other.close()
+
+
+async def _serve(backend: Backend, pair: Pair, alone: str) -> list[str]:
+    """What the host does with other boxes meanwhile: make, run, seal, fork, grade. Returns what went wrong."""
+    wrong = []
+    made = await _box(backend)
+    try:
+        if (await made.exec("echo made > made && cat made")).stdout != b"made\n":
+            wrong.append("a command in a new box failed")
+        if (now := await _use(made, pair)) != alone:
+            wrong.append(f"in a new box {alone} became {now}")
+        (fork,) = await backend.fork(await made.snapshot())
+        try:
+            if (await fork.exec("cat made")).stdout != b"made\n":
+                wrong.append("a fork lacks a file")
+            graded = await fork.exec_python("import unittest\nassert unittest.TestCase\nprint('passed')", timeout=60)
+            if graded.stdout != b"passed\n":
+                wrong.append(f"a test failed: {graded.stderr.decode(errors='replace')[-100:]}")
+        finally:
+            await fork.close()
+    finally:
+        await made.close()
+    return wrong
+
+
+async def _processor(backend: Any) -> Beside:
+    """Against processes in sessions of their own, so that no grouping by session helps.
+
+    What both got is counted in seconds of processor: a clock would tell of the load of the machine.
+    """
+    tries = "run so many processes that others get no processor"
+    attacker, other = await _box(backend), await _box(backend)
+    try:
+        spinning = asyncio.create_task(attacker.exec_python(program("spin"), timeout=_SECONDS))
+        got = await _taken(attacker, spinning)
+        before = _seconds(backend.pid)
+        worked = await other.exec_python(program("work"), timeout=_SECONDS)
+        share = min(1.0, processor.WORK * (os.cpu_count() or 1) / (_seconds(backend.pid) - before))
+        await _stop(attacker)
+        await spinning
+        evidence = "" if share >= _LEAST_SHARE and worked.returncode == 0 else f"a share of {share:.3f}, {worked}"
+        return Beside("processor", tries, f"{got}, and left a share of {share:.2f}", evidence[:300])
+    finally:
+        await attacker.close()
+        await other.close()
+
+
+def _seconds(pid: int) -> float:
+    """Of processor, that a process and all below it have had, with children that were waited for."""
+    total = 0
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError):
+            total += sum(map(int, Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+async def _box(backend: Backend) -> Sandbox:
+    return await backend.create(BoxSpec(files=sources(), limits=_LIMITS))
+
+
+async def _use(box: Sandbox, pair: Pair) -> str:
+    done = await box.exec_python(program("use", pair.name), timeout=_SECONDS)
+    return _said(done.stdout) if done.returncode == 0 else f"ended with {done.returncode}: {done.stderr[-200:]!r}"
+
+
+async def _taken(box: Sandbox, taking: asyncio.Task[object]) -> str:
+    try:
+        while not taking.done():
+            if any(name == TAKEN for name, _, _ in await box.list()):
+                return (await box.read(TAKEN)).decode(errors="replace")
+            await asyncio.sleep(0.05)
+        return f"nothing: {taking.result()}"[:300]
+    except BoxGone as error:
+        return f"nothing: {error}"
+
+
+async def _stop(box: Sandbox) -> None:
+    """An attacker without space for one more file is ended by the next command instead."""
+    try:
+        await box.write(STOP, b"")
+    except OSError:
+        await box.exec("kill -9 -1")
+
+
+def _said(output: bytes) -> str:
+    try:
+        return str(json.loads(output.splitlines()[-1])["said"])
+    except (IndexError, ValueError, KeyError):
+        return f"no answer: {output[-200:]!r}" if output else ""

@@ -1,0 +1,5 @@
+"""``python -m woodshed.cli``."""
+
+from .main import app
+
+app()

@@ -1,0 +1,154 @@
+"""``woodshed tasks install`` and ``remove``, what a policy may do: arguments and screens; no logic."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from woodshed.cli.options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
+from woodshed.view.bar import Bar
+
+from .tasks import _fail, _in_boxes, _print, _print_json, app
+
+if TYPE_CHECKING:
+    from woodshed.record.task import Task
+    from woodshed.sandbox.layers import LayerStore
+    from woodshed.sandbox.protocol import Backend
+    from woodshed.tasks.install.run import Outcome
+
+PolicyOption = Annotated[
+    str | None, typer.Option(help="URL of an OpenAI-compatible server, such as a gateway, whose policy does the work")
+]
+ModelOption = Annotated[str, typer.Option(help="Name of the model there")]
+KeyOption = Annotated[str, typer.Option(help="Environment variable that holds the key for it")]
+
+
+@app.command()
+def install(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder or a repository (path or URL), both perhaps @COMMIT"
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder that receives one folder for each install")],
+    policy: PolicyOption = None,
+    model: ModelOption = "policy",
+    key_env: KeyOption = "OPENAI_API_KEY",
+    judge: Annotated[bool, typer.Option(help="The policy also judges outputs; it can only refuse")] = False,
+    tests: TestsOption = None,
+    code: CodeOption = None,
+    needs: Annotated[list[str] | None, typer.Option(help="Package that nobody states and rules shall install")] = None,
+    root: RootOption = None,
+    markers: MarkersOption = "",
+    passing_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Share of the tests that ran that has to pass, by rule")
+    ] = 0.8,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Folder that receives a task of each install: to set the repository up")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which three of the goals are the targets")] = 0,
+    catalogue: Annotated[str, typer.Option(help="Other catalogue, for the test runner")] = "",
+    backend: BackendOption = "namespace",
+    json_: JsonOption = False,
+) -> None:
+    """Find out how to set repositories up: goals, a recipe that reaches three of them, proved by replaying it.
+
+    Without --policy both roles are played by rules over the project's own files. Use the result with
+    `woodshed tasks build SOURCE --install OUT`. With --tasks each install becomes a task as well, whose solution is the
+    recipe. Exit code 1 if a source was discarded, 2 if nothing could start.
+    """
+    from woodshed.tasks.install.command import InstallWishes, PolicyPlace, install_sources
+    from woodshed.tasks.install.table import json_of, text_of
+    from woodshed.tasks.install.task_command import install_tasks
+
+    if judge and policy is None:
+        raise _fail(ValueError("--judge needs --policy: there is nobody to judge"))
+    place = PolicyPlace(policy, model, _key(key_env)) if policy is not None else None
+    wishes = InstallWishes(
+        tuple(code or ()),
+        tuple(tests or ()),
+        tuple(needs or ()),
+        seed,
+        catalogue,
+        place,
+        judge,
+        passing_share,
+        roots=roots_of(root),
+        markers=markers,
+    )
+    with Bar(Console(stderr=True)) as progress:
+
+        async def work(boxes: Backend, layers: LayerStore) -> tuple[list[Outcome], list[Task], dict[str, str]]:
+            found = await install_sources(sources, boxes, layers, out, wishes, progress)
+            if tasks is None:
+                return found, [], {}
+            return found, *await install_tasks(found, boxes, layers, out, tasks, wishes, progress)
+
+        found, made, refused = _in_boxes(work, backend, out)
+    if json_:
+        rows = [json_of(outcome) for outcome in found]
+        _print_json(rows if tasks is None else {"installs": rows, "tasks": [str(t.path) for t in made],
+                                                "refused": refused})  # fmt: skip
+    else:
+        _print(text_of(found))
+        done = sum(outcome.install is not None for outcome in found)
+        _print(f"{done} of {len(found)} installed in {out}; use them with `woodshed tasks build ... --install {out}`")
+        for source, why in refused.items():
+            _print(f"no task of {source}: {why}")
+        if tasks is not None:
+            _print(f"{len(made)} tasks in {tasks}; look at one with `woodshed tasks show`")
+    raise typer.Exit(0 if all(outcome.install is not None for outcome in found) and not refused else 1)
+
+
+@app.command()
+def remove(
+    sources: Annotated[list[str], typer.Argument(help="As of `tasks build`")],
+    out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
+    policy: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server, such as a gateway")],
+    model: ModelOption = "policy",
+    key_env: KeyOption = "OPENAI_API_KEY",
+    per_source: Annotated[int, typer.Option(min=1, help="Tasks to keep from each source")] = 6,
+    installs: Annotated[
+        Path | None, typer.Option("--install", help="Folder of installs, as `tasks install` makes it")
+    ] = None,
+    catalogue: Annotated[str, typer.Option(help="Other catalogue of vetted packages and of the test runner")] = "",
+    backend: BackendOption = "namespace",
+) -> None:
+    """Have a policy remove features, and keep what passes the gates of every other deletion.
+
+    Interrupt it whenever you like: the same command continues and asks for nothing twice. Exit code 1 if a source could
+    not be used or no task was kept.
+    """
+    from woodshed.tasks.generators.agentic.propose import removals
+    from woodshed.tasks.generators.packages.report import BuildReport
+    from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+    from woodshed.tasks.install.command import PolicyPlace
+    from woodshed.tasks.sources.pin import Wishes
+
+    settings = PackageTaskSettings(tasks_per_package=per_source, catalogue=catalogue, parallel=1, mutants=4, exploits=4)
+    place, report = PolicyPlace(policy, model, _key(key_env)), BuildReport()
+    with Bar(Console(stderr=True)) as progress:
+        made = _in_boxes(
+            lambda boxes, layers: removals(
+                sources, settings, boxes, layers, out, place, progress, wishes=Wishes(installs=installs), report=report
+            ),
+            backend,
+            out,
+        )
+    _print(report.table())
+    _print(f"{len(made)} tasks in {out}")
+    raise typer.Exit(1 if any(p.error for p in report.packages) or not made else 0)
+
+
+def _key(variable: str) -> str:
+    key = os.environ.get(variable)
+    if not key:
+        raise _fail(
+            ValueError(f"--key-env {variable}: this environment variable is not set; put the server's key there")
+        )
+    return key

@@ -1,0 +1,43 @@
+"""Options that several commands of ``woodshed tasks`` share, with one meaning and one help text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from woodshed.tasks.sources.pin import Wishes
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead")]
+ParallelOption = Annotated[int | None, typer.Option(min=1, help="Boxes at the same time; default: one for each core")]
+BackendOption = Annotated[str, typer.Option(help="Sandbox backend")]
+TestsOption = Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")]
+CodeOption = Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")]
+NeedsOption = Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")]
+RootOption = Annotated[list[str] | None, typer.Option(help="Import root, such as packages/core/src; again for several")]
+MarkersOption = Annotated[
+    str, typer.Option("--markers", "-m", help="Which tests, as for pytest's -m; default: what the project says")
+]
+SuiteSecondsOption = Annotated[float, typer.Option(min=1, help="Limit of one run of a whole suite")]
+InstallOption = Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")]
+
+
+def roots_of(root: list[str] | None) -> tuple[str, ...]:
+    return tuple(path.strip("/") for path in root or ())
+
+
+def wishes_of(
+    *,
+    code: list[str] | None,
+    tests: list[str] | None,
+    needs: list[str] | None,
+    install: Path | None,
+    root: list[str] | None,
+    markers: str,
+) -> Wishes:
+    """What a person adds to what is found in a source."""
+    from woodshed.tasks.sources.pin import Wishes
+
+    return Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install, roots_of(root), markers)

@@ -1,0 +1,1 @@
+"""Benchmarks of others as tasks: one adapter for each."""

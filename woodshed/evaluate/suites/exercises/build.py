@@ -1,0 +1,99 @@
+"""Exercises through the same trial as every other candidate: the example solution must pass, the start must not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from woodshed.record.task import Task
+from woodshed.tasks.generators.packages.candidates import Candidate
+from woodshed.tasks.generators.packages.catalogue import Package
+from woodshed.tasks.generators.packages.dependencies import dependency_layers
+from woodshed.tasks.generators.packages.ledger import Ledger
+from woodshed.tasks.generators.packages.partition import unplanned
+from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.packages.proof import GATES
+from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.report import PackageYield
+from woodshed.tasks.generators.packages.stream import Attempt, Stream
+from woodshed.tasks.generators.packages.trial import Trial
+from woodshed.tasks.generators.packages.work import LATER
+from woodshed.tasks.generators.packages.workspace import pytest_ini
+from woodshed.tasks.sources.factory import BuildContext
+from woodshed.tasks.validate.splits import HELDOUT
+
+from .read import Exercise, read_collection
+
+
+async def build_exercises(source: str, context: BuildContext) -> tuple[list[Task], PackageYield]:
+    """Tasks of one collection (see ``read_collection``) under ``out``, at most ``tasks_per_package``; resumable.
+
+    Its verdicts are put among the ``ledgers``, by its name.
+    """
+    settings, catalogue, backend, layers = context.settings, context.catalogue, context.backend, context.layers
+    out, boxes, cache = context.out, context.boxes, context.cache
+    start = perf_counter()
+    name, licence, exercises = await asyncio.to_thread(read_collection, source)
+    line = PackageYield(name, functions=len(exercises))
+    made: list[Task] = []
+
+    def attempt(exercise: Exercise) -> Attempt:
+        package = catalogue.furnished(_package(name, licence, exercise))
+        slug = f"{name}-{exercise.name.replace('_', '-')}"
+        names = dependency_layers(catalogue, package, layers, cache=cache)
+        files = {**exercise.gold, **exercise.tests, "pytest.ini": pytest_ini(package)}
+        trial = Trial(
+            settings, package, Suite(package.name, {}, (), {}, 0.0), files, backend, layers, names, context.writer
+        )
+        return Attempt(f"{slug}-exercise-{package.sha256[:8]}", "exercise", partial(_run, trial, exercise))
+
+    asked = f"{GATES}:{settings.test_timeout_sec}:{settings.max_tests}:{settings.mutants}"
+    ledger = context.ledgers[name] = Ledger(out / f".{name}.jsonl", asked)
+    stream, there = Stream(ledger, out, boxes, settings.parallel), 0
+    async with aclosing(stream.judged(map(attempt, exercises))) as verdicts:
+        async for verdict in verdicts:
+            line.tried += 1
+            line.count("exercise", verdict.task is not None)
+            if verdict.task is None:
+                line.rejected[verdict.why] += 1
+            else:
+                made.append(verdict.task)
+            there += verdict.task is not None or verdict.why.startswith(LATER)  # nothing takes its place
+            context.progress(line.tried, len(exercises), f"{verdict.slug}: {verdict.why or 'kept'}")
+            if there == settings.tasks_per_package:
+                break
+    line.kept, line.seconds, line.finished = len(made), perf_counter() - start, True
+    return made, line
+
+
+async def _run(trial: Trial, exercise: Exercise, out: Path) -> Task:
+    package = trial.package
+    try:
+        trial.suite = await trial.stable_suite(package.tests)
+        if not trial.suite.tests:
+            raise Rejected("no test of the example solution passes twice")
+        function = CoveredFunction(package.sources[0], exercise.name, 1, 1, 0, tuple(trial.suite.tests))
+        whole = package.origin.partition(":")[0] in trial.settings.heldout_packages
+        split = HELDOUT if whole else unplanned(trial.settings, package.name).of(function)
+        return await trial.run(
+            Candidate(
+                package.name, function, "exercise", "exercise", exercise.start, 0, split, text=exercise.instruction
+            ),
+            out,
+        )
+    finally:
+        await trial.close()
+
+
+def _package(collection: str, licence: str, exercise: Exercise) -> Package:
+    every = {**exercise.start, **exercise.gold, **exercise.tests}
+    digest = hashlib.sha256(b"".join(n.encode() + b"\0" + d for n, d in sorted(every.items()))).hexdigest()
+    tests = tuple(sorted({n.partition("/")[0] if "/" in n else n for n in exercise.tests}))
+    return Package(
+        f"{collection}-{exercise.name}", "1", "", digest, licence, tuple(exercise.gold), tests, (".",),
+        origin=f"{collection}:{exercise.name}",
+    )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Our boxes for users of Harbor: ``harbor run -e woodshed.harbor_environment.environment:WoodshedEnvironment``."""

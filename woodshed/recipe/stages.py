@@ -1,0 +1,116 @@
+"""Settings of the supervised stages."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from woodshed.record.settings import Settings
+
+
+class CorpusSettings(Settings):
+    """Text for the tokenizer and for pretraining, made from generated functions and the standard library."""
+
+    functions: int = Field(default=4000, ge=8)
+    """Generated functions of the training split."""
+    tokens: int = Field(default=1_300_000, ge=1000)
+    """Pretraining tokens."""
+    library_share: float = Field(default=0.03, ge=0, le=1)
+    """Share of conversations about short functions of Python's own library. General code costs a tiny policy much."""
+    protocol_share: float = Field(default=0.2, ge=0, le=1)
+    """Share of conversations that also run tests and finish (not executed); the others only read and edit."""
+    retry_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of those with tests in which one or two attempts fail first; failed edits weigh nothing."""
+    context_weight: float = Field(default=0.0, ge=0, le=1)
+    """Loss weight of tokens that are context; actions weigh 1."""
+
+
+class PretrainSettings(Settings):
+    """Pretraining of a policy from scratch."""
+
+    batch_tokens: int = Field(default=1024, ge=16)
+    """Tokens per optimizer step. Small batches matter for tiny policies."""
+    matrix_lr: float = Field(default=0.02, gt=0)
+    """Peak learning rate of Muon (matrices)."""
+    other_lr: float = Field(default=3e-3, gt=0)
+    """Peak learning rate of AdamW (embeddings, norms)."""
+    final_lr: float = Field(default=0.3, ge=0, le=1)
+    """Learning rate at the end as a share of the peak."""
+
+
+class DemonstrationSettings(Settings):
+    """Scripted, imperfect demonstrations, executed in sandboxes through the harness."""
+
+    episodes: int = Field(default=5000, ge=0)
+    """Demonstrations."""
+    right_edit: float = Field(default=0.45, ge=0, le=1)
+    """Chance that an attempt is the right edit; otherwise a random mutation."""
+    broken_edit: float = Field(default=0.35, ge=0, le=1)
+    """Share of the other attempts that do not even parse: what a small policy most often does wrong on its own."""
+    wrong_edit_weight: float = Field(default=0.0, ge=0, le=1)
+    """Loss weight of edits that parse and are no repair. At 0 the policy learns only what to do after them. Edits that
+    are rejected always weigh 0."""
+    untested_finish: float = Field(default=0.35, ge=0, le=1)
+    """Chance to finish after an edit without running the tests."""
+    give_up: float = Field(default=0.3, ge=0, le=1)
+    """Chance to finish after tests failed."""
+    invalid_call: float = Field(default=0.06, ge=0, le=1)
+    """Chance of a call that the harness rejects."""
+    wrong_file: float = Field(default=0.1, ge=0, le=1)
+    """Chance to look at a file that is not the broken one."""
+    undo: float = Field(default=0.75, ge=0, le=1)
+    """Chance to undo an edit whose tests failed before trying again."""
+    reread: float = Field(default=0.85, ge=0, le=1)
+    """Chance to read the file again before the next attempt. With the failed attempt between the file and the edit a
+    small policy copies badly: its second edits were right five times less often than its first ones."""
+    max_edits: int = Field(default=5, ge=1)
+    """Most attempts of one demonstration."""
+    concurrency: int = Field(default=16, ge=1)
+    """Episodes at once."""
+
+
+class SFTSettings(Settings):
+    """Supervised fine-tuning on the demonstrations; loss on the policy's own tokens only."""
+
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the demonstrations."""
+    batch_tokens: int = Field(default=1024, ge=16)
+    """Tokens per optimizer step."""
+    matrix_lr: float = Field(default=0.014, ge=0)
+    """Peak learning rate of Muon (matrices); 0 trains everything with AdamW."""
+    other_lr: float = Field(default=2.1e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    microbatch_tokens: int = Field(default=4096, ge=16)
+    """Padded tokens per forward pass."""
+    recompute: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    max_tokens: int = Field(default=1024, ge=16)
+    """Longer demonstrations are cut at this length."""
+
+
+class MtpSettings(Settings):
+    """A multi-token-prediction head that guesses tokens for the engine (speculative decoding), distilled from the
+    policy after SFT."""
+
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps; 0 makes no head."""
+    batch_tokens: int = Field(default=2048, ge=16)
+    """Tokens per optimizer step."""
+    lr: float = Field(default=3e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    depth: int = Field(default=2, ge=1, le=8)
+    """How many of its own steps the head is trained to go on from."""
+
+
+class LearnSettings(Settings):
+    """The supervised stages before RL."""
+
+    corpus: CorpusSettings = CorpusSettings()
+    """Tokenizer and pretraining text (policies from scratch only)."""
+    pretrain: PretrainSettings = PretrainSettings()
+    """Pretraining (policies from scratch only)."""
+    demonstrations: DemonstrationSettings = DemonstrationSettings()
+    """What SFT learns from."""
+    sft: SFTSettings = SFTSettings()
+    """Supervised fine-tuning."""
+    mtp: MtpSettings = MtpSettings()
+    """The head that drafts; none unless ``steps`` says so."""

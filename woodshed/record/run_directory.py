@@ -1,0 +1,151 @@
+"""The run directory: where everything of a run lies. Names only; no logic beyond atomic small files."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .atomic import create_whole, write_whole
+
+
+class DirectoryError(Exception):
+    """A file of a run directory is damaged; the message names it and says what to do."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    root: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.root / "recipe.toml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "state.sqlite"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.root / "trajectories"
+
+    @property
+    def weights(self) -> Path:
+        return self.root / "weights"
+
+    def chain(self, store: str) -> str:
+        """Where the weight chain lies, given ``weights.store`` of the recipe."""
+        return store or str(self.weights)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def stage_checkpoints(self, stage: str) -> Path:
+        """Of a supervised stage while it runs."""
+        return self.checkpoints / stage
+
+    @property
+    def batches(self) -> Path:
+        return self.root / "batches"
+
+    @property
+    def demonstrations(self) -> Path:
+        return self.root / "demonstrations"
+
+    @property
+    def corpus(self) -> Path:
+        return self.root / "corpus"
+
+    @property
+    def egress_log(self) -> Path:
+        """What boxes asked of the outside, where the recipe lets them."""
+        return self.root / "egress.jsonl"
+
+    @property
+    def placed_boxes(self) -> Path:
+        """Where the box servers are that the run itself places, and their key."""
+        return self.root / "boxes"
+
+    @property
+    def judge_log(self) -> Path:
+        """What a judge was asked and answered, where the recipe has one."""
+        return self.root / "judge.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def tasks(self, split: str) -> Path:
+        return self.root / "tasks" / split
+
+    def policy(self, stage: str) -> Path:
+        """Hugging Face directory of the policy after ``stage`` (``pretrain``, ``sft``, ``final``)."""
+        return self.root / "policy" / stage
+
+    def log(self, program: str) -> Path:
+        return self.root / "logs" / f"{program}.log"
+
+    def stage_metrics(self, name: str) -> Path:
+        return self.root / "metrics" / f"{name}.jsonl"
+
+    def stage_result(self, stage: str) -> dict[str, Any] | None:
+        """What a finished stage left behind, or None."""
+        return _read_object(self.root / "stages" / f"{stage}.json")
+
+    def read_result_of(self, stage: str) -> dict[str, Any]:
+        """What the programs of a stage have to say about it, before it counts as finished."""
+        return _read_object(self.root / "results" / f"{stage}.json") or {}
+
+    def write_result_of(self, stage: str, result: dict[str, Any]) -> None:
+        write_json(self.root / "results" / f"{stage}.json", result)
+
+    def finish_stage(self, stage: str, result: dict[str, Any]) -> None:
+        write_json(self.root / "stages" / f"{stage}.json", result)
+
+    def read_clock(self) -> dict[str, float]:
+        """Seconds that unfinished stages have taken so far, those before a kill included."""
+        return self.read_progress("clock")
+
+    def write_clock(self, seconds: dict[str, float]) -> None:
+        write_json(self.root / "progress" / "clock.json", seconds)
+
+    def read_progress(self, stage: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.root / "progress" / f"{stage}.json").read_text()))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+    def write_progress(self, stage: str, done: float, total: float, note: str = "") -> None:
+        write_json(self.root / "progress" / f"{stage}.json", {"done": done, "total": total, "note": note})
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        value = f"not JSON: {error}"
+    if not isinstance(value, dict):
+        found = value if isinstance(value, str) else f"a JSON {type(value).__name__}, not an object"
+        raise DirectoryError(f"{path} is damaged ({found}); delete it and run again: its stage is then repeated")
+    return value
+
+
+def key_file(path: Path, key: str = "") -> Path:
+    """That file, which nobody else may read, with ``key`` or a new one in it where it was not there."""
+    if not path.exists():
+        create_whole(path, key or secrets.token_urlsafe(32), mode=0o600)
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all, and on the disk before this returns."""
+    write_whole(path, text, fsync=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1))

@@ -1,0 +1,1 @@
+"""Reward terms beside solving the task."""

@@ -1,0 +1,101 @@
+"""The box servers of a run on a Ray cluster (``sandbox.hosts = ["ray"]``): placed for the run, ended with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from woodshed.cluster.supervisor import Program, ProgramFailed, Supervisor
+from woodshed.engine.access import ADMIN_VARIABLE
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory, key_file
+from woodshed.sandbox.remote.placed import PlacedHosts
+from woodshed.sandbox.settings import RAY, SandboxSettings
+from woodshed.stages.servers import RESTARTS
+
+from .plan import plan
+
+_NAME = "boxes"
+_BOUNDS = (
+    "max_starting", "keep_memory", "keep_disk", "memory_stall", "cpu_stall", "bases", "base_bytes", "cgroups",
+)  # fmt: skip
+"""What a recipe says of each machine's room; ``woodshed boxes`` takes the same."""
+
+
+class PlacedBoxes:
+    """Nothing before ``start``."""
+
+    def __init__(self, settings: SandboxSettings, run: RunDirectory) -> None:
+        self._settings, self._run = settings, run
+        self._hosts = PlacedHosts(run.placed_boxes)
+        self._supervisor = Supervisor()
+        self._said = ""
+
+    def start(self) -> str:
+        """Return when boxes can be made; where, in words. Raises ProgramFailed saying why they cannot."""
+        self._hosts.file.unlink(missing_ok=True)
+        self._supervisor.start(self._program())
+        while not self._hosts.file.exists():
+            self._check()
+            time.sleep(0.1)
+        self._said = self._state()
+        return self._said
+
+    def check(self) -> list[str]:
+        """Keep them placed; what is new, in words. Raises ProgramFailed where that fails again and again."""
+        news = [f"{name} died and was started again (see {self._run.log(name)})" for name in self._check()]
+        if self._said and (said := self._state()) != self._said:
+            self._said = said
+            news.append(said)
+        return news
+
+    def stop(self) -> None:
+        self._supervisor.stop()
+
+    def _check(self) -> list[str]:
+        try:
+            return self._supervisor.check()
+        except ProgramFailed as error:
+            raise ProgramFailed(f'sandbox.hosts = ["{RAY}"]: {error}') from None
+
+    def _state(self) -> str:
+        urls, left_out = self._hosts.read()
+        nodes = f"boxes on {len(urls)} node{'s' * (len(urls) != 1)} of the Ray cluster"
+        return "; left out: ".join((nodes, *left_out))
+
+    def _program(self) -> Program:
+        chosen = self._settings.model_dump(include=set(_BOUNDS), exclude_defaults=True)
+        bounds = [text for name, value in chosen.items() for text in ("--set", f"{name}={value}")]
+        server = ["-m", "woodshed.cli.main", "boxes", "--backend", self._settings.backend, *bounds]
+        key = key_file(self._hosts.key_file)
+        argv = [
+            "--file",
+            str(self._hosts.file),
+            "--key-file",
+            str(key),
+            "--key-variable",
+            ADMIN_VARIABLE,
+            "--",
+            *server,
+        ]
+        return Program(
+            _NAME, ["-m", "woodshed.cluster.ray_placing", *argv], self._run.log(_NAME), max_restarts=RESTARTS,
+            env={"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+
+
+@contextmanager
+def placed_boxes(recipe: Recipe, run: RunDirectory, console: Console) -> Iterator[PlacedBoxes]:
+    """The servers are there when this is entered, and ended when it is left; a run that is over needs none."""
+    boxes = PlacedBoxes(recipe.sandbox, run)
+    try:
+        if RAY in recipe.sandbox.hosts and any(run.stage_result(stage.name) is None for stage in plan(recipe, run)):
+            with console.status("placing box servers on the Ray cluster"):
+                where = boxes.start()
+            console.print(where, soft_wrap=True, markup=False)
+        yield boxes
+    finally:
+        boxes.stop()

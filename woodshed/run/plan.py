@@ -1,0 +1,114 @@
+"""Which stages a recipe has, what each needs, and which programs it consists of. The order of the file is the order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from woodshed.cluster.supervisor import Program
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory, write_json
+from woodshed.stages.servers import server_programs, threads_of
+from woodshed.train.worker_config import WorkerConfig
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``programs()`` makes the processes; the stage is over when those in ``until`` have ended well.
+
+    ``heavy`` stages use both cores and run alone; others may run two at a time.
+    """
+
+    name: str
+    title: str
+    needs: tuple[str, ...]
+    programs: Callable[[], list[Program]]
+    until: tuple[str, ...]
+    heavy: bool = False
+
+
+def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
+    """In order of priority: two of the stages that need nothing unfinished run at a time."""
+    scratch = recipe.policy.source == "scratch"
+    main = "packages" if recipe.tasks.main == "packages" else "tasks"
+    start = "corpus" if scratch else "convert"
+    stages = []
+    if scratch:
+        stages.append(_simple(run, "corpus", "train tokenizer, write corpus", ()))
+    else:
+        stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
+    if main == "tasks":
+        stages.append(_simple(run, "tasks", "make and check tasks", ()))
+    demos = [_simple(run, "demos", "run demonstrations in sandboxes", (main, start))]
+    if not recipe.learn.demonstrations.episodes:
+        demos = []
+    needs = ("pretrain" if scratch else "convert", *(stage.name for stage in demos))
+    cores = os.cpu_count() or 1
+    sft = _simple(run, "sft", "fine-tune on demonstrations", needs, min(cores, 4) if scratch else cores)
+    packages = [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
+    stages += [*packages, *demos] if main == "packages" else [*demos, *packages]
+    if scratch:
+        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",), min(cores, 4)))
+    stages.append(sft)
+    drafts = recipe.learn.mtp.steps and recipe.learn.demonstrations.episodes
+    if drafts:
+        stages.append(_simple(run, "mtp", "distil the head that drafts", ("sft",), min(cores, 4) if scratch else cores))
+    before = ("mtp" if drafts else "sft", main, *(("packages",) if recipe.tasks.packages else ()))
+    stages.append(_served(recipe, run, "before", "evaluate before RL", before, "sft"))
+    stages.append(_rl(recipe, run))
+    stages.append(_served(recipe, run, "after", "evaluate after RL", ("rl", "before"), "final"))
+    return stages
+
+
+def _simple(run: RunDirectory, name: str, title: str, needs: tuple[str, ...], threads: int = 1) -> Stage:
+    return Stage(name, title, needs, lambda: [_stage_program(run, name, threads)], (name,), heavy=threads > 1)
+
+
+def _served(recipe: Recipe, run: RunDirectory, name: str, title: str, needs: tuple[str, ...], policy: str) -> Stage:
+    def programs() -> list[Program]:
+        return [*server_programs(recipe, run, run.policy(policy), weights=False), _stage_program(run, name)]
+
+    return Stage(name, title, needs, programs, (name,), heavy=True)
+
+
+def _rl(recipe: Recipe, run: RunDirectory) -> Stage:
+    def programs() -> list[Program]:
+        servers = server_programs(recipe, run, run.policy("sft"), weights=True)
+        argv = ["-m", "woodshed.train.worker", str(trainer_config(recipe, run))]
+        trainer = Program("trainer", argv, run.log("trainer"), env=threads_of(trainer_threads(recipe)))
+        return [*servers, trainer, _stage_program(run, "rollouts")]
+
+    return Stage("rl", "asynchronous RL", ("before",), programs, ("rollouts", "trainer"), heavy=True)
+
+
+def _stage_program(run: RunDirectory, name: str, threads: int = 1) -> Program:
+    return Program(
+        name, ["-m", "woodshed.stages", name, str(run.root)], run.log(name), env=threads_of(threads, alone=threads > 1)
+    )
+
+
+def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
+    path = run.root / "server" / "trainer.json"
+    config = WorkerConfig(
+        policy=run.policy("sft"),
+        batches=run.batches,
+        weights=run.chain(recipe.weights.store),
+        checkpoints=run.checkpoints,
+        metrics=run.stage_metrics("trainer"),
+        train=recipe.train,
+        chain=recipe.weights,
+        steps=recipe.rl.steps,
+        threads=trainer_threads(recipe),
+        device=recipe.policy.device,
+        delete_batches=True,
+    )
+    write_json(path, config.model_dump(mode="json"))
+    return path
+
+
+def trainer_threads(recipe: Recipe) -> int:
+    """One core beside the server for a tiny network. With a larger one training takes several times as long as
+    sampling and the server often waits: the trainer gets every core, and shares them while both work."""
+    return 1 if recipe.policy.source == "scratch" else os.cpu_count() or 1

@@ -1,0 +1,300 @@
+"""``woodshed run``: the stages of a recipe, watched, interruptible, continued where they were."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from woodshed.cluster.supervisor import ProgramFailed, Supervisor
+from woodshed.monitors.judge import JudgeError, judge_key
+from woodshed.policy.config import ConfigError, DecoderConfig
+from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.cache import cache_directory
+from woodshed.record.run_directory import DirectoryError, RunDirectory, write_text
+from woodshed.record.task import TaskError
+from woodshed.sandbox.protocol import SandboxError
+from woodshed.stages.boxes import check_boxes, layer_store
+from woodshed.stages.demonstrator import must_search
+from woodshed.stages.failures import disk_problem
+from woodshed.stages.held_out_key import settle_key
+from woodshed.stages.tasks import built_tasks
+from woodshed.tasks.generators.packages.catalogue import load_catalogue
+from woodshed.tasks.generators.packages.index import Index, PackageError
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.source import is_cached
+from woodshed.view.tensorboard import TensorBoardMirror
+from woodshed.weights.errors import ChainError
+from woodshed.weights.fence import Head
+
+from .placed import PlacedBoxes, placed_boxes
+from .plan import Stage, plan
+from .screen import screen_for
+
+
+class RunError(Exception):
+    """The run cannot start or go on; the message says why and what to do."""
+
+
+def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str], fresh: bool, console: Console) -> None:
+    if recipe_path.is_dir():
+        out, recipe_path = recipe_path, recipe_path / "recipe.toml"
+        if not recipe_path.exists():
+            raise RunError(f"{out} is not a run directory (it has no recipe.toml); give a recipe, such as laptop")
+    try:
+        recipe = load_recipe(recipe_path, overrides)
+    except RecipeError as error:
+        raise RunError(str(error)) from None
+    run = RunDirectory((out or Path("runs") / recipe.name).absolute())
+    try:
+        check_machine(recipe, run)
+    except DirectoryError as error:
+        raise RunError(str(error)) from None
+    with claim(run, recipe, fresh=fresh):
+        title = Text.assemble((recipe.name, "bold"), f" in {run.root}  ({recipe.description or 'no description'})")
+        console.print(title, soft_wrap=True)
+        try:
+            with placed_boxes(recipe, run, console) as boxes:
+                _run_stages(recipe, run, console, boxes)
+            write_report(run.root, console)
+        except RunError:
+            raise
+        except Exception as error:
+            if problem := disk_problem(run.root, str(error)):
+                raise RunError(problem) from None
+            if isinstance(error, ProgramFailed):
+                logs = f"logs are in {run.root / 'logs'}; the same command continues the run"
+                raise RunError(f"{error}\n{logs}") from None
+            if isinstance(error, (DirectoryError, SandboxError, OSError)):
+                raise RunError(str(error)) from None
+            raise
+
+
+@contextmanager
+def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
+    """Make the run directory ours: no other process runs in it, and it holds this recipe and no other."""
+    try:
+        run.root.mkdir(parents=True, exist_ok=True)
+        if not run.recipe.exists() and any(p.name != ".lock" for p in run.root.iterdir()):
+            raise RunError(f"{run.root} is not empty and is not a run directory; choose another with --out")
+        with (run.root / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"{run.root} is being run by another process; wait for it, or choose another directory with --out"
+                ) from None
+            if fresh:
+                _empty(run.root)
+            _settle_recipe(run, recipe)
+            settle_key(recipe.grading, run.root)
+            yield
+    except DirectoryError as error:
+        raise RunError(str(error)) from None
+    except OSError as error:
+        problem = disk_problem(run.root, str(error))
+        raise RunError(problem or f"{run.root} cannot be used as run directory: {error}") from None
+
+
+def _empty(root: Path) -> None:
+    for path in root.iterdir():
+        if path.name == ".lock":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _settle_recipe(run: RunDirectory, recipe: Recipe) -> None:
+    resolved = dump_recipe(recipe)
+    if not run.recipe.exists():
+        write_text(run.recipe, resolved)
+        return
+    try:
+        known = dump_recipe(load_recipe(run.recipe))
+    except RecipeError as error:
+        raise RunError(f"{error}\nthis is the recipe of an earlier run; start over with --fresh") from None
+    if known != resolved:
+        fields = ", ".join(_differences(tomllib.loads(known), tomllib.loads(resolved))[:8])
+        raise RunError(
+            f"{run.root} holds a run of another recipe (different: {fields}); continue it with "
+            f"`woodshed run {run.root}`, choose another directory with --out, or start over with --fresh"
+        )
+
+
+def _differences(known: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted({*known, *wanted}):
+        left, right = known.get(key), wanted.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            found += _differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found.append(prefix + key)
+    return found
+
+
+def check_machine(recipe: Recipe, run: RunDirectory) -> None:
+    """Refuse before anything starts what would fail in an hour."""
+
+    place = next(p for p in (run.root, *run.root.parents) if p.is_dir())
+    free = shutil.disk_usage(place).free
+    if free < 1 << 30:
+        raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
+    if recipe.policy.source not in ("scratch", "smollm2"):
+        _check_policy(Path(recipe.policy.source))
+    try:
+        recipe.rl.make_algorithm()
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":
+        try:
+            judge_key(recipe.rl.judge)
+        except JudgeError as error:
+            raise RunError(str(error)) from None
+    if recipe.tasks.packages and run.stage_result("packages") is None:
+        if recipe.tasks.packages.folder:
+            _check_folder(recipe, recipe.tasks.packages.folder)
+        else:
+            _check_packages(recipe.tasks.packages)
+    if recipe.weights.store:
+        _check_store(recipe, run)
+    try:
+        cache_directory()
+        check_boxes(recipe.sandbox)
+    except (OSError, SandboxError) as error:
+        raise RunError(str(error)) from None
+
+
+def _check_store(recipe: Recipe, run: RunDirectory) -> None:
+    """The bucket answers, and the chain in it is this run's own."""
+    url = recipe.weights.store
+    try:
+        head = Head(url)()
+    except (ChainError, OSError) as error:
+        raise RunError(f"weights.store: {error}") from None
+    if head is not None and run.stage_result("sft") is None:
+        raise RunError(f"weights.store: {url} already has versions up to {head}, of another run; choose another prefix")
+
+
+def _check_packages(settings: PackageTaskSettings) -> None:
+    """They are in the catalogue, and there is a source for at least one of them."""
+    try:
+        chosen = load_catalogue(Path(settings.catalogue) if settings.catalogue else None).select(settings.packages)
+        if not any(is_cached(package.file, package.sha256) for package in chosen):
+            Index().files(chosen[0].name)
+    except PackageError as error:
+        raise RunError(f"tasks.packages: {error}") from None
+
+
+def _check_folder(recipe: Recipe, folder: str) -> None:
+    """Its tasks can be read and are enough, and the layers below them are on this machine."""
+    try:
+        tasks, left_out = built_tasks(folder)
+        for name in sorted({layer for task in tasks for layer in task.info.layers}):
+            layer_store().path(name)
+    except (TaskError, SandboxError) as error:
+        raise RunError(f"tasks.packages.folder: {error}") from None
+    count = Counter(task.info.split for task in tasks)
+    needed = recipe.rl.steps * recipe.rl.groups_per_step if recipe.tasks.main == "packages" else 0
+    if count["train"] < needed:
+        raise RunError(
+            f"tasks.packages.folder: {folder} has {count['train']} training tasks"
+            f"{f' ({left_out})' if left_out else ''}, and rl.steps x rl.groups_per_step needs {needed} (a prompt is "
+            "never trained twice); build more with --per-source, or lower rl.steps"
+        )
+    if recipe.tasks.main == "packages" and "grep" not in recipe.harness.tools:
+        lost = [task for task in tasks if must_search(task)]
+        if lost:
+            raise RunError(
+                f"tasks.packages.folder: {lost[0].path}: the instruction does not name the file to change, and the "
+                'policy has nothing to search with: add "grep" to harness.tools, or build with --prompt located'
+            )
+    if not count["heldout"]:
+        raise RunError(
+            f"tasks.packages.folder: {folder} has no held-out tasks to evaluate on; build more, or into a new "
+            "folder with --heldout NAME or a larger --heldout-share"
+        )
+
+
+def _check_policy(source: Path) -> None:
+    path = source / "config.json"
+    if not path.exists():
+        raise RunError(f'policy.source: {source} has no config.json; give a Hugging Face directory, or "scratch"')
+    try:
+        DecoderConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+    except ConfigError as error:
+        raise RunError(f"policy.source: {path}: {error}") from None
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"policy.source: {path}: not JSON of a model: {error}") from None
+
+
+def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: PlacedBoxes) -> None:
+    waiting = [s for s in plan(recipe, run) if run.stage_result(s.name) is None]
+    finished = {s.name for s in plan(recipe, run)} - {s.name for s in waiting}
+    running: dict[str, tuple[Stage, Supervisor, float]] = {}
+    mirror, noted = TensorBoardMirror(run.root), 0.0
+    before = run.read_clock()
+    try:
+        with screen_for(run, plan(recipe, run), console) as screen:
+            while waiting or running:
+                for stage in [s for s in waiting if _may_start(s, running, finished)]:
+                    waiting.remove(stage)
+                    supervisor = Supervisor()
+                    running[stage.name] = (stage, supervisor, time.time() - before.get(stage.name, 0.0))
+                    for program in stage.programs():
+                        supervisor.start(program)
+                    break
+                for news in boxes.check():
+                    screen.notice(news)
+                for name, (stage, supervisor, started) in list(running.items()):
+                    for died in supervisor.check():
+                        if problem := disk_problem(run.root):
+                            raise RunError(problem)
+                        screen.notice(f"{died} died and was started again (see {run.log(died)})")
+                    if all(supervisor.programs[p].done for p in stage.until):
+                        supervisor.stop()
+                        del running[name]
+                        finished.add(name)
+                        result = run.read_result_of(name)
+                        run.finish_stage(name, {**result, "seconds": time.time() - started})
+                if time.monotonic() - noted > 5 or not (waiting or running):
+                    mirror.update()
+                    run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
+                    noted = time.monotonic()
+                screen.update(running, finished)
+                time.sleep(0.2)
+    finally:
+        for _, supervisor, _ in running.values():
+            supervisor.stop()
+        with contextlib.suppress(OSError):  # a full disk, say, which is what ended the run
+            run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
+
+
+def _may_start(stage: Stage, running: dict[str, tuple[Stage, Supervisor, float]], finished: set[str]) -> bool:
+    if not set(stage.needs) <= finished:
+        return False
+    alone = stage.heavy or any(s.heavy for s, _, _ in running.values())
+    return not running if alone else len(running) < 2
+
+
+def write_report(root: Path, console: Console) -> None:
+    """``report.html`` and the closing table."""
+    from woodshed.view.report import ReportError, build_report
+
+    try:
+        build_report(RunDirectory(root.absolute()), console)
+    except (ReportError, DirectoryError) as error:
+        raise RunError(str(error)) from None

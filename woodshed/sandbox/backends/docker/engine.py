@@ -1,0 +1,81 @@
+"""The engine's command line: where it is, and one command of it at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterable, Awaitable
+from dataclasses import dataclass
+
+from woodshed.record.cache import cache_directory
+from woodshed.sandbox.protocol import SandboxError, Unsupported
+
+ENGINES = ("docker", "podman")
+_HOW = {
+    "docker": "install Docker Engine, or set WOODSHED_DOCKER to its client",
+    "podman": "run `scripts/install-podman` (Debian, nothing is installed), install podman, or set WOODSHED_PODMAN",
+}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """``name``: which kind; ``program``: its path."""
+
+    name: str
+    program: str
+
+    async def run(self, *arguments: str, data: AsyncIterable[bytes] | None = None, seconds: float = 120.0) -> str:
+        """What the command prints. ``data`` goes to its standard input. Raises SandboxError with its last words."""
+        process = await asyncio.create_subprocess_exec(
+            self.program, *arguments, stdin=asyncio.subprocess.PIPE if data is not None else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(seconds):
+                out, errors, _ = await asyncio.gather(*_read(process), _feed(process.stdin, data))
+                await process.wait()
+        except TimeoutError:
+            raise SandboxError(f"{self.name} {arguments[0]}: no end within {seconds:.0f} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise SandboxError(f"{self.name} {arguments[0]}: {said(errors) or process.returncode}")
+        return out.decode(errors="replace").strip()
+
+
+def find_engine(name: str) -> Engine:
+    """The client of the engine called ``name``. Raises Unsupported with what to do."""
+    if name not in ENGINES:
+        raise ValueError(f"unknown container engine {name!r}; there is: {', '.join(ENGINES)}")
+    fetched = cache_directory() / "bin" / name
+    given = os.environ.get(f"WOODSHED_{name.upper()}")
+    path = given or shutil.which(name) or (str(fetched) if fetched.exists() else None)
+    if path is None or shutil.which(path) is None:
+        raise Unsupported(f"{name} is not on the path; {_HOW[name]}")
+    return Engine(name, path)
+
+
+def said(errors: bytes) -> str:
+    """The end of what a command wrote to its standard error, on one line."""
+    return " ".join(errors.decode(errors="replace")[-600:].split())
+
+
+def _read(process: asyncio.subprocess.Process) -> tuple[Awaitable[bytes], Awaitable[bytes]]:
+    assert process.stdout is not None and process.stderr is not None
+    return process.stdout.read(), process.stderr.read()
+
+
+async def _feed(sink: asyncio.StreamWriter | None, data: AsyncIterable[bytes] | None) -> None:
+    if sink is None or data is None:
+        return
+    try:
+        async for piece in data:
+            sink.write(piece)
+            await sink.drain()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the command ended early; its status says why
+    finally:
+        sink.close()

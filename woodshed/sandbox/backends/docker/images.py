@@ -1,0 +1,138 @@
+"""Images that belong to one owner: imported, built and committed for its boxes, and removed with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from woodshed.sandbox.host.spawner import is_dead, owner_mark
+from woodshed.sandbox.protocol import SandboxError
+
+from .base import stack
+from .engine import Engine
+
+_LABEL = "woodshed.owner"
+_BUILD_SECONDS = 1800.0
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Image:
+    """``binds``: folders of the host that its containers show read-only, and where. ``foreign``: somebody else's, whose
+    environment and file owners it keeps."""
+
+    name: str
+    binds: tuple[tuple[str, str], ...] = ()
+    foreign: bool = False
+
+
+class Images:
+    """``work``: a folder of the owner's. Nothing is shared between owners, so that nobody removes another's."""
+
+    def __init__(self, engine: Engine, work: Path) -> None:
+        self.engine = engine
+        self._work = work
+        self._owner = owner_mark()
+        self._prefix = f"localhost/woodshed/{self._owner}-{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+        self._stacks: dict[tuple[Path | None, tuple[Path, ...]], asyncio.Task[Image]] = {}
+        self._built: set[str] = set()
+        self._made: set[str] = set()
+
+    @property
+    def label(self) -> str:
+        """Marks containers and images as this owner's."""
+        return f"{_LABEL}={self._owner}"
+
+    async def of_folders(self, root: Path | None, layers: Sequence[Path]) -> Image:
+        """The image of these folders, imported once. Raises SandboxError."""
+        key = (root, tuple(layers))
+        if key not in self._stacks:
+            self._stacks[key] = asyncio.create_task(self._import(root, key[1]))
+        task = self._stacks[key]
+        try:
+            return await asyncio.shield(task)
+        except SandboxError:
+            if self._stacks.get(key) is task:
+                del self._stacks[key]  # the next call tries again
+            raise
+
+    async def build(self, folder: Path) -> str:
+        """Build the ``Dockerfile`` of a folder with the engine. Raises SandboxError with what the build said."""
+        if not (folder / "Dockerfile").is_file():
+            raise SandboxError(f"{folder}: there is no Dockerfile to build")
+        name = self._name("built")
+        await self.engine.run("build", "--label", self.label, "--tag", name, str(folder), seconds=_BUILD_SECONDS)
+        self._built.add(name)
+        return name
+
+    async def commit(self, container: str, origin: Image) -> Image:
+        """The files of a running container of ``origin`` as an image."""
+        name = self._name("snapshot")
+        await self.engine.run("commit", "--change", f"LABEL {self.label}", container, name, seconds=_BUILD_SECONDS)
+        self._made.add(name)
+        return replace(origin, name=name)
+
+    async def size(self, name: str) -> int:
+        """Bytes of an image, with what it shares with others."""
+        return int(await self.engine.run("image", "inspect", "--format", "{{.Size}}", name))
+
+    async def remove(self, name: str) -> None:
+        self._made.discard(name)
+        await self.engine.run("rmi", "--force", name)
+
+    async def close(self) -> None:
+        """Remove every image of this owner."""
+        for task in self._stacks.values():
+            with contextlib.suppress(SandboxError):
+                await task
+        for name in sorted(self._made | self._built):
+            with contextlib.suppress(SandboxError):
+                await self.remove(name)
+        self._stacks.clear()
+        self._made.clear()
+        self._built.clear()
+
+    async def sweep(self) -> None:
+        """Remove what owners left that are dead now."""
+        for kind, listing, removing in (("containers", ["ps", "-a"], ["rm"]), ("images", ["images", "-a"], ["rmi"])):
+            field = '{{.ID}} {{.Label "woodshed.owner"}}' if kind == "containers" else "{{.ID}}"
+            rows = await self.engine.run(*listing, "--filter", f"label={_LABEL}", "--format", field)
+            for row in dict.fromkeys(rows.splitlines()):
+                number, _, owner = row.partition(" ")
+                with contextlib.suppress(SandboxError):  # it may have gone by itself
+                    if not owner:
+                        form = f'{{{{index .Config.Labels "{_LABEL}"}}}}'
+                        owner = await self.engine.run("image", "inspect", "--format", form, number)
+                    if is_dead(owner):
+                        await self.engine.run(*removing, "--force", number)
+
+    async def _import(self, root: Path | None, layers: tuple[Path, ...]) -> Image:
+        name = self._name("stack")
+        place = Path(tempfile.mkdtemp(dir=self._work))
+        archive = place / "image.tar"
+        try:
+            binds = await asyncio.to_thread(stack, place, layers, root, archive)
+            change = ("--change", f"LABEL {self.label}")
+            await self.engine.run("import", *change, "-", name, data=_pieces(archive), seconds=_BUILD_SECONDS)
+        except OSError as error:
+            raise SandboxError(f"{self.engine.name}: these folders are no image: {error}") from None
+        finally:
+            archive.unlink(missing_ok=True)
+        self._made.add(name)
+        return Image(name, tuple(binds))
+
+    def _name(self, kind: str) -> str:
+        return f"{self._prefix}:{kind}-{next(self._numbers)}"
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while piece := await asyncio.to_thread(file.read, _PIECE):
+            yield piece

@@ -1,0 +1,196 @@
+"""Boxes in gVisor: their system calls are answered by a kernel in user space, and can be frozen, copied and thawed.
+
+A snapshot is a checkpoint of the whole box, memory, processes and files, while it goes on running; a fork is a restore
+from it, any number of times. A fork of files alone (``snapshot("fs")``) ends the processes that came back. Needs
+``runsc`` and neither KVM nor root.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from woodshed.record.jsonl import JsonLines
+from woodshed.record.walk import all_below
+from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.guest.frames import pack_files
+from woodshed.sandbox.host.box import OUT_OF_MEMORY
+from woodshed.sandbox.host.channel import Channel
+from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
+from woodshed.sandbox.host.egress.record import Record
+from woodshed.sandbox.host.kept import KeptBackend, KeptBox
+from woodshed.sandbox.host.probing import probe_by
+from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
+
+from . import probe
+from .connections import Connections
+from .runsc import Missing, find_runsc
+
+_KEEPER = "woodshed.sandbox.backends.gvisor.keeper"
+_SHAPE = """
+import json, os, sys
+folders, links, modes = json.load(sys.stdin)
+for path in folders:
+    os.makedirs(path, exist_ok=True)
+for path, target in links.items():
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.symlink(target, path)
+for path, mode in modes.items():
+    os.chmod(path, mode)
+"""
+
+
+class GvisorBox(KeptBox):
+    def __init__(
+        self, backend: GvisorBackend, spec: BoxSpec, number: int, channel: Channel, record: Record, gate: Gate | None
+    ) -> None:
+        super().__init__(backend, spec, number, channel, record.box)
+        self.record, self.gate = record, gate
+        self._gvisor = backend
+
+    def stats(self) -> dict[str, Any]:
+        return {**super().stats(), "egress": dict(self.record.counts)}
+
+    def hang_up(self) -> None:
+        if self.gate is not None:
+            self.gate.close()
+        super().hang_up()
+
+    async def _freeze(self) -> None:
+        await self._gvisor.hold(self, "pause")
+
+    async def _thaw(self) -> None:
+        await self._gvisor.hold(self, "resume")
+
+
+class GvisorBackend(KeptBackend[GvisorBox]):
+    name = "gvisor"
+    ends = OUT_OF_MEMORY
+
+    def __init__(self, root: Path | None = None, *, max_starting: int = 8, egress_log: Path | None = None) -> None:
+        try:
+            runsc = find_runsc()
+        except Missing as error:
+            raise Unsupported(f"gvisor: {error}") from None
+        super().__init__(root, max_starting, _KEEPER, {"runsc": runsc})
+        self._egress_log = JsonLines(egress_log) if egress_log is not None else None
+
+    def probe(self) -> Probe:
+        """What works here, found by doing it; cached for the process."""
+        return probe_gvisor(self._root)
+
+    @of_the_machine
+    async def create(self, spec: BoxSpec) -> GvisorBox:
+        """A fresh box. Raises SandboxError with what ``runsc`` says."""
+        if spec.root is not None or spec.image:
+            raise Unsupported("the gvisor backend has no roots of others; use namespace, docker or podman")
+        return await self._start(spec, None)
+
+    async def _resume(self, spec: BoxSpec, snapshot: Snapshot) -> GvisorBox:
+        return await self._start(spec, snapshot)
+
+    async def hold(self, box: GvisorBox, operation: Literal["pause", "resume"]) -> None:
+        """Called through ``box.pause`` and ``box.resume``."""
+        await self._spawner.ask(operation, box=box.number)
+
+    async def _save(self, box: GvisorBox, name: str) -> int:
+        box.channel.hold()
+        try:
+            await box.channel.request({"op": "quiet"})
+            try:
+                return int((await self._spawner.ask("checkpoint", name=name, box=box.number)).get("bytes", 0))
+            finally:
+                await box.channel.request({"op": "stats"})
+        finally:
+            box.channel.resume()
+
+    async def _start(self, spec: BoxSpec, snapshot: Snapshot | None) -> GvisorBox:
+        listen = ports_of(spec.egress) if spec.egress is not None else []
+        environment = PROXY_ENVIRONMENT if spec.egress is not None and spec.egress.allow else {}
+        record = Record(f"box-{secrets.token_hex(6)}", self._egress_log)
+        await self._spawner.start()
+        limits = spec.limits
+        message: dict[str, Any] = {
+            "layers": [str(Path(layer).resolve()) for layer in spec.layers], "workdir": spec.workdir,
+            "env": {**environment, **spec.env}, "listen": listen, "preload": list(spec.preload),
+            "memory": limits.memory, "processes": limits.processes, "cpu": limits.cpu_seconds,
+            "file_size": limits.file_size, "disk": limits.disk, "image": None if snapshot is None else snapshot.id,
+        }  # fmt: skip
+        async with self._starting:
+            number, channel = await Channel.open_with(partial(self._spawner.create, message))
+            gate = None
+            if spec.egress is not None:
+                gate = Gate(spec.egress, record, lambda: channel.send({"op": "net", "net": "shut"}))
+                channel.connections = Connections(gate.accept, channel.send)
+                channel.send({"op": "net", "net": "reset"})
+            try:
+                if snapshot is None:
+                    await _lay(channel, spec)
+                else:
+                    await channel.request({"op": "reset" if snapshot.kind == "fs" else "stats"})
+            except BaseException as error:
+                if gate is not None:
+                    gate.close()
+                channel.close()
+                raise await self._spawner.failure(number, error) from None
+        box = GvisorBox(self, spec, number, channel, record, gate)
+        self._boxes.add(box)
+        return box
+
+
+class _Below(NamedTuple):
+    """By path in the box: contents, empty folders, links, modes where ``put`` gives another."""
+
+    files: dict[str, bytes]
+    folders: list[str]
+    links: dict[str, str]
+    modes: dict[str, int]
+
+
+async def _lay(channel: Channel, spec: BoxSpec) -> None:
+    """The first files of a box."""
+    below = _below_workdir(spec)
+    shape = [below.folders, below.links, below.modes]
+    pieces = [below.files, spec.files] if any(shape) else [{**below.files, **spec.files}]
+    for number, files in enumerate(pieces):
+        if number:
+            request = {"op": "python", "source": len(_SHAPE), "cwd": None, "timeout": 60.0, "max_output": 2000}
+            reply, said = await channel.request(request, (_SHAPE + json.dumps(shape)).encode())
+            if reply.get("returncode") != 0:
+                raise SandboxError(f"layers below {spec.workdir}: {said.decode(errors='replace').strip()[-300:]}")
+        table, body = pack_files(list(files.items()))
+        await channel.request({"op": "put", "files": table}, body)
+
+
+def _below_workdir(spec: BoxSpec) -> _Below:
+    """What layers hold below the working folder: that is a file system of its own, which hides theirs."""
+    found: dict[str, Path] = {}
+    for layer in spec.layers:
+        root = Path(layer) / spec.workdir.lstrip("/")
+        for path in all_below(root) if root.is_dir() else ():
+            name = f"{spec.workdir}/{path.relative_to(root).as_posix()}"
+            if name in found and (path.is_symlink() or not path.is_dir()):  # it hides a folder of a lower layer
+                found = {other: there for other, there in found.items() if not other.startswith(f"{name}/")}
+            found[name] = path
+    below = _Below({}, [], {}, {})
+    full = {name.rpartition("/")[0] for name in found}
+    for name, path in found.items():
+        if path.is_symlink():
+            below.links[name] = str(path.readlink())
+        elif path.is_file():
+            below.files[name] = data = path.read_bytes()
+            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            if mode != (0o755 if data[:2] == b"#!" else 0o644):
+                below.modes[name] = mode
+        elif path.is_dir() and name not in full:
+            below.folders.append(name)
+    return below
+
+
+@lru_cache(maxsize=8)
+def probe_gvisor(root: Path | None = None) -> Probe:
+    """Creates a box, runs commands, writes a file, snapshots and forks, within 60 s. Callable from anywhere."""
+    return probe_by(lambda: GvisorBackend(root), probe.attempt, probe.SECONDS)

@@ -1,0 +1,182 @@
+"""Boxes in virtual machines under QEMU: a kernel of their own behind devices that could hardly be fewer.
+
+What a box may write lies in its guest's memory, so a copy of memory is a copy of the box. A box is forked from a
+template, a guest that booted with the same layers and limits, and so is every fork of a snapshot: its memory is mapped
+from a file, and only what it changes is its own. Needs ``scripts/install-qemu``; without hardware to virtualise with
+it emulates, ten to thirty times slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.guest.frames import pack_files
+from woodshed.sandbox.host.channel import Channel
+from woodshed.sandbox.host.kept import KeptBackend
+from woodshed.sandbox.host.probing import probe_by
+from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
+
+from . import probe
+from .accelerator import can_virtualise
+from .box import MicrovmBox
+from .images import ImageStore
+from .keeper import ENDED, STATE
+from .machine import MAX_IMAGES, clock_khz, command_line, guest_memory
+from .monitor import Monitor
+from .qemu import Missing, find_programs
+from .templates import Templates
+
+_KEEPER = "woodshed.sandbox.backends.microvm.keeper"
+_SLOW = "guests are emulated, ten to thirty times slower than the machine"
+_BOOT_SECONDS = {"kvm": 20.0, "tcg": 300.0}
+
+
+class MicrovmBackend(KeptBackend[MicrovmBox]):
+    name = "microvm"
+    ends = {ENDED: "the box brought its kernel to an end, most likely by taking all of its memory"}
+
+    def __init__(self, root: Path | None = None, *, max_starting: int = 4) -> None:
+        try:
+            self._programs = find_programs()
+        except Missing as error:
+            raise Unsupported(f"microvm: {error}") from None
+        self._images = ImageStore(self._programs)
+        self.accelerator = "kvm" if can_virtualise() else "tcg"
+        if self.accelerator == "tcg":
+            warnings.warn(f"microvm: this machine has no hardware virtualisation; {_SLOW}", stacklevel=3)
+        super().__init__(root, max_starting, _KEEPER, self._programs.below_root() | {
+            "images": str(self._images.root), "accelerator": self.accelerator,
+        })  # fmt: skip
+        self._templates = Templates(self._boot, lambda name: self._spawner.ask("release", name=name))
+
+    def probe(self) -> Probe:
+        """What works here, found by doing it; cached for the process."""
+        return probe_microvm(self._root)
+
+    @of_the_machine
+    async def create(self, spec: BoxSpec) -> MicrovmBox:
+        """A fresh box. Raises SandboxError with what the guest or QEMU says."""
+        if spec.root is not None or spec.image:
+            raise Unsupported("the microvm backend has no roots of others; use namespace, docker or podman")
+        if spec.egress is not None:
+            raise Unsupported("the microvm backend gives boxes no network; leave egress out or use namespace")
+
+        async def settle(box: MicrovmBox) -> None:
+            await box.thaw(spec.env)
+            table, body = pack_files(list(spec.files.items()))
+            await box.channel.request({"op": "put", "files": table}, body)
+
+        async with self._templates.of(spec) as image:
+            return await self._start(spec, image, settle)
+
+    async def _resume(self, spec: BoxSpec, snapshot: Snapshot) -> MicrovmBox:
+        async def settle(box: MicrovmBox) -> None:
+            await box.thaw()
+            if snapshot.kind == "fs":
+                await box.channel.request({"op": "reset"})
+
+        return await self._start(spec, snapshot.id, settle)
+
+    async def _save(self, box: MicrovmBox, name: str) -> int:
+        async def memory() -> int:
+            return int((await self._spawner.ask("checkpoint", name=name, box=box.number))["bytes"])
+
+        try:
+            return await box.save(f"{STATE}/images/{name}/state", memory)
+        except BaseException:
+            await self._spawner.ask("release", name=name)
+            raise
+
+    async def _boot(self, spec: BoxSpec, name: str) -> None:
+        """Make the template ``name``: a guest that waits, frozen, to be told who it is."""
+        try:
+            await self._boot_once(spec, name)
+        except SandboxError as error:
+            await self._spawner.ask("release", name=name)
+            if self.accelerator == "tcg":
+                raise
+            warnings.warn(f"no guest boots with KVM here; {_SLOW} ({error})", stacklevel=2)
+            self.accelerator = "tcg"
+            await self._boot_once(spec, name)
+
+    async def _boot_once(self, spec: BoxSpec, name: str) -> None:
+        limits = spec.limits
+        guest: dict[str, Any] = {
+            "env": {}, "preload": list(spec.preload), "memory": limits.memory, "cpu": limits.cpu_seconds,
+            "file_size": limits.file_size, "workdir": spec.workdir, "processes": limits.processes,
+            "places": ["/", spec.workdir, "/dev/shm"],
+        }  # fmt: skip
+        patience = _BOOT_SECONDS[self.accelerator]
+
+        async def settle(box: MicrovmBox) -> None:
+            await box.channel.request({"op": "become", "spec": guest}, patience=patience)
+            await box.stop_for_good(f"{STATE}/images/{name}/state")
+
+        await (await self._start(spec, name, settle, boot=True)).close()
+
+    async def _start(
+        self, spec: BoxSpec, image: str, settle: Callable[[MicrovmBox], Awaitable[None]], *, boot: bool = False
+    ) -> MicrovmBox:
+        """A machine that boots or goes on from ``image``, after its first requests."""
+        images, kernel, initrd = await asyncio.to_thread(self._files, spec)
+        await self._spawner.start()
+        limits = spec.limits
+        interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+        message: dict[str, Any] = {
+            "image": image, "boot": boot, "accelerator": self.accelerator, "images": images,
+            "size": guest_memory(limits.memory, limits.disk), "kernel": kernel.name,
+            "initrd": initrd.name, "append": command_line(limits.disk, interpreter, initrd.stat().st_size, clock_khz()),
+        }  # fmt: skip
+        async with self._starting:
+            (ours, theirs), (control, controlled) = socket.socketpair(), socket.socketpair()
+            with theirs, controlled:
+                try:
+                    number = await self._spawner.create(message, theirs.fileno(), controlled.fileno())
+                except BaseException:
+                    ours.close()
+                    control.close()
+                    raise
+            box = MicrovmBox(self, spec, number, await Channel.open(ours), Monitor(control))
+            try:
+                await settle(box)
+            except BaseException as error:
+                box.hang_up()
+                raise await self._spawner.failure(number, error) from None
+        self._boxes.add(box)
+        return box
+
+    def _files(self, spec: BoxSpec) -> tuple[dict[str, str], Path, Path]:
+        """Disks, kernel and initial file system; made where they are not there yet, which takes time."""
+        return self._disks(spec), self._images.kernel(), self._images.initrd()
+
+    def _disks(self, spec: BoxSpec) -> dict[str, str]:
+        """File of each image by the serial number of its disk."""
+        disks = {name: path.name for name, path in self._images.base().items()}
+        for number, layer in enumerate(spec.layers):
+            disks[f"layer{number:02d}"] = self._images.layer(str(Path(layer).resolve())).name
+        if len(disks) > MAX_IMAGES:
+            most = MAX_IMAGES - len(self._images.base())
+            raise SandboxError(f"{len(spec.layers)} layers are too many; a microvm box can have {most}")
+        return disks
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._templates.forget()
+
+
+@lru_cache(maxsize=8)
+def probe_microvm(root: Path | None = None) -> Probe:
+    """Boots a guest, runs commands, writes a file, snapshots and forks. Callable from anywhere.
+
+    Takes seconds, and minutes the first time on a machine, when it makes the image of /usr.
+    """
+    return probe_by(lambda: MicrovmBackend(root), probe.attempt, probe.SECONDS)

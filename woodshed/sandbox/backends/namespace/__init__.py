@@ -1,0 +1,1 @@
+"""Linux namespaces and overlayfs from plain Python. No daemon, no root."""

@@ -1,0 +1,76 @@
+"""A box of the namespace backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from woodshed.sandbox.host.box import ChannelBox
+from woodshed.sandbox.host.channel import Channel
+from woodshed.sandbox.host.egress.gate import Gate
+from woodshed.sandbox.host.egress.record import Record
+from woodshed.sandbox.protocol import BoxSpec, Snapshot, Unsupported
+
+if TYPE_CHECKING:
+    from .backend import NamespaceBackend
+
+
+@dataclass(frozen=True)
+class Running:
+    """The processes of a box: its number with the spawner, its control connection, what it reaches outside."""
+
+    number: int
+    channel: Channel
+    gate: Gate | None
+
+    def hang_up(self) -> None:
+        self.channel.close()
+        if self.gate is not None:
+            self.gate.close()
+
+
+class NamespaceBox(ChannelBox):
+    """Snapshots stop the box's processes and keep its files (``/dev/shm`` is not a file)."""
+
+    def __init__(
+        self, backend: NamespaceBackend, spec: BoxSpec, chain: tuple[str, ...], record: Record, running: Running
+    ) -> None:
+        super().__init__(record.box, spec, running.channel)
+        self.record = record
+        self.chain = chain
+        self.running = running
+        self._backend = backend
+
+    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
+        """Seal the box's files as a layer that forks share; the box goes on above it, its processes stopped."""
+        if kind != "fs":
+            raise Unsupported(
+                "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"
+            )
+        async with self._moving:
+            self._check_running()
+            async with self._explained():
+                return await self._backend.seal(self)
+
+    def stats(self) -> dict[str, Any]:
+        own = super().stats()
+        return {**own, "layers": own["layers"] + len(self.chain), "egress": dict(self.record.counts)}
+
+    def hang_up(self) -> None:
+        self.running.hang_up()
+
+    async def _retire(self) -> None:
+        await self._backend.retire(self)
+
+    def _is_gone(self) -> bool:
+        return self._backend.is_gone(self)
+
+    def _helper_is_gone(self) -> bool:
+        return not self._backend.has(self)
+
+    async def _end_of(self) -> str:
+        return await self._backend.end_of(self)
+
+    def move(self, chain: tuple[str, ...], running: Running) -> None:
+        """Go on as other processes (after a snapshot)."""
+        self.chain, self.running, self.channel = chain, running, running.channel

@@ -1,0 +1,97 @@
+"""A host user of its own for every box, where root makes them.
+
+Much of what the kernel bounds it counts by host user: pipe buffers, descriptors that wait in sockets, pending signals,
+watches of files. Boxes that share a user could use that up for each other. A user serves one box after another. It
+owns nothing on the host: what boxes start from belongs to ``BOX_UID`` (or, in a snapshot, to the user of the box that
+was sealed) and is mounted with owners mapped to the user of each box (mount_setattr(2), ``MOUNT_ATTR_IDMAP``).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from dataclasses import dataclass
+
+from woodshed.sandbox.guest import kernel, template
+from woodshed.sandbox.guest.template import BOX_UID, UID
+
+_FIRST, _END, _BLOCK = 2_000_200_001, 2_147_483_648, 4096
+"""Above what systemd gives to containers and sssd to users of directories, below 2^31. Every zygote takes a block."""
+
+
+@dataclass(frozen=True)
+class User:
+    """``of_host``, ``of_boxes``: user namespaces that map the owner of the base, and of a snapshot, to this user.
+
+    ``dev``: a folder with device nodes of its own.
+    """
+
+    uid: int
+    of_host: int
+    of_boxes: int
+    dev: str
+
+
+class Users:
+    """Made by real root in the zygote's folder, which is the working folder and has a folder ``devs``."""
+
+    def __init__(self) -> None:
+        """Raises OSError where the kernel maps no owners, or there are too few users."""
+        self._next = _FIRST + _BLOCK * secrets.randbelow((_END - _FIRST) // _BLOCK)
+        self._last = self._next + _BLOCK - 1
+        for uid in (self._next, self._last):
+            if not kernel.is_mapped(uid):
+                raise OSError(22, f"our user namespace knows no user {uid}")
+        self._free: list[User] = []
+        first = self._make()
+        os.close(kernel.mapped_tree("base", first.of_host))
+        os.close(os.open(f"{first.dev}/null", os.O_RDWR))
+        self._free.append(first)
+
+    def take(self) -> User:
+        """A user that no living box has. Raises OSError where there is none."""
+        return self._free.pop() if self._free else self._make()
+
+    def give(self, user: User) -> None:
+        """The box has ended."""
+        self._free.append(user)
+
+    def _make(self) -> User:
+        if self._next > self._last:
+            raise OSError(11, f"{_BLOCK} boxes have a user of their own")
+        uid, self._next = self._next, self._next + 1
+        of_host = _namespace(BOX_UID, uid)
+        try:
+            of_boxes = _namespace(UID, uid)
+        except OSError:
+            os.close(of_host)
+            raise
+        dev = f"devs/{uid}"
+        try:
+            template.build_dev(dev, own=True)
+        except OSError:
+            os.close(of_host)
+            os.close(of_boxes)
+            raise
+        return User(uid, of_host, of_boxes, dev)
+
+
+def _namespace(inside: int, outside: int) -> int:
+    """A descriptor of a user namespace that knows one user and its group."""
+    pid = kernel.clone(kernel.CLONE_NEWUSER)
+    if pid == 0:
+        try:
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            while True:
+                signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(f"{inside} {outside} 1")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,1 @@
+"""What runs in a box, copied there whole: the standard library only."""

@@ -1,0 +1,1 @@
+"""What runs outside the boxes, whichever backend makes them."""

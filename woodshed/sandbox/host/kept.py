@@ -1,0 +1,137 @@
+"""Boxes that a keeper owns, one process of its own for each: what gVisor's and QEMU's have in common on the host."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.protocol import BoxSpec, Sandbox, SandboxError, Snapshot, Unsupported
+
+from .box import ChannelBox
+from .channel import Channel
+from .spawner import Spawner
+from .together import all_or_none
+
+
+class KeptBox(ChannelBox):
+    def __init__(
+        self, backend: KeptBackend[Any], spec: BoxSpec, number: int, channel: Channel, id: str | None = None
+    ) -> None:
+        super().__init__(id or f"box-{secrets.token_hex(6)}", spec, channel)
+        self.number = number
+        self.ends = backend.ends
+        self._backend = backend
+
+    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
+        """Of files alone or of everything. The box and its processes go on either way."""
+        async with self._moving:
+            self._check_running()
+            async with self._explained():
+                return await self._backend.checkpoint(self, kind)
+
+    async def _freeze(self) -> None:
+        raise Unsupported(f"the {self._backend.name} backend cannot pause boxes")
+
+    async def _retire(self) -> None:
+        await self._backend.retire(self)
+
+    def _is_gone(self) -> bool:
+        return self._backend.is_gone(self)
+
+    def _helper_is_gone(self) -> bool:
+        return not self._backend.has(self)
+
+    async def _end_of(self) -> str:
+        return await self._backend.end_of(self)
+
+
+B = TypeVar("B", bound=KeptBox)
+
+
+class KeptBackend(Generic[B]):
+    """See ``protocol.Backend``. Belongs to the event loop that first uses it; ``root`` holds one folder while it runs.
+
+    ``ends``: how a box may bring itself to an end, by what the keeper reports, and what is said of it.
+    """
+
+    name: str
+    ends: ClassVar[Mapping[str, str]]
+
+    def __init__(self, root: Path | None, max_starting: int, program: str, config: Mapping[str, Any]) -> None:
+        self._root = root
+        self._spawner = Spawner(root, self._forget, name=self.name, program=program, config=config)
+        self._names = itertools.count(1)
+        self._boxes: set[B] = set()
+        self._snapshots: dict[str, BoxSpec] = {}
+        self._starting = asyncio.Semaphore(max_starting)
+
+    @of_the_machine
+    async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
+        """``n`` boxes that go on from the snapshot, each by itself."""
+        spec = self._known(snapshot)
+        return await all_or_none(self._resume(spec, snapshot) for _ in range(n))
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot and remove its image; boxes forked from it go on."""
+        self._known(snapshot)
+        del self._snapshots[snapshot.id]
+        await self._spawner.ask("release", name=snapshot.id)
+
+    async def close(self) -> None:
+        """End every box and the helper process."""
+        for box in list(self._boxes):
+            box.hang_up()
+        self._forget()
+        await self._spawner.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the keeper, for inspection."""
+        return self._spawner.pid
+
+    async def checkpoint(self, box: B, kind: Literal["fs", "full"]) -> Snapshot:
+        """Called through ``box.snapshot``."""
+        name = f"s{next(self._names)}"
+        size = await self._save(box, name)
+        self._snapshots[name] = box.spec
+        return Snapshot(name, kind, self.name, None, size)
+
+    async def retire(self, box: B) -> None:
+        """Called through ``box.close``."""
+        if box in self._boxes:
+            self._boxes.discard(box)
+            await self._spawner.kill(box.number)
+
+    def has(self, box: B) -> bool:
+        """Whether the process that owns the box still lives."""
+        return box in self._boxes
+
+    def is_gone(self, box: B) -> bool:
+        return self._spawner.is_gone(box.number)
+
+    async def end_of(self, box: B) -> str:
+        """Why a box that answers no more is gone; it is, afterwards."""
+        return await self._spawner.end_of(box.number)
+
+    async def _resume(self, spec: BoxSpec, snapshot: Snapshot) -> B:
+        """A box that goes on from a snapshot."""
+        raise NotImplementedError
+
+    async def _save(self, box: B, name: str) -> int:
+        """Make the image ``name`` of a box, which goes on; its bytes."""
+        raise NotImplementedError
+
+    def _known(self, snapshot: Snapshot) -> BoxSpec:
+        if snapshot.backend != self.name or snapshot.id not in self._snapshots:
+            raise SandboxError(f"snapshot {snapshot.id!r} is not one of this {self.name} backend, or was dropped")
+        return self._snapshots[snapshot.id]
+
+    def _forget(self) -> None:
+        """The keeper died: boxes and snapshots are gone."""
+        self._boxes.clear()
+        self._snapshots.clear()

@@ -1,0 +1,52 @@
+"""Finding out what a backend can do by doing it: while something happens, from any thread, and never an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from woodshed.cluster.idle import unless_idle
+from woodshed.sandbox.protocol import Backend, BoxSpec, Limits, Probe, SandboxError
+
+B = TypeVar("B", bound=Backend)
+
+
+def probe_by(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, Any, Probe]], seconds: float) -> Probe:
+    """What ``attempt`` says of a backend of its own, which is closed afterwards; or why there is nothing to say."""
+    found: list[Probe] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(_bounded(make, attempt, seconds))))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+async def _bounded(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, Any, Probe]], seconds: float) -> Probe:
+    try:
+        backend = make()
+    except SandboxError as error:
+        return Probe(False, (str(error),))
+    try:
+        return await unless_idle(attempt(backend), seconds)
+    except TimeoutError:
+        return Probe(False, (f"no box, and nothing happened for {seconds:.0f} s",))
+    except (SandboxError, OSError) as error:
+        return Probe(False, (str(error),))
+    finally:
+        await backend.close()
+
+
+async def try_live_fork(backend: Backend, *, memory: int, limits_in_force: Mapping[str, str]) -> Probe:
+    """Whether a fork of a full snapshot goes on with the files and the background process of its parent."""
+    limits = Limits(memory=memory, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
+    box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
+    result = await box.exec("cat hello && (sleep 1000 > /dev/null 2>&1 & echo $! > pid)")
+    if (result.returncode, result.stdout) != (0, b"written"):
+        return Probe(False, (f"a command fails: {result.stderr.decode(errors='replace').strip() or result}",))
+    [fork] = await backend.fork(await box.snapshot("full"))
+    alive = await fork.exec("kill -0 $(cat pid)")
+    if alive.returncode:
+        return Probe(False, ("processes do not survive a snapshot",), frozenset({"exec"}))
+    found = frozenset({"exec", "exec_python", "fs_snapshot", "full_snapshot", "fork"})
+    return Probe(True, (), found, limits_in_force)

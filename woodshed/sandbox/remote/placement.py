@@ -1,0 +1,176 @@
+"""Boxes over several hosts: each goes where there is least to do for every processor, a fork where its snapshot is.
+
+A host that does not answer gets no new boxes until it does. Boxes that were there fail with SandboxError: whoever tries
+again gets one elsewhere. The hosts may be others every time one looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from woodshed.sandbox.pool import Pool
+from woodshed.sandbox.protocol import Backend, BoxSpec, Probe, Sandbox, SandboxError, Snapshot
+
+from .wire import HostLost
+
+_LOOK = 0.1
+log = logging.getLogger(__name__)
+
+
+class Place(Backend, Protocol):
+    """A backend on one host, and how that host is. ``where`` is its address."""
+
+    where: str
+
+    async def open(self) -> None:
+        """Find out how it is. Raises HostLost where it does not answer, SandboxError where it is no place for us."""
+        ...
+
+    def problem(self) -> str:
+        """Why it cannot be used now, or nothing."""
+        ...
+
+    def load(self) -> tuple[int, int, str]:
+        """Boxes alive, processors, and why another box would have to wait (or nothing)."""
+        ...
+
+    def owns(self, snapshot: Snapshot) -> bool: ...
+
+
+class Local:
+    """This machine, as one place of several."""
+
+    where = "local"
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self.name = pool, pool.name
+        self._starting = 0
+        self.probe, self.fork, self.drop, self.close = pool.probe, pool.fork, pool.drop, pool.close
+
+    async def create(self, spec: BoxSpec) -> Sandbox:
+        self._starting += 1
+        try:
+            return await self._pool.create(spec)
+        finally:
+            self._starting -= 1
+
+    async def open(self) -> None: ...
+
+    def problem(self) -> str:
+        return ""
+
+    def load(self) -> tuple[int, int, str]:
+        # The pool counts a box from its beginning, a placement what begins by itself.
+        return max(0, self._pool.stats()["living"] - self._starting), os.cpu_count() or 1, self._pool.short()
+
+    def owns(self, snapshot: Snapshot) -> bool:
+        """Snapshots of other hosts bear the name of their host."""
+        return "." not in snapshot.id
+
+
+class Placement:
+    """Implements ``protocol.Backend`` over ``places`` (all of the backend ``name``), which it owns from here on: a
+    sequence of at least one, or a call that gives those that are there now, and the same ones again while they stay.
+
+    ``patience``: seconds to wait for a host where none answers.
+    """
+
+    def __init__(
+        self, places: Sequence[Place] | Callable[[], Sequence[Place]], name: str, *, patience: float = 60.0
+    ) -> None:
+        self.name, self._patience = name, patience
+        self._places: list[Place] = []
+        if callable(places):
+            self._present = places
+        else:
+            if len({place.where for place in places}) < len(places) or not places:
+                raise ValueError("sandbox.hosts: name at least one host, and none twice")
+            self._present = lambda: places
+        self._starting: Counter[str] = Counter()
+        self._opened: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def probe(self) -> Probe:
+        """Works where every host does; can what all of them can."""
+        places = self._present()
+        if not places:
+            return Probe(False, ("no host of boxes is there",))
+        probes = [place.probe() for place in places]
+        reasons = tuple(f"{p.where}: {why}" for p, probe in zip(places, probes) for why in probe.reasons)
+        common = frozenset.intersection(*(probe.capabilities for probe in probes))
+        limits = {
+            name: how
+            for name, how in probes[0].limits_in_force.items()
+            if all(name in probe.limits_in_force for probe in probes)
+        }
+        return Probe(all(probe.ok for probe in probes), reasons, common, limits)
+
+    async def create(self, spec: BoxSpec) -> Sandbox:
+        """A box on the host that has least to do. One that is lost meanwhile costs a try elsewhere."""
+        await self._open()
+        deadline = time.monotonic() + self._patience
+        while True:
+            if serving := [place for place in self._now() if not place.problem()]:
+                place = min(serving, key=self._cost)
+                self._starting[place.where] += 1
+                try:
+                    return await place.create(spec)
+                except HostLost as error:
+                    if time.monotonic() > deadline:
+                        raise
+                    log.warning("a box is made elsewhere: %s", error)
+                finally:
+                    self._starting[place.where] -= 1
+            elif time.monotonic() > deadline:
+                problems = "; ".join(place.problem() for place in self._places)
+                raise HostLost(f"no host of boxes answers: {problems or 'none is there'}")
+            await asyncio.sleep(_LOOK)
+
+    async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
+        return await self._home(snapshot).fork(snapshot, n)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        await self._home(snapshot).drop(snapshot)
+
+    async def close(self) -> None:
+        """End every box on every host."""
+        if self._opened is not None:
+            await asyncio.gather(self._opened, return_exceptions=True)
+        await asyncio.gather(*(place.close() for place in self._places), *self._leaving)
+
+    def _now(self) -> list[Place]:
+        """The hosts that are there now. What was made on one that is not any more is given up."""
+        present = list(self._present())
+        for place in [place for place in self._places if place not in present]:
+            leaving = asyncio.create_task(place.close())
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        self._places = present
+        return present
+
+    def _cost(self, place: Place) -> tuple[bool, float]:
+        living, processors, short = place.load()
+        return bool(short), (living + self._starting[place.where]) / processors
+
+    async def _open(self) -> None:
+        """Hear from every host once, before the first box goes anywhere."""
+        if self._opened is None:
+            self._opened = asyncio.create_task(self._hear())
+        await asyncio.shield(self._opened)
+
+    async def _hear(self) -> None:
+        for outcome in await asyncio.gather(*(place.open() for place in self._now()), return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, HostLost):
+                raise outcome
+
+    def _home(self, snapshot: Snapshot) -> Place:
+        for place in self._places:
+            if place.owns(snapshot):
+                return place
+        raise SandboxError(f"snapshot {snapshot.id!r} is on no host of this run: it was dropped, or its host is lost")

@@ -1,0 +1,47 @@
+"""``python -m woodshed.stages STAGE RUN``: one stage of a run as a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from woodshed.cluster.supervisor import FATAL
+from woodshed.recipe.load import load_recipe
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory
+
+from .failures import HOPELESS
+
+STAGES = {
+    "tasks": ("stage_tasks", "make_studies"),
+    "packages": ("stage_tasks", "make_packages"),
+    "corpus": ("stage_corpus", "make_corpus"),
+    "pretrain": ("stage_policy", "pretrain"),
+    "convert": ("stage_policy", "convert"),
+    "demos": ("stage_demonstrations", "demonstrate"),
+    "sft": ("stage_policy", "fine_tune"),
+    "mtp": ("stage_mtp", "distill_head"),
+    "before": ("stage_rollouts", "evaluate_before"),
+    "rollouts": ("stage_rollouts", "reinforce"),
+    "after": ("stage_rollouts", "evaluate_after"),
+}
+
+
+def main(stage: str, root: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request otherwise
+    run = RunDirectory(Path(root))
+    module, function = STAGES[stage]
+    work: Callable[[Recipe, RunDirectory], None] = getattr(import_module(f"woodshed.stages.{module}"), function)
+    try:
+        work(load_recipe(run.recipe), run)
+    except HOPELESS as error:
+        print(f"{FATAL}{error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

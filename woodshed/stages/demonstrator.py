@@ -1,0 +1,164 @@
+"""Scripted demonstrations: imperfect on purpose, so that a policy learns to recover, and RL has something to improve.
+
+A script is a generator: it yields tool calls and is sent their results. It runs through the real harness and sandbox;
+nothing is invented. The rates are those of ``DemonstrationSettings``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from woodshed.recipe.stages import DemonstrationSettings
+from woodshed.record.task import Task, TaskError
+from woodshed.tasks.generators.studies.nouns import NOUNS
+from woodshed.tasks.languages.python import mutations, pick
+
+from .fixes import Fix, fix_of
+
+
+@dataclass(frozen=True)
+class Action:
+    """A call and its loss weight in SFT."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+
+
+Script = Generator[Action, str, None]
+
+_TEST, _FINISH, _UNDO = Action("run_tests"), Action("finish"), Action("undo")
+
+
+def passed(result: str) -> bool:
+    """Whether a ``run_tests`` result says that everything passed (our runner's or pytest's words)."""
+    return result.startswith("PASS") or (" passed" in result and " failed" not in result and " error" not in result)
+
+
+def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings) -> Script:
+    """For studies and the tools ``read_file, edit_line, undo, run_tests, finish``."""
+    fix = fix_of(task)
+    files = sorted(p for p in task.workspace_files() if p in set(task.info.submission))
+    others = [f for f in files if f != fix.path]
+    wrong = mutations(fix.before)
+    yield _TEST
+    if rng.random() < settings.invalid_call:
+        yield _invalid(rng, files, fix)
+    if others and rng.random() < settings.wrong_file:
+        yield Action("read_file", {"path": rng.choice(others)})
+    view = Action("read_file", {"path": fix.path})
+    yield view
+    for attempt in range(settings.max_edits):
+        if rng.random() < settings.invalid_call:
+            yield _invalid(rng, files, fix)
+        if rng.random() < settings.right_edit or not wrong:
+            line, text, weight = fix.line, fix.new_line, 1.0
+        else:
+            mutation = pick(rng, wrong)
+            line, text, weight = mutation.line, mutation.after, settings.wrong_edit_weight
+            if rng.random() < settings.broken_edit:
+                text, weight = broken_line(rng, text, fix.before), 0.0
+            if (line, text) == (fix.line, fix.new_line):
+                weight = 1.0  # by chance
+        result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text}, weight)
+        if result.startswith("error"):
+            if rng.random() < settings.reread:
+                yield view
+            continue
+        if rng.random() < settings.untested_finish:
+            break
+        result = yield _TEST
+        if passed(result) or rng.random() < settings.give_up:
+            break
+        if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
+            yield _UNDO
+            if rng.random() < settings.reread:
+                yield view
+    yield _FINISH
+
+
+def must_search(task: Task) -> bool:
+    """Whether the instruction leaves it open which file is wrong. Raises TaskError, see ``fix_of``."""
+    return fix_of(task).path not in task.instruction
+
+
+def package_script(
+    task: Task, rng: random.Random, settings: DemonstrationSettings, view: int, *, by_line: bool = False
+) -> Script:
+    """For real packages and the tools ``read_file, run_tests, finish``, ``edit_file`` or (``by_line``) ``edit_line``,
+    and ``grep`` where the instruction does not name the file. Raises TaskError for a fix that ``edit_line`` cannot do.
+
+    It knows nothing that the policy could not know: it reads the function from its first line, ``view`` lines at a
+    time, until it has seen what it replaces; once, where the instruction quotes that.
+    """
+    fix = fix_of(task)
+    if by_line and "\n" in fix.old:
+        raise TaskError(f"{task.path}: the solution replaces several lines; give the policy edit_file, not edit_line")
+    if must_search(task):
+        yield _TEST
+        name = fix.function.rpartition(".")[2]
+        yield Action("grep", {"pattern": f"def {name}" if name else fix.old_line.strip(), "path": "."})
+    if rng.random() < settings.invalid_call:
+        yield Action("read_file", {"path": fix.path + ".py"}, 0.0)
+    first = fix.before[: fix.before.index(fix.old_unique)].count("\n") + 1
+    start = min(first, fix.function_line or max(1, fix.line - view // 2))
+    stop = first + fix.old_unique.count("\n") + 1
+    reads = [Action("read_file", {"path": fix.path, "offset": n}) for n in range(start, stop, view)]
+    told = bool(fix.old.strip()) and fix.old in task.instruction
+    if told:
+        del reads[1:]
+    for read in reads:
+        _ = yield read
+    seen = range(start, start + view * len(reads))
+    others = mutations(fix.before, function=fix.function, keep_format=True) if fix.function else []
+    known = [m for m in others if (m.line == fix.line if told else m.line in seen)]
+    wrong = [m for m in known if by_line or fix.before.count(m.before) == 1]
+
+    def edit(line: int, old: str, new: str, weight: float) -> Action:
+        if by_line:
+            return Action("edit_line", {"path": fix.path, "line": line, "text": new}, weight)
+        return Action("edit_file", {"path": fix.path, "old_string": old, "new_string": new}, weight)
+
+    for attempt in range(settings.max_edits):
+        if rng.random() < settings.right_edit or not wrong:
+            line, weight = fix.line, 1.0
+            old, new = (fix.old, fix.new) if by_line else (fix.old_unique, fix.new_unique)
+        else:
+            mutation = pick(rng, wrong)
+            line, old, new, weight = mutation.line, mutation.before, mutation.after, settings.wrong_edit_weight
+        result = yield edit(line, old, new, weight)
+        if result.startswith("error"):
+            continue
+        if rng.random() < settings.untested_finish:
+            break
+        result = yield _TEST
+        if passed(result) or rng.random() < settings.give_up:
+            break
+        again = line == fix.line  # the next attempt is at the same place, which an edit by line overwrites
+        if attempt + 1 < settings.max_edits and not (again and by_line) and (again or rng.random() < settings.undo):
+            yield edit(line, new, old, 1.0)
+            if rng.random() < settings.reread:
+                yield reads[-1]
+    yield _FINISH
+
+
+def broken_line(rng: random.Random, text: str, source: str) -> str:
+    """The start of one line run into the end of another."""
+    other = rng.choice([line for line in source.split("\n") if line.strip()])
+    return text[: rng.randint(4, max(4, len(text) - 1))] + other[rng.randint(0, max(0, len(other) - 3)) :]
+
+
+def _invalid(rng: random.Random, files: list[str], fix: Fix) -> Action:
+    """A call that the harness answers with an error."""
+    choice = rng.randrange(4)
+    if choice == 0:
+        return _UNDO
+    if choice == 3:
+        missing = rng.choice([noun for noun in NOUNS if f"{noun}.py" not in files])
+        return Action("read_file", {"path": f"{missing}.py"}, 0.0)
+    if choice == 1:
+        return Action("edit_line", {"path": fix.path, "line": 40 + rng.randrange(9), "text": fix.new_line}, 0.0)
+    return Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old_line}, 0.0)

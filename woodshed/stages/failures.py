@@ -1,0 +1,44 @@
+"""What a person can put right, told apart from what is worth trying again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from woodshed.recipe.load import RecipeError
+from woodshed.record.run_directory import DirectoryError
+from woodshed.record.task import TaskError
+from woodshed.rl.ledger import OutOfTasks
+from woodshed.rollout.failures import RunFailing
+from woodshed.rollout.rollout import ProgramFailed
+from woodshed.tasks.generators.packages.index import PackageError
+
+from .programs import ProgramError
+
+_LOW = 4 << 20
+_SIGNS = ("No space left on device", "disk is full", "Disk quota exceeded")
+
+
+class StageFailed(Exception):
+    """A stage cannot do its work, and trying again would not help; the message says why."""
+
+
+HOPELESS = (
+    StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
+    RunFailing,
+)  # fmt: skip
+"""Errors of a stage whose message is all there is to say."""
+
+
+def disk_problem(folder: Path, symptom: str = "") -> str | None:
+    """What to do about a full disk, if that is what is wrong with ``folder``; ``symptom`` is an error text."""
+    disk = os.statvfs(next(p for p in (folder, *folder.parents) if p.exists()))
+    free = disk.f_bavail * disk.f_frsize
+    no_inodes = disk.f_files > 0 and disk.f_favail == 0
+    if free > _LOW and not no_inodes and not any(sign in symptom for sign in _SIGNS):
+        return None
+    left = "no more files can be made" if no_inodes else f"{free >> 20} MiB free"
+    return (
+        f"{folder}: the disk is full ({left}); make space and give the same command again: "
+        "what is finished is kept, and the run goes on where it was"
+    )

@@ -1,0 +1,90 @@
+"""Making the tasks of a run: studies and real packages, each through its gates."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory, write_json
+from woodshed.record.task import Task
+from woodshed.tasks.generators.packages.build import build_package_tasks
+from woodshed.tasks.generators.studies.draw import draw_studies
+from woodshed.tasks.generators.studies.function import Split
+from woodshed.tasks.generators.studies.write import write_study
+from woodshed.tasks.validate.gates import check_task
+
+from .boxes import backend_of, layer_store
+from .failures import StageFailed
+from .tasks import built_tasks, task_folder
+
+
+def make_studies(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.tasks.studies
+    counts: dict[Split, int] = {"train": settings.train, "sft": settings.sft, "heldout": settings.heldout}
+    total, done = sum(counts.values()), 0
+    sample: list[Task] = []
+    kinds: dict[str, str] = {}
+    for split, count in counts.items():
+        # Held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
+        seed = settings.seed if split == "heldout" else settings.seed + recipe.seed
+        run.write_progress("tasks", done, total, f"drawing {count} {split} studies")
+        specs = draw_studies(count, split=split, seed=seed)
+        for number, spec in enumerate(specs):
+            path = task_folder(run, "studies", split) / spec.name.split("/")[-1]
+            task = write_study(spec, path) if not (path / "task.toml").exists() else Task.load(path)
+            done += 1
+            if split == "heldout":
+                kinds[task.name] = task.info.kind
+            if done % 50 == 0:
+                run.write_progress("tasks", done, total, f"writing {split} studies")
+            if number < settings.checked:
+                sample.append(task)
+    write_json(run.root / "tasks" / "kinds.json", kinds)
+    run.write_progress("tasks", done, total, f"gates: {len(sample)} studies")
+    failed = asyncio.run(_gate(recipe, run, sample))
+    if failed:
+        raise StageFailed("studies failed their gates: " + "; ".join(failed))
+    run.write_result_of("tasks", {"studies": total, "note": f"{total} studies; {len(sample)} went through every gate"})
+
+
+def make_packages(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.tasks.packages
+    assert settings is not None
+    out = run.root / "tasks" / "packages"
+
+    async def build() -> list[Task]:
+        backend = backend_of(recipe.sandbox, placed=run.placed_boxes)
+        try:
+            return await build_package_tasks(
+                settings,
+                backend,
+                layer_store(),
+                out,
+                progress=lambda done, total, note: run.write_progress("packages", done, total, note),
+            )
+        finally:
+            await backend.close()
+
+    tasks, left_out = built_tasks(settings.folder) if settings.folder else (asyncio.run(build()), "")
+    for task in tasks:
+        folder = task_folder(run, "packages", task.info.split)
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / task.path.name
+        if not link.exists():
+            link.symlink_to(os.path.relpath(task.path, folder))  # the run directory may be moved
+    splits = Counter(t.info.split for t in tasks)
+    packages = len({t.info.provenance.get("package", "") for t in tasks})
+    note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
+    note += f"; {left_out}" if left_out else ""
+    run.write_result_of("packages", {"tasks": len(tasks), "packages": packages, "note": note})
+
+
+async def _gate(recipe: Recipe, run: RunDirectory, tasks: list[Task]) -> list[str]:
+    backend = backend_of(recipe.sandbox, placed=run.placed_boxes)
+    try:
+        reports = [await check_task(task, backend, layer_store()) for task in tasks]
+    finally:
+        await backend.close()
+    return [f"{t.name}: {', '.join(r.failures)}" for t, r in zip(tasks, reports, strict=True) if r.failures]

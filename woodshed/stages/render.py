@@ -1,0 +1,49 @@
+"""A recorded conversation as tokens for supervised learning, rendered exactly as the gateway would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from woodshed.policy.formats.base import ChatFormat, text_content
+from woodshed.policy.tokenizer import Piece, Tokenizer
+
+
+def render_conversation(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], chat: ChatFormat, tokenizer: Tokenizer,
+    reply_weights: Sequence[float] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
+    """(tokens int32 ``[T]``, weights float32 ``[T]``): what the policy itself would have sampled, stop tokens included,
+    weighs 1, or its reply's entry of ``reply_weights``; the rest 0. ValueError if there is not one entry per reply."""
+    rest = list(messages)
+    system = text_content(rest.pop(0)) if rest and rest[0].get("role") == "system" else None
+    tokens = tokenizer.encode_pieces(chat.open(tools, system))
+    weights = [0.0] * len(tokens)
+    opening = chat.generation()
+    replies = [m for m in rest if m["role"] == "assistant"]
+    each = iter([1.0] * len(replies) if reply_weights is None else reply_weights)
+    if reply_weights is not None and len(reply_weights) != len(replies):
+        raise ValueError(f"{len(reply_weights)} weights for {len(replies)} replies")
+    for message, pieces in zip(rest, chat.messages(rest, tools), strict=True):
+        if message["role"] == "assistant":
+            head, body = tokenizer.encode_pieces(opening), tokenizer.encode_pieces(_after(pieces, opening))
+            weights += [0.0] * len(head) + [next(each)] * len(body)
+        else:
+            head, body = tokenizer.encode_pieces(pieces), []
+            weights += [0.0] * len(head)
+        tokens += head + body
+    return np.asarray(tokens, np.int32), np.asarray(weights, np.float32)
+
+
+def _after(pieces: Sequence[Piece], opening: Sequence[Piece]) -> list[Piece]:
+    """What follows ``opening`` in ``pieces``; ValueError where they do not begin with it."""
+    rest = list(pieces)
+    for piece in opening:
+        if not rest or rest[0].special != piece.special or not rest[0].text.startswith(piece.text):
+            raise ValueError("the chat format's assistant message does not begin with its generation prompt")
+        left = rest[0].text[len(piece.text) :]
+        rest = ([Piece(left, rest[0].special)] if left else []) + rest[1:]
+    return rest

@@ -1,0 +1,212 @@
+"""The stages that run the agent: evaluation before and after, and the rollout side of RL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from woodshed.engine.grammar import Grammars
+from woodshed.evaluate.run import Sofar, evaluate
+from woodshed.monitors import count, quarantined
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Trajectory
+from woodshed.rl.batching import History, build_batch
+from woodshed.rl.controller import Controller
+from woodshed.rl.ledger import Ledger
+from woodshed.rollout.failures import FAULT, INFRA, RunFailing
+from woodshed.sandbox.pool import Pool
+from woodshed.train.batch import TrainBatch
+from woodshed.weights.fence import Head
+
+from .arena import open_arena
+from .decontaminate import check_training_data
+from .held_out_key import key_digest, with_key
+from .pace import Pace
+from .tasks import load_split
+
+
+def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:
+    run.write_progress("before", 0, 0, "looking for held-out repositories in the training data")
+    check_training_data(run)
+    uvloop.run(_evaluate(recipe, run, "before"))
+
+
+def evaluate_after(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_evaluate(recipe, run, "after"))
+
+
+def reinforce(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_reinforce(recipe, run))
+
+
+@cache
+def _grammars(run: RunDirectory) -> Grammars:
+    """Of the vocabulary that the policy samples from; torch is imported only where a grammar was used."""
+    from woodshed.policy.hf import load_chat
+
+    return Grammars(load_chat(run.policy("sft"))[1])
+
+
+async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
+    settings = recipe.evaluate
+    main = load_split(run, recipe.tasks.main, "heldout")
+    # By digest: a few of the tasks are then a sample over all packages, the same in every run.
+    main = sorted(main, key=lambda t: hashlib.sha256(t.name.encode()).digest())[: settings.tasks]
+    transfer: list[Task] = []
+    if recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples:
+        transfer = load_split(run, "packages", "heldout")
+    store = TrajectoryStore(run.trajectories)
+
+    pace = Pace()
+
+    def report(sofar: Sofar) -> None:
+        run.write_progress(name, sofar.done, sofar.total, f"{sofar}  {pace.at(sofar.done)}")
+
+    if recipe.harness.program is not None:
+        run.write_progress(name, 0, 0, "fetching what harness.program needs")
+    grading = with_key(recipe.grading, run.root)
+    async with open_arena(recipe, run, grading=grading, training=False) as arena:
+        results = await evaluate(
+            arena,
+            main,
+            store,
+            name=name,
+            samples=settings.samples,
+            concurrency=settings.concurrency,
+            progress=report,
+            retried=True,
+        )
+        transferred = await evaluate(
+            arena, transfer, store, name=f"{name}-packages", samples=settings.package_samples,
+            concurrency=settings.concurrency, progress=report, retried=True,
+        )  # fmt: skip
+    ungraded = _ungraded(store, name) - set(results)
+    main = [task for task in main if task.name not in ungraded]
+    if missing := len(main) - len(results):
+        raise RunFailing(
+            f"{missing} of {len(main)} held-out tasks have no sample that the policy ended itself, so nothing can be "
+            "compared; the log says what failed, and the same command tries them again"
+        )
+    lost = len(main) * settings.samples - sum(map(len, results.values()))
+    rate = _mean(results)
+    note = f"pass@1 {rate:.3f} on {len(main)} tasks"
+    if lost:
+        note += f" ({lost} samples lost to infrastructure errors)"
+    if ungraded:
+        note += f" ({len(ungraded)} tasks cannot be graded by other inputs)"
+    if transferred:
+        note += f", real packages {_mean(transferred):.3f} on {len(transferred)}"
+    run.write_result_of(name, {"pass1": rate, "note": note, "held_out_key": key_digest(grading)})
+    store.close()
+
+
+async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.rl
+    store = TrajectoryStore(run.trajectories)
+    ledger = Ledger(run.ledger)
+    algorithm = settings.make_algorithm()
+    pace = Pace()
+    chain = run.chain(recipe.weights.store)
+    head = Head(chain, seconds=1.0 if recipe.weights.store else 0.0)
+
+    def boxes() -> dict[str, Any]:
+        return arena.backend.stats() if isinstance(arena.backend, Pool) else {}
+
+    def left_out(trajectory: Trajectory) -> bool:
+        return quarantined(trajectory, settings.monitors)
+
+    def groups_of(step: int) -> list[list[Trajectory]]:
+        return [store.group(group) for group in ledger.batches().get(step, [])]
+
+    history = History(algorithm, groups_of, left_out)
+
+    def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
+        history.until(step)
+        batch, counts = build_batch(
+            groups,
+            algorithm,
+            step=step,
+            batch_id=f"step-{step:06d}",
+            generation_budget=settings.generation_budget,
+            rollouts=settings.groups_per_step * settings.group_size,
+            kl_beta=settings.kl_beta,
+            left_out=left_out,
+            grammars=lambda: _grammars(run),
+        )
+        statistics = {**vars(counts), **describe(groups), "boxes": boxes()}
+        note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
+        speed = pace.at(step * settings.groups_per_step * settings.group_size)
+        run.write_progress("rl", step, settings.steps, f"{note}  {speed}; {_last_action(groups)}")
+        return batch, statistics
+
+    run.stage_metrics("rollouts").parent.mkdir(parents=True, exist_ok=True)
+    grading = with_key(recipe.grading, run.root)
+    async with open_arena(recipe, run, grading=grading, training=True) as arena:
+        controller = Controller(
+            arena,
+            load_split(run, recipe.tasks.main, "train"),
+            ledger,
+            store,
+            settings,
+            batches=run.batches,
+            metrics=run.stage_metrics("rollouts"),
+            head=lambda: head() or 0,
+            build=build,
+            seed=recipe.seed,
+            least=algorithm.least,
+            notice=lambda text: run.write_progress("rl", head() or 0, settings.steps, text),
+        )
+        await controller.run()
+    from .export import export_final  # imports torch, which rollouts do without
+
+    export_final(run, chain)
+    note = f"{settings.steps} steps, {len(store)} trajectories stored"
+    run.write_result_of("rl", {"note": note, "held_out_key": key_digest(grading), **ledger.counts()})
+    ledger.close()
+    store.close()
+
+
+def _ungraded(store: TrajectoryStore, name: str) -> set[str]:
+    """Tasks of an evaluation with samples on whose other inputs the solution itself does not end."""
+    rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%' AND status = '{INFRA}'")
+    return {row["task"] for row in rows if row["labels"].get(FAULT) == "task"}
+
+
+def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
+    """What the rollouts of a batch did: pass rate, best of group, mean effort, statuses."""
+    everyone = [t for group in groups for t in group]
+    ended = [t for t in everyone if t.status != INFRA]
+    graded = [[t for t in group if t.status != INFRA] for group in groups]
+    solved = [[bool(t.outcome and t.outcome.resolved) for t in group] for group in graded if group]
+    effort = {k: float(np.mean([getattr(t.effort, k) for t in ended])) for k in vars(everyone[0].effort)}
+    statuses: dict[str, int] = {}
+    for trajectory in everyone:
+        statuses[trajectory.status] = statuses.get(trajectory.status, 0) + 1
+    return {
+        "pass_rate": float(np.mean([s for group in solved for s in group])),
+        "best_of_group": float(np.mean([any(group) for group in solved])),
+        "effort": effort,
+        "statuses": statuses,
+        "findings": count(everyone),
+        "judge": dict(Counter(t.labels["judge"] for t in everyone if "judge" in t.labels)),
+        "rollout_seconds": float(np.mean([t.ended - t.started for t in everyone])),
+    }
+
+
+def _last_action(groups: Sequence[Sequence[Trajectory]]) -> str:
+    newest = max((t for group in groups for t in group), key=lambda t: t.ended)
+    calls = " > ".join(event.name or "?" for event in newest.events[-6:])
+    return f"{newest.task.split('/')[-1]}: {calls} [{newest.status}]"
+
+
+def _mean(results: dict[str, list[bool]]) -> float:
+    return float(np.mean([np.mean(v) for v in results.values()])) if results else float("nan")

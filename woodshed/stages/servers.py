@@ -1,0 +1,82 @@
+"""The programs that sample: the policy server, and its engines where there are several."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from woodshed.cluster.ports import free_ports
+from woodshed.cluster.supervisor import Program
+from woodshed.engine.settings import EngineServerSettings
+from woodshed.gateway.settings import GatewaySettings
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory, key_file, write_json
+
+RESTARTS = 20
+
+
+def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: bool) -> list[Program]:
+    """The policy server on a free port that restarts keep, after its engines if it has any beside it.
+
+    Where it listens is in ``server/address.json``. What its journal held is of an earlier start, whose episodes are run
+    again.
+    """
+    folder = run.root / "server"
+    admin = key_file(folder / "admin.key")
+    ready, journal = folder / "ready.json", folder / "journal"
+    ready.unlink(missing_ok=True)
+    shutil.rmtree(journal, ignore_errors=True)
+    replicas = recipe.engine.replicas
+    threads = recipe.engine.threads or max(1, server_threads(recipe, training=weights) // replicas)
+    shared = {
+        "policy": policy, "weights": run.chain(recipe.weights.store) if weights else None, "admin_key_file": admin,
+        "device": recipe.policy.device, "engine": recipe.engine.model_copy(update={"threads": threads}),
+    }  # fmt: skip
+    ports = free_ports(1 if replicas == 1 else 1 + replicas)
+    engines = []
+    for number, port in enumerate(ports[1:]):
+        settings = EngineServerSettings(**shared, port=port, gpu=number)
+        engines.append(_program(run, f"engine-{number}", "woodshed.engine.remote.serve", settings, threads, weights))
+    server = GatewaySettings(
+        **shared, port=ports[0], model=recipe.name, ready_file=ready, journal=journal,
+        engines=tuple(f"http://127.0.0.1:{port}" for port in ports[1:]),
+    )  # fmt: skip
+    address = {"url": f"http://127.0.0.1:{ports[0]}", "admin_key_file": str(admin)}
+    write_json(folder / "address.json", address)
+    return [*engines, _program(run, "server", "woodshed.gateway.serve", server, threads, weights)]
+
+
+def address_of(run: RunDirectory) -> tuple[str, str]:
+    """URL and admin key of the policy server whose folder this is."""
+    address = json.loads((run.root / "server" / "address.json").read_text())
+    return address["url"], Path(address["admin_key_file"]).read_text().strip()
+
+
+def server_threads(recipe: Recipe, *, training: bool) -> int:
+    """A tiny network gains little from a second thread, and leaves that core to the sandboxes. A larger one gets every
+    core, or half of them where the trainer runs beside it."""
+    cores = os.cpu_count() or 1
+    return 1 if recipe.policy.source == "scratch" else max(1, cores // 2) if training else cores
+
+
+def _program(
+    run: RunDirectory,
+    name: str,
+    module: str,
+    settings: EngineServerSettings | GatewaySettings,
+    threads: int,
+    training: bool,
+) -> Program:
+    path = run.root / "server" / f"{name}.json"
+    write_json(path, settings.model_dump(mode="json"))
+    env = threads_of(threads, alone=threads > 1 and not training)
+    return Program(name, ["-m", module, "--settings", str(path)], run.log(name), env=env, max_restarts=RESTARTS)
+
+
+def threads_of(number: int, *, alone: bool = False) -> dict[str, str]:
+    """Threads of one process. Two torch processes that spin on the same cores slow each other to a crawl, so only one
+    that runs ``alone`` waits actively, for a moment (1.65 times as fast on two cores; passively 1.2 times)."""
+    threads = {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
+    return threads | ({"GOMP_SPINCOUNT": "300000"} if alone else {"OMP_WAIT_POLICY": "passive"})

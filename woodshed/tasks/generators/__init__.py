@@ -1,0 +1,1 @@
+"""Ways to make tasks: of real packages, by a policy, from templates."""

@@ -1,0 +1,98 @@
+"""What a build kept and rejected, and why: one line per source."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from woodshed.record.atomic import write_whole
+from woodshed.tasks.library.cost import rate
+
+
+@dataclass
+class PackageYield:
+    """One line of the yield table. ``rejected``: reason -> candidates; ``error``: why the package gave nothing;
+    ``kinds``: kind -> [tried, kept]; ``smaller``: the same of groups that were tried again without some functions,
+    which are among the kinds too."""
+
+    package: str
+    tests: int = 0
+    functions: int = 0
+    kept: int = 0
+    tried: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    error: str = ""
+    finished: bool = False
+    notes: list[str] = field(default_factory=list)
+    kinds: dict[str, list[int]] = field(default_factory=dict)
+    smaller: list[int] = field(default_factory=lambda: [0, 0])
+
+    def count(self, kind: str, kept: bool) -> None:
+        """One more candidate of a kind."""
+        both = self.kinds.setdefault(kind, [0, 0])
+        both[0] += 1
+        both[1] += kept
+
+    def counts(self) -> dict[str, Any]:
+        """What an uninterrupted build and a continued one agree on: everything but the time."""
+        table = {k: v for k, v in vars(self).items() if k not in ("seconds", "finished", "notes")}
+        return {**table, "rejected": dict(sorted(self.rejected.items())), "kinds": dict(sorted(self.kinds.items()))}
+
+
+@dataclass
+class BuildReport:
+    """What was built and why the rest was not. ``tasks``: all of the folder, which cost ``core_seconds`` (processor
+    time of everything that was started, over all starts); 0 where that was not measured."""
+
+    packages: list[PackageYield] = field(default_factory=list)
+    seconds: float = 0.0
+    tasks: int = 0
+    core_seconds: float = 0.0
+
+    @property
+    def kept_share(self) -> float:
+        tried = sum(p.tried for p in self.packages)
+        return sum(p.kept for p in self.packages) / tried if tried else 0.0
+
+    def by_kind(self) -> dict[str, tuple[int, int]]:
+        """kind -> (tried, kept) over all packages."""
+        found: dict[str, tuple[int, int]] = {}
+        for line in self.packages:
+            for kind, (tried, kept) in line.kinds.items():
+                before = found.get(kind, (0, 0))
+                found[kind] = (before[0] + tried, before[1] + kept)
+        return found
+
+    def table(self) -> str:
+        """The yield table as text, one line per package, then what was left out of each."""
+        width = max([14, *(len(p.package) for p in self.packages)])
+        lines = [f"{'source':{width}} {'tests':>6} {'funcs':>6} {'tried':>6} {'kept':>5} {'s':>6}  rejected, and why"]
+        for p in self.packages:
+            why = p.error or ", ".join(f"{n} {reason}" for reason, n in p.rejected.most_common())
+            counts = f"{p.tests:6} {p.functions:6} {p.tried:6} {p.kept:5} {p.seconds:6.1f}"
+            lines.append(f"{p.package:{width}} {counts}  {why}")
+        kept, tried = sum(p.kept for p in self.packages), sum(p.tried for p in self.packages)
+        share = f"kept {self.kept_share:.0%}"
+        lines.append(f"{'all':{width}} {'':6} {'':6} {tried:6} {kept:5} {self.seconds:6.1f}  {share}")
+        for kind, (tried, kept) in sorted(self.by_kind().items()):
+            lines.append(f"{'  ' + kind:{width}} {'':6} {'':6} {tried:6} {kept:5} {'':6}  kept {kept / tried:.0%}")
+        again, kept = (sum(p.smaller[n] for p in self.packages) for n in (0, 1))
+        if again:
+            lines.append(f"{again} groups were tried again without functions that no value tells of, {kept} kept")
+        lines += [f"note: {p.package}: {note}" for p in self.packages for note in p.notes]
+        if self.core_seconds:
+            lines.append(rate(self.tasks, self.core_seconds))
+        return "\n".join(lines)
+
+    def write(self, path: Path) -> None:
+        """Merge these lines, without their times, into the file of all builds in one folder."""
+        try:
+            known = {entry["package"]: entry for entry in json.loads(path.read_text("utf-8"))}
+        except (OSError, ValueError, TypeError, KeyError):
+            known = {}
+        known.update({p.package: p.counts() for p in self.packages})
+        write_whole(path, json.dumps([known[name] for name in sorted(known)], indent=1) + "\n")

@@ -1,0 +1,105 @@
+"""Builds studies in its own process: ``python -m woodshed.tasks.generators.studies.worker``, a JSON request on stdin.
+
+Mutants are code nobody has read and some loop forever. They are mutations of our own templates (no imports, no files,
+no attribute access beyond list, str and dict methods), so a process with limits on time and memory is enough.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import random
+import resource
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from woodshed.tasks.languages.python import Mutation, mutations, pick
+
+from .function import VISIBLE, Case, Split, StudyFunction, draw_function
+from .nouns import NOUNS
+from .spec import StudySpec
+
+MUTANT_SECONDS = 0.03
+"""CPU time for all cases of one mutant; a correct function needs about a thousandth of it."""
+
+
+class OutOfTime(BaseException):
+    """Raised by the alarm. Not an Exception, so that no handler in a mutant catches it."""
+
+
+def build_study(split: Split, seed: int, index: int) -> StudySpec:
+    """Study number ``index`` of a seed: depends on nothing else, so any number of workers gives the same studies."""
+    rng = random.Random(f"study:{split}:{seed}:{index}")
+    modules = tuple(rng.sample(NOUNS, 3))
+    while True:
+        functions: list[StudyFunction] = []
+        while len(functions) < len(modules):
+            drawn = draw_function(rng, split)
+            if drawn.name not in [f.name for f in functions]:
+                functions.append(drawn)
+        broken = rng.randrange(len(modules))
+        found = find_bug(functions[broken], rng)
+        if found is not None:
+            mutation, failing = found
+            lines = {line.strip() for f in functions for line in f.source.split("\n") if f is not functions[broken]}
+            if mutation.before.strip() in lines:
+                continue  # another module would show the answer
+            name = f"woodshed/study-{split}-{seed}-{index:05d}"
+            return StudySpec(name, split, seed, modules, tuple(functions), broken, mutation, failing)
+
+
+def find_bug(function: StudyFunction, rng: random.Random) -> tuple[Mutation, tuple[int, ...]] | None:
+    """A mutation that a visible case kills, with the numbers of all cases that fail; None where there is none.
+
+    Mutants that run out of time are passed over: as tasks they would cost their time limit at every test run.
+    """
+    options = mutations(function.source, function=function.name)
+    while options:
+        mutation = pick(rng, options)
+        options.remove(mutation)
+        failing = failing_cases(mutation.source, function.name, function.cases)
+        if failing and failing[0] < VISIBLE:
+            return mutation, failing
+    return None
+
+
+def failing_cases(source: str, name: str, cases: tuple[Case, ...]) -> tuple[int, ...]:
+    """Numbers of the cases that a mutant fails; empty where it survives or runs out of time. Main thread only."""
+    space: dict[str, Any] = {}
+    failing = []
+    signal.signal(signal.SIGVTALRM, _stop)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, MUTANT_SECONDS)
+        exec(compile(source, f"<{name}>", "exec"), space)
+        for number, case in enumerate(cases):
+            try:
+                got = space[name](*copy.deepcopy(case.args))
+                if got != case.want or type(got) is not type(case.want):
+                    failing.append(number)
+            except Exception:
+                failing.append(number)
+    except OutOfTime:
+        return ()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return tuple(failing)
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise OutOfTime
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    gc.disable()  # a collection must not count against a mutant's time
+    for index in range(request["start"], request["stop"], request["step"]):
+        json.dump([index, build_study(request["split"], request["seed"], index).to_dict()], sys.stdout)
+        sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What differs between languages: how functions are found, changed and taken out."""

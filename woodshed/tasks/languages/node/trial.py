@@ -1,0 +1,97 @@
+"""Trying a candidate of a Node project: the pipeline of ``packages/trial.py`` with Node's runner and grader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from woodshed.grading.heldout import EndlessError, reference
+from woodshed.grading.node.grader import NODE
+from woodshed.grading.node.run import run_node
+from woodshed.grading.pytest_phases import Phase
+from woodshed.grading.results import TestRun
+from woodshed.grading.telling import problem_of
+from woodshed.record.task import Task
+from woodshed.sandbox.protocol import Sandbox, Snapshot
+from woodshed.tasks.generators.packages.candidates import Candidate
+from woodshed.tasks.generators.packages.prepare import WORKDIR
+from woodshed.tasks.generators.packages.rejected import Rejected, Untold
+from woodshed.tasks.generators.packages.save import Form
+from woodshed.tasks.generators.packages.trial import Trial, uncollected
+from woodshed.tasks.generators.prompts.write import Shown
+from woodshed.tasks.validate.guessing import ENDLESS, UNTOLD, cheaply, untold
+
+from .form import NODE_FORM
+from .functions import function_named, functions_of, signature_of
+from .mutations import mutations
+from .prepare import package_spec
+from .project import test_files
+
+
+@dataclass
+class NodeTrial(Trial):
+    form: ClassVar[Form] = NODE_FORM
+
+    def shown(self, candidate: Candidate) -> Shown:
+        source, function = self.workspace[candidate.function.module], candidate.function
+        return Shown(signature_of(source, function_named(source, function.name)), function.line)
+
+    def test_files(self, workspace: Mapping[str, bytes]) -> list[str]:
+        return list(test_files(workspace, self.package.tests))
+
+    def variants(self, path: str, before: bytes, after: bytes) -> list[tuple[str, bytes]]:
+        try:
+            changed = [f for f in functions_of(after) if after[f.head : f.body[1]] not in before]
+        except SyntaxError:
+            return []
+        return [(m.kind, m.source.encode()) for f in changed for m in mutations(after, f)]
+
+    def guesses(self, task: Task) -> bool:
+        return False  # ``_prove`` does, in boxes of their own
+
+    async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        quality = await super()._prove(task, functions)
+        try:
+            found = await reference(task, self.backend, self.layers, NODE)
+            why = problem_of(found)
+            if not why:
+                why, left = await cheaply(task, found, self.backend, self.layers, NODE)
+                if not why and (names := untold(left, functions)):
+                    raise Untold(UNTOLD, names)
+        except EndlessError:
+            why = ENDLESS
+        if why:
+            raise Rejected(why)
+        return quality
+
+    async def _open(self) -> Snapshot:
+        paths = tuple(self.layers.path(name) for name in self.layer_names)
+        limit = self.settings.suite_seconds
+        box = await self.backend.create(package_spec(self.package, paths, self.workspace, limit))
+        try:
+            base = await box.snapshot("fs")
+            (run,) = await self._phases(box, [Phase(self.test_files(self.workspace), (), timeout=limit)])
+            self._uncollected = uncollected(run)
+            return base
+        finally:
+            await box.close()
+
+    async def _phases(self, box: Sandbox, phases: list[Phase]) -> list[TestRun]:
+        """As ``run_phases``, a process for each file. Collecting is running: no framework can do one without the
+        other, so a file is collected if it runs to its end."""
+        runs = []
+        for phase in phases:
+            for name in phase.delete:
+                await box.delete(f"{WORKDIR}/{name}")
+            await box.put({f"{WORKDIR}/{name}": data for name, data in phase.write.items()})
+            # A loop without end cannot be interrupted from inside: the whole run is cut short.
+            needed = 15.0 + 20 * sum(self.suite.tests.get(test, 0.0) for test in phase.ids or ())
+            run = await run_node(
+                box, {name: self.workspace[name] for name in phase.files}, phase.ids, workdir=WORKDIR,
+                timeout=min(phase.timeout, needed) if phase.ids else phase.timeout, test_timeout=phase.test_timeout,
+            )  # fmt: skip
+            if not phase.ids and not run.detail.startswith("timed out"):
+                run.status = int(bool(run.problems))
+            runs.append(run)
+        return runs

@@ -1,0 +1,1 @@
+"""Tasks that exist: rated, renewed, counted, shown, handed to others and brought back."""

@@ -1,0 +1,129 @@
+"""Task directories as instances: a JSON line each, and the commits that they refer to in bare repositories."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from woodshed.record.atomic import write_whole
+from woodshed.record.task import Task, TaskError, TaskInfo
+from woodshed.tasks.change import source_of
+
+from .git import GitRepository, branch_name
+
+Format = Literal["swebench", "swesmith"]
+FORMATS: tuple[Format, ...] = ("swebench", "swesmith")
+INSTANCES = "instances.jsonl"
+_HIDDEN = "workspace/"
+
+
+@dataclass
+class Exported:
+    """``left_out``: task -> why it has no form as an instance."""
+
+    path: Path
+    instances: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def export_tasks(
+    tasks: Iterable[Task],
+    format: Format,
+    out: Path,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+) -> Exported:
+    """Write ``out/instances.jsonl`` and ``out/repositories/NAME.git``. Raises TaskError where git cannot be used.
+
+    A SWE-bench instance starts from the broken workspace and its ``patch`` repairs it; a SWE-smith instance starts
+    from the repaired one and its ``patch`` breaks it. What the formats have no field for is in ``woodshed``.
+    """
+    found = Exported(out / INSTANCES)
+    every = list(tasks)
+    lines = []
+    for done, task in enumerate(every):
+        progress(done, len(every), task.name)
+        if why := _impossible(task):
+            found.left_out[task.name] = why
+            continue
+        lines.append(json.dumps(_instance(task, format, out / "repositories"), default=str))
+        found.instances.append(branch_name(task.name))
+    write_whole(found.path, "".join(line + "\n" for line in lines))
+    return found
+
+
+def _impossible(task: Task) -> str:
+    if task.info.grader not in ("pytest", "node"):
+        return f"graded by {task.info.grader!r}, not by tests with ids"
+    if not task.info.fail_to_pass:
+        return "no test that fails and has to pass"
+    if not task.solution_files():
+        return "no solution/workspace"
+    return ""
+
+
+def _instance(task: Task, format: Format, repositories: Path) -> dict[str, Any]:
+    broken = task.workspace_files()
+    repaired = {**broken, **task.solution_files()}
+    hidden = {n.removeprefix(_HIDDEN): d for n, d in task.test_files().items() if n.startswith(_HIDDEN)}
+    name, info = branch_name(task.name), task.info
+    start, goal = (broken, repaired) if format == "swebench" else (repaired, broken)
+    repository = repositories / f"{branch_name(source_of(task))}.git"
+    # Patches are made elsewhere: a repository that people clone must not hold the answer.
+    with tempfile.TemporaryDirectory(prefix="woodshed-exchange-") as scratch:
+        work = GitRepository(Path(scratch) / "work.git")
+        first = work.commit("start", start, name)
+        patch = work.diff(first, work.commit("goal", goal, name))
+        tests = work.diff(first, work.commit("tests", {**start, **hidden}, name))
+    base = GitRepository(repository).commit(name, start, name)
+    common = {
+        "instance_id": name,
+        "repo": source_of(task),
+        "base_commit": base,
+        "patch": patch,
+        "problem_statement": task.instruction,
+        "created_at": "",
+        "woodshed": _rest(task, hidden),
+    }
+    if format == "swesmith":
+        return {
+            **common, "FAIL_TO_PASS": list(info.fail_to_pass), "PASS_TO_PASS": list(info.pass_to_pass),
+            "image_name": "",
+        }  # fmt: skip
+    return {
+        **common, "test_patch": tests, "hints_text": "", "version": info.provenance.get("version", ""),
+        "environment_setup_commit": base, "FAIL_TO_PASS": json.dumps(info.fail_to_pass),
+        "PASS_TO_PASS": json.dumps(info.pass_to_pass),
+    }  # fmt: skip
+
+
+def _rest(task: Task, hidden: dict[str, bytes]) -> dict[str, Any]:
+    """What makes the task again, beside what the format holds."""
+    default, info = TaskInfo(), task.info
+    changed = {k: v for k, v in vars(info).items() if v != getattr(default, k)}
+    kept = {k: v for k, v in changed.items() if k not in ("fail_to_pass", "pass_to_pass")}
+    metadata = {k: v for k, v in task.config.get("metadata", {}).items() if k != "woodshed"}
+    return {
+        "name": task.name,
+        "info": {k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()},
+        "config": {**task.config, "metadata": metadata},
+        "solution": sorted(task.solution_files()),
+        "tests": {n: base64.b64encode(d).decode() for n, d in task.test_files().items() if not n.startswith(_HIDDEN)},
+        "environment": {n: base64.b64encode(d).decode() for n, d in task.environment_files().items()},
+        "hidden": {n: base64.b64encode(d).decode() for n, d in sorted(hidden.items())},
+    }
+
+
+def load_all(folders: Iterable[Path]) -> list[Task]:
+    """The tasks of these folders. Raises TaskError, also for two that would share a name."""
+    tasks = [Task.load(folder) for folder in folders]
+    seen: dict[str, Path] = {}
+    for task in tasks:
+        other = seen.setdefault(branch_name(task.name), task.path)
+        if other != task.path:
+            raise TaskError(f"{task.path} and {other} have the same name {task.name!r}; rename one in its task.toml")
+    return tasks

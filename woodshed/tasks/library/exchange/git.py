@@ -1,0 +1,108 @@
+"""A bare git repository that is written and read without a working tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from woodshed.record.task import TaskError
+from woodshed.tasks.gitobjects import QUIET, blobs_of, git_command
+
+_WHO = b"committer woodshed <woodshed@localhost> 0 +0000\n"
+
+
+class GitRepository:
+    """Equal files make equal commits: no names, no times. Raises TaskError where git is missing or refuses."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not (path / "HEAD").exists():
+            path.mkdir(parents=True, exist_ok=True)
+            self._git("init", "--quiet", "--bare")
+
+    def commit(self, branch: str, files: Mapping[str, bytes], message: str) -> str:
+        """One commit without a parent as ``branch``; its id."""
+        text = message.encode()
+        parts = [b"commit refs/heads/%s\n%sdata %d\n%s\ndeleteall\n" % (branch.encode(), _WHO, len(text), text)]
+        for name, data in sorted(files.items()):
+            parts.append(b"M 100644 inline %s\ndata %d\n%s\n" % (_quoted(name), len(data), data))
+        self._git("update-ref", "-d", f"refs/heads/{branch}", may_fail=True)
+        self._git("fast-import", "--quiet", stdin=b"".join(parts))
+        return self._git("rev-parse", f"refs/heads/{branch}").decode().strip()
+
+    def diff(self, before: str, after: str) -> str:
+        """A patch that ``git apply`` takes, binary files included; no renames."""
+        flags = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--binary", "--full-index")
+        return self._git("diff", *flags, before, after).decode("utf-8", "surrogateescape")
+
+    def files(self, commit: str) -> dict[str, bytes]:
+        """Everything in a commit or tree."""
+        entries: dict[str, str] = {}
+        listed = self._git("ls-tree", "-r", "-z", "--full-tree", _checked(commit))
+        for line in listed.decode("utf-8", "surrogateescape").split("\0"):
+            head, _, name = line.partition("\t")
+            if name and head.split()[0] in ("100644", "100755"):  # links and submodules are no files
+                entries[name] = head.split()[2]
+        digests = list(entries.values())
+        answer = self._git("cat-file", "--batch", stdin="".join(f"{d}\n" for d in digests).encode())
+        try:
+            return dict(zip(entries, blobs_of(answer, digests), strict=True))
+        except KeyError as error:
+            raise TaskError(f"{self.path}: object {error.args[0][:12]} is missing; is this a partial clone?") from None
+
+    def patched(self, commit: str, patch: str) -> dict[str, bytes]:
+        """The files of a commit with a patch applied to them, as an index does it: nothing is checked out."""
+        index = {"GIT_INDEX_FILE": str(self.path / "index.exchange")}
+        try:
+            self._git("read-tree", _checked(commit), extra=index)
+            if patch.strip():
+                self._git(
+                    "apply", "--cached", "--whitespace=nowarn", "-", stdin=patch.encode("utf-8", "surrogateescape"),
+                    extra=index,
+                )  # fmt: skip
+            return self.files(self._git("write-tree", extra=index).decode().strip())
+        finally:
+            (self.path / "index.exchange").unlink(missing_ok=True)
+
+    def _git(
+        self, *arguments: str, stdin: bytes = b"", may_fail: bool = False, extra: Mapping[str, str] | None = None
+    ) -> bytes:
+        # Nothing that somebody's configuration or the repository's names is started.
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        environment = {
+            **clean, **QUIET, "GIT_DIR": str(self.path), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull,
+            **(extra or {}),
+        }  # fmt: skip
+        try:
+            done = subprocess.run(
+                git_command(*arguments), input=stdin, capture_output=True, env=environment, cwd=self.path
+            )
+        except FileNotFoundError:
+            raise TaskError("git is not installed, and instances refer to commits; install it") from None
+        if done.returncode and not may_fail:
+            said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
+            raise TaskError(f"{self.path}: git {arguments[0]} failed: {said}")
+        return done.stdout
+
+
+def _checked(commit: str) -> str:
+    """A commit by its digits: whatever else an instance says could be an option of git."""
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
+        raise TaskError(f"{commit!r} is no commit; write all of its digits")
+    return commit
+
+
+def branch_name(name: str) -> str:
+    """A branch for a task's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "task"
+
+
+def _quoted(name: str) -> bytes:
+    data = name.encode("utf-8", "surrogateescape")
+    if any(c < 32 or c in b'"\\' for c in data):
+        data = data.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+        return b'"' + data + b'"'
+    return data

@@ -1,0 +1,188 @@
+"""``woodshed tasks renew``: decide by ratings, make harder tasks, check what nobody solves, mark what goes out of use.
+
+Everything that was decided or made is on disk before the next thing is: killed at any moment, the same command goes on.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from woodshed.record.atomic import write_whole
+from woodshed.record.history import read_history
+from woodshed.record.task import Task, TaskError
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.find import task_folders
+from woodshed.tasks.generators.packages.build import Progress, build_tasks
+from woodshed.tasks.generators.packages.catalogue import Catalogue, Package, Wheel
+from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.kept import KEPT_SOURCES
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.library.cost import Cost
+from woodshed.tasks.sources.factory import claim
+from woodshed.tasks.sources.lock import NAME, SourceLock
+from woodshed.tasks.validate.check import check_folders
+from woodshed.tasks.validate.splits import HELDOUT
+
+from .decide import Limits, find
+from .harder import WAYS, Hardener, Way
+from .report import Renewal
+from .settle import left_open, release, retire, settle_unsolved
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a person may say. ``parallel``: boxes at the same time."""
+
+    limits: Limits
+    ways: Collection[Way] = WAYS
+    parallel: int = 2
+
+
+async def renew(
+    folder: Path, out: Path, wishes: Wishes, backend: Backend, layers: LayerStore, progress: Progress | None = None,
+    *, cache: Path | None = None,
+) -> Renewal:  # fmt: skip
+    """Renew the training tasks in ``folder`` by their ratings; harder ones are made in ``out``.
+
+    Raises TaskError or PackageError where there is nothing to do it with: no tasks, no ratings, ``out`` is not usable,
+    no package can be prepared. What could not be tried to harden stays in use.
+    """
+    if out.resolve() == folder.resolve():
+        raise PackageError(f"--out {out} is the folder of the tasks themselves: give another, such as {folder}/renewed")
+    say: Progress = progress or (lambda *_: None)
+    everything = [Task.load(path) for path in task_folders([folder])]
+    tasks = [task for task in everything if task.info.split == "train"]
+    if not any(read_history(task).ratings for task in tasks):
+        raise TaskError(
+            f"{folder}: none of its {len(tasks)} training tasks has a rating of it as it is; make them with "
+            f"`woodshed tasks rate {folder} --policy POLICY` or `--from RUN`"
+        )
+    with claim(out):
+        cost, renewal = Cost(out), Renewal(out)
+        opened = left_open(tasks, _made(out))
+        renewal.released = [task.name for task in tasks if release(task)]
+        easy = _sorted_out(tasks, wishes.limits, renewal, opened)
+        unsolved = [task for task in tasks if renewal.found.get(task.name) == "unsolved"]
+        if unsolved:
+            await _check(unsolved, wishes, backend, layers, say, renewal)
+        if easy:
+            left = list({task.path: task for made in opened.values() for task in made}.values())
+            await _harden(folder, out, everything, easy, left, wishes, backend, layers, say, renewal, cost, cache)
+        untried = {line.package for line in renewal.build.packages if line.error} if renewal.build else set()
+        for task in (t for t in easy if t.info.provenance.get("package") not in untried):
+            retire(task, wishes.limits, sorted(renewal.hardened.get(task.name, ())))
+        renewal.kept = len(_made(out))
+        renewal.core_seconds = cost.note()
+    return renewal
+
+
+def _sorted_out(
+    tasks: Sequence[Task], limits: Limits, renewal: Renewal, opened: Collection[str]
+) -> list[Task]:  # fmt: skip
+    """What holds for each task that is in use, noted in ``renewal``; the ones that are too easy. Those that are
+    ``opened`` were found to be by an earlier start."""
+    easy = []
+    for task in tasks:
+        history = read_history(task)
+        finding = "too easy" if task.name in opened else find(history, limits)[0]
+        if history.status != "in use":
+            renewal.found[task.name] = history.status
+            continue
+        renewal.found[task.name] = finding
+        if finding == "too easy":
+            easy.append(task)
+    return easy
+
+
+async def _check(
+    unsolved: Sequence[Task], wishes: Wishes, backend: Backend, layers: LayerStore, say: Progress, renewal: Renewal
+) -> None:
+    """The oracle and all other gates once more, on tasks that nobody solves."""
+    paths = [task.path for task in unsolved]
+    verdicts = await check_folders(paths, backend, layers, parallel=wishes.parallel, progress=say)
+    for task, verdict in zip(unsolved, verdicts, strict=True):
+        if settle_unsolved(task, wishes.limits, verdict) == "broken":
+            renewal.broken[task.name] = "; ".join(f"{k}: {why}" for k, why in verdict.failures.items())
+
+
+async def _harden(
+    folder: Path, out: Path, everything: Sequence[Task], easy: Sequence[Task], left: Sequence[Task], wishes: Wishes,
+    backend: Backend, layers: LayerStore, say: Progress, renewal: Renewal, cost: Cost, cache: Path | None,
+) -> None:  # fmt: skip
+    """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to; those that are ``left``
+    of an earlier start go through the last gates with them."""
+    if not (folder / NAME).exists():
+        renewal.notes.append(f"nothing was hardened: {folder} has no {NAME}, so `woodshed tasks build` did not make it")
+        return
+    settings = _settings(folder, len(easy) + len(left), wishes)
+    names = {task.info.provenance.get("package", "") for task in easy}
+    chosen, catalogue = _locked(folder, out, settings, names, renewal)
+    if not chosen:
+        return
+    made_here = out.resolve()
+    known = {t.path.name: t for t in everything if t.path.parent.resolve() != made_here or t in easy}
+    hardener = Hardener(easy, known, wishes.ways, left)
+    renewal.build = BuildReport()
+
+    def told(done: int, total: int, note: str) -> None:
+        cost.note()
+        say(done, total, note)
+
+    heldout = [task for task in everything if task.info.split == HELDOUT]
+    tasks = await build_tasks(
+        settings, catalogue, chosen, backend, layers, out, told, report=renewal.build, cache=cache, propose=hardener,
+        against=heldout,
+    )  # fmt: skip
+    untried = [line.package for line in renewal.build.packages if line.error]
+    renewal.notes += [f"left in use, for nothing could be tried: the tasks of {name}" for name in untried]
+    there = {task.name for task in tasks}  # a task may be dropped after it was kept
+    renewal.hardened = {name: [m for m in made if m in there] for name, made in hardener.made.items()}
+
+
+def _settings(folder: Path, most: int, wishes: Wishes) -> PackageTaskSettings:
+    """Those that the folder was built with, for more than ``most`` tasks: all that is proposed is tried."""
+    try:
+        stated = tomllib.loads((folder / NAME).read_text("utf-8")).get("settings", {})
+        values = {key: value for key, value in stated.items() if key in PackageTaskSettings.model_fields}
+        return PackageTaskSettings.model_validate(
+            {**values, "catalogue": str(folder / NAME), "tasks_per_package": most + 1, "attempts": 2 * len(WAYS)}
+            | {"parallel": wishes.parallel}
+        )
+    except (OSError, ValueError) as error:
+        raise PackageError(f"{folder / NAME}: {error}") from None
+
+
+def _locked(
+    folder: Path, out: Path, settings: PackageTaskSettings, names: Collection[str], renewal: Renewal
+) -> tuple[list[Package], Catalogue]:
+    """The packages of ``names``, locked in ``out`` to what ``folder`` is locked to, with their bytes."""
+    theirs, ours = SourceLock(folder, settings), SourceLock(out, settings)
+    chosen = [theirs.catalogue.packages[name] for name in sorted(names) if name in theirs.catalogue.packages]
+    for package in chosen:
+        have = ours.catalogue.packages.get(package.name)
+        if have not in (None, package):
+            raise PackageError(f"{out} is locked to another {package.name}: choose another folder with --out")
+        if have is None:
+            groups: dict[str, Sequence[Wheel]] = {g: theirs.catalogue.wheels[g] for g in package.needs}
+            ours.add(package, groups, theirs.catalogue.modules.get(package.name, ()))
+        for file in (package.file if package.kept else "", package.history):
+            source, target = folder / KEPT_SOURCES / file, out / KEPT_SOURCES / file
+            if not file or target.exists():
+                continue
+            try:
+                write_whole(target, source.read_bytes())
+            except FileNotFoundError:
+                raise PackageError(f"{source} is missing: the tasks of {package.name} are made from it") from None
+    if left := sorted(set(names) - {package.name for package in chosen}):
+        what = ", ".join(name or "tasks of no package" for name in left)
+        renewal.notes.append(f"not hardened: {what}: not locked in {folder / NAME}")
+    return chosen, ours.catalogue
+
+
+def _made(out: Path) -> list[Task]:
+    return [Task.load(path.parent) for path in sorted(out.glob("*/task.toml")) if not path.parent.name.startswith(".")]

@@ -1,0 +1,151 @@
+"""``woodshed tasks stats``: how many tasks there are and how large, beside published benchmarks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from woodshed.record.history import History, Status, read_history
+from woodshed.record.task import Task, TaskError
+from woodshed.tasks.change import change_of, generator_of, source_of
+from woodshed.tasks.find import task_folders
+from woodshed.tasks.validate.duplicates import Pair, near_duplicates
+
+from .difficulty import Spread, spread
+from .published import BENCHMARKS
+
+
+@dataclass(frozen=True)
+class Size:
+    """One task in numbers. ``prompt``: characters of the instruction."""
+
+    name: str
+    generator: str
+    source: str
+    split: str
+    licence: str
+    changed_lines: int
+    files: int
+    prompt: int
+    fail_to_pass: int
+    pass_to_pass: int
+    mutation_score: float | None = None
+    status: Status = "in use"
+
+
+MEASURES = ("changed_lines", "files", "prompt", "fail_to_pass", "pass_to_pass")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """``broken``: task directories that cannot be read -> why. ``duplicates``: pairs of almost equal tasks.
+    ``difficulty``: how each policy that rated them does. ``withheld``: tasks whose authors keep the solution back, of
+    which changed lines and files are not known and count as 0."""
+
+    sizes: list[Size]
+    duplicates: list[Pair]
+    broken: dict[str, str]
+    difficulty: list[Spread]
+    withheld: int = 0
+
+    def groups(self) -> dict[str, dict[str, dict[str, float]]]:
+        """all, generator, source, split -> group -> {tasks, median of each measure}."""
+        keys: dict[str, Callable[[Size], str]] = {
+            "all": lambda s: "all tasks", "generator": lambda s: s.generator, "source": lambda s: s.source,
+            "split": lambda s: s.split,
+        }  # fmt: skip
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for title, key in keys.items():
+            members: dict[str, list[Size]] = defaultdict(list)
+            for size in self.sizes:
+                members[key(size)].append(size)
+            found[title] = {name: _medians(members[name]) for name in sorted(members)}
+        return found
+
+    def text(self) -> str:
+        """Tables as text."""
+        head = ("", "tasks", "changed lines", "files", "prompt chars", "fail to pass", "pass to pass")
+        rows: list[tuple[str, ...]] = []
+        for title, members in self.groups().items():
+            rows += [(f"by {title}", *[""] * 6)] if title != "all" else []
+            indent = "  " if title != "all" else ""
+            rows += [
+                (indent + name, f"{m['tasks']:g}", *(f"{m[k]:g}" for k in MEASURES)) for name, m in members.items()
+            ]
+        rows.append(("published", *[""] * 6))
+        rows += [(f"  {b.name}", "", b.changed_lines, "-", b.prompt_chars, "-", "-") for b in BENCHMARKS]
+        first = max(len(row[0]) for row in (head, *rows))
+        lines = [(f"{row[0]:{first}}  " + "  ".join(f"{c:>13}" for c in row[1:])).rstrip() for row in (head, *rows)]
+        lines += ["", "Medians. Changed lines are added plus removed ones. Published: " + BENCHMARKS[0].source + "."]
+        licences = Counter(s.licence for s in self.sizes)
+        lines.append("Licences: " + ", ".join(f"{name} {n}" for name, n in licences.most_common()))
+        scores = [s.mutation_score for s in self.sizes if s.mutation_score is not None]
+        if scores:
+            weak = sum(score < 0.5 for score in scores)
+            mean = sum(scores) / len(scores)
+            lines.append(f"Mutation score: mean {mean:.2f} over {len(scores)} tasks, {weak} of them under 0.5")
+        statuses = Counter(s.status for s in self.sizes)
+        if set(statuses) != {"in use"}:
+            lines.append("Status: " + ", ".join(f"{name} {n}" for name, n in statuses.most_common()))
+        if self.difficulty:
+            lines.append("Difficulty (shares of tasks, with 95 % intervals):")
+            lines += [f"  {each}" for each in self.difficulty]
+        crossing = sum(p.crosses for p in self.duplicates)
+        lines.append(f"Near-duplicate pairs: {len(self.duplicates)}, of which {crossing} across splits")
+        lines += [f"  {p.similarity:.2f}  {p.first}  {p.second}" for p in self.duplicates[:10]]
+        if self.withheld:
+            lines.append(f"Solution withheld: {self.withheld}; their changed lines and files count as 0")
+        lines += [f"cannot be read: {why}" for why in self.broken.values()]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tasks": [vars(s) for s in self.sizes],
+            "medians": self.groups(),
+            "published": [vars(b) for b in BENCHMARKS],
+            "near_duplicates": [vars(p) for p in self.duplicates],
+            "broken": self.broken,
+            "difficulty": [asdict(each) for each in self.difficulty],
+            "withheld": self.withheld,
+        }
+
+
+def collect(paths: Iterable[Path]) -> Statistics:
+    """Measure every task directory in ``paths``. TaskError where there is none that can be read."""
+    tasks: list[Task] = []
+    broken: dict[str, str] = {}
+    histories: list[History] = []
+    for folder in task_folders(paths):
+        try:
+            task = Task.load(folder)
+            histories.append(read_history(task))
+            tasks.append(task)
+        except (TaskError, OSError) as error:
+            broken[str(folder)] = str(error)
+    if not tasks:
+        raise TaskError("\n".join(broken.values()))
+    changes = [change_of(task) for task in tasks]
+    sizes = [
+        Size(
+            t.name, generator_of(t), source_of(t), t.info.split, t.info.provenance.get("licence") or "not stated",
+            c.lines, len(c.files), len(t.instruction), len(t.info.fail_to_pass), len(t.info.pass_to_pass), _score(t),
+            h.status,
+        )
+        for t, c, h in zip(tasks, changes, histories)
+    ]  # fmt: skip
+    return Statistics(sizes, near_duplicates(tasks, changes), broken, spread(histories), sum(t.withheld for t in tasks))
+
+
+def _score(task: Task) -> float | None:
+    try:
+        return float(task.info.quality["mutation_score"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _medians(sizes: list[Size]) -> dict[str, float]:
+    return {"tasks": len(sizes), **{key: float(median(getattr(s, key) for s in sizes)) for key in MEASURES}}

@@ -1,0 +1,1 @@
+"""What every task must pass: gates, scans for leaks, near-duplicates, splits."""

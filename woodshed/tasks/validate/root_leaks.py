@@ -1,0 +1,188 @@
+"""Leak scan of what a box holds beside the workspace: the task's layers, and the host's programs that boxes show.
+
+An index of n-grams (see ``leaks.py``) says which file holds how much of a solution. It is made once for each layer,
+which never changes, and for the programs of this machine as they are, and is kept in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from woodshed.record.cache import cache_directory
+from woodshed.record.task import Task
+from woodshed.sandbox.guest.masks import installed_packages
+from woodshed.sandbox.guest.template import shown_folders
+from woodshed.sandbox.layers import LayerStore
+
+from .leak_readers import texts_of
+from .leaks import THRESHOLD, Leak, N, answer_ngrams, tokenise
+
+FORMAT = 1
+FEW = 10
+"""Of a solution with fewer rare n-grams nothing is said: any large file holds some by chance."""
+RARE = 20
+"""An n-gram that is in more files than this is an idiom."""
+_MAX_BYTES = 16 << 20
+_NEW = ".new-"
+_CODE = (".py", ".pyi", ".pyx", ".pyw", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".tsx", ".map", ".ipynb")
+_ARCHIVES = (".zip", ".whl", ".egg", ".pyz", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".txz", ".asar")
+
+Files = Sequence[tuple[str, str]]
+"""(path as a box shows it, path on the host)"""
+
+
+def scan_root(task: Task, layers: LayerStore) -> list[Leak]:
+    """Where the rest of a task's box holds its answer; at most one leak for each layer and the host's programs.
+
+    Read are files of Python and JavaScript, scripts without a suffix, and archives. SandboxError for a missing layer.
+    """
+    wanted = {gram for gram in answer_ngrams(task.workspace_files(), task.solution_files()) if len(gram) == N}
+    if len(wanted) < FEW:
+        return []
+    indices = [_index_of_layer(str(layers.path(name)), name) for name in task.info.layers]
+    found = (index.most(wanted) for index in (*indices, _index_of_host()))
+    return [leak for leak in found if leak is not None]
+
+
+@dataclass(frozen=True)
+class NgramIndex:
+    """``hashes`` uint32 ``[G]`` sorted, each once for every file that has it; ``files`` uint32 ``[G]``, indices into
+    ``names``."""
+
+    hashes: NDArray[np.uint32]
+    files: NDArray[np.uint32]
+    names: list[str]
+
+    def most(self, wanted: Iterable[tuple[str, ...]]) -> Leak | None:
+        """The file that holds most of the ``wanted`` n-grams (of N tokens), where that is a leak."""
+        asked = np.unique(np.concatenate([_hashed(gram) for gram in wanted]))
+        low, high = (np.searchsorted(self.hashes, asked, side) for side in ("left", "right"))
+        rare = high - low <= RARE
+        total = int(rare.sum())
+        held = [self.files[a:b] for a, b in zip(low[rare], high[rare]) if b > a]
+        if total < FEW or not held:
+            return None
+        counts = np.bincount(np.concatenate(held))
+        worst = int(counts.argmax())
+        share = float(counts[worst]) / total
+        return Leak(self.names[worst], "text", share, f"{counts[worst]} of {total}") if share >= THRESHOLD else None
+
+
+def build_index(files: Files) -> NgramIndex:
+    """The n-grams of ``files``, those that archives hold included. What cannot be read is left out."""
+    hashes: list[NDArray[np.uint32]] = []
+    owners: list[NDArray[np.uint32]] = []
+    names: list[str] = []
+    for shown, path in files:
+        if len(own := _ngrams_of(path)):
+            hashes.append(own)
+            owners.append(np.full(len(own), len(names), np.uint32))
+            names.append(shown)
+    whole = np.concatenate(hashes) if hashes else np.zeros(0, np.uint32)
+    order = np.argsort(whole, kind="stable")
+    return NgramIndex(whole[order], np.concatenate(owners)[order] if owners else np.zeros(0, np.uint32), names)
+
+
+def _ngrams_of(path: str) -> NDArray[np.uint32]:
+    """uint32, each once."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError:
+        return np.zeros(0, np.uint32)
+    packed = path.endswith(_ARCHIVES)
+    if not packed and (b"\0" in data[:4096] or not (path.endswith(_CODE) or data.startswith(b"#!"))):
+        return np.zeros(0, np.uint32)
+    texts = texts_of(data) if packed else [data.decode("utf-8", "replace")]
+    return np.unique(np.concatenate([_hashed(tokenise(text)) for text in texts]))
+
+
+def _hashed(tokens: Sequence[str]) -> NDArray[np.uint32]:
+    """uint32 ``[len(tokens) - N + 1]``: a polynomial in the hashes of N tokens, modulo 2^64; its upper half."""
+    count = len(tokens) - N + 1
+    if count <= 0:
+        return np.zeros(0, np.uint32)
+    single = np.fromiter(map(_token, tokens), np.uint64, len(tokens))
+    found = np.zeros(count, np.uint64)
+    for i in range(N):
+        found = found * np.uint64(0x9E3779B97F4A7C15) + single[i : i + count]
+    return (found >> np.uint64(32)).astype(np.uint32)
+
+
+@lru_cache(maxsize=1 << 17)
+def _token(token: str) -> int:
+    return int.from_bytes(hashlib.blake2b(token.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+
+
+@lru_cache(maxsize=64)
+def _index_of_layer(folder: str, name: str) -> NgramIndex:
+    return _kept(name, [(f"/{os.path.relpath(path, folder)}", path) for path, _ in _readable(folder, frozenset())])
+
+
+@cache
+def _index_of_host() -> NgramIndex:
+    found = [f for place in shown_folders() for f in _readable(place, frozenset(installed_packages(place)))]
+    sha = hashlib.sha256()
+    for path, status in found:
+        sha.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+    return _kept(f"host-{sha.hexdigest()[:24]}", [(path, path) for path, _ in found])
+
+
+def _readable(place: str, masked: frozenset[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Files below ``place`` that may hold code, or archives of some."""
+    for folder, inside, names in os.walk(place):
+        inside[:] = sorted(n for n in inside if n != "__pycache__" and f"{folder}/{n}" not in masked)
+        for name in sorted(names):
+            if name.endswith((*_CODE, *_ARCHIVES)) or "." not in name:
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    status = os.lstat(f"{folder}/{name}")
+                    if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
+                        yield f"{folder}/{name}", status
+
+
+def _kept(name: str, files: Files) -> NgramIndex:
+    """The index of that name in the cache, made where it is not there or cannot be read."""
+    place = cache_directory() / "ngrams" / f"{name}-{FORMAT}"
+    with suppress(OSError, ValueError, EOFError):
+        return _load(place)
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(place.parent)
+    work = Path(tempfile.mkdtemp(prefix=_NEW, dir=place.parent))
+    try:
+        made = build_index(files)
+        np.save(work / "hashes.npy", made.hashes)
+        np.save(work / "files.npy", made.files)
+        (work / "names.json").write_text(json.dumps(made.names))
+        with suppress(OSError):  # another process was faster
+            work.rename(place)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return _load(place)
+
+
+def _load(place: Path) -> NgramIndex:
+    hashes, owners = (np.load(place / f"{part}.npy", mmap_mode="r") for part in ("hashes", "files"))
+    return NgramIndex(hashes, owners, json.loads((place / "names.json").read_text()))
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes have left, and what the programs of this machine were a month ago."""
+    for path in folder.iterdir():
+        days = {_NEW: 1, "host-": 30}.get(next((p for p in (_NEW, "host-") if path.name.startswith(p)), ""))
+        with suppress(FileNotFoundError):
+            if days is not None and time.time() - path.stat().st_mtime > days * 86_400:
+                shutil.rmtree(path, ignore_errors=True)
