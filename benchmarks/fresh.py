@@ -44,8 +44,8 @@ QUICK = [
     "tests/sandbox/test_interpreter.py",
     "tests/sandbox/test_boxes.py",
     "tests/grading/test_verify.py",
-    "tests/tasks_packages/test_source.py",
-    "tests/tasks_install/test_rules.py",
+    "tests/tasks/packages/test_source.py",
+    "tests/tasks/install/test_rules.py",
 ]
 SMALL = (
     "learn.corpus.functions=20", "learn.corpus.tokens=4000", "learn.demonstrations.episodes=16", "learn.mtp.steps=2",

@@ -4,7 +4,7 @@
 
 Every function of 20 popular packages (pip downloads their wheels) in turn is what a task lacks: the given file has no
 body there, the submission is the package's own file, and there is no solution that would excuse what it uses. The
-styles of tests/tasks_packages/test_screen.py are graded as well, each beside the fix of the toy repository, in boxes.
+styles of tests/tasks/packages/test_screen.py are graded as well, each beside the fix of the toy repository, in boxes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.grading import toy  # noqa: E402  (the toy repository lives in the tests)
-from tests.tasks_packages.test_screen import STYLES  # noqa: E402
+from tests.tasks.packages.test_screen import STYLES  # noqa: E402
 
 PACKAGES = """
 arrow attrs click docutils jinja2 marshmallow more-itertools networkx packaging parso pygments pyparsing python-dateutil

@@ -2,7 +2,7 @@
 accepted. ``task_factory.py`` runs it; every grading is a line of ``.audit.jsonl``, and what stands there is not done
 again.
 
-Honest: the reference solution, and it with more code of the styles of tests/tasks_packages/test_screen.py. Fakes: the
+Honest: the reference solution, and it with more code of the styles of tests/tasks/packages/test_screen.py. Fakes: the
 stubs of the guessing gate, and the exploit battery.
 """
 
@@ -28,7 +28,7 @@ from woodshed.tasks.validate.guessing import ANSWERS, stubs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.tasks_packages.test_screen import STYLES
+from tests.tasks.packages.test_screen import STYLES
 
 HONEST, FAKE = "honest", "fake"
 SOLUTION = "the solution"

@@ -39,7 +39,7 @@ from woodshed.tasks.validate.leaks import scan
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.tasks_packages import test_leaks as planted  # noqa: E402  (the planted leaks live in the tests only)
+from tests.tasks.packages import test_leaks as planted  # noqa: E402  (the planted leaks live in the tests only)
 
 BEYOND = ("pypi:more-itertools==11.2.1", "pypi:mistune==3.4.0", "pypi:humanize==4.17.0", "pypi:inflect==7.6.0",
           "pypi:parso==0.8.7", "pypi:glom==25.12.0", "npm:object-path@0.11.8", "npm:secure-json-parse@4.1.1",

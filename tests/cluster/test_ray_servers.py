@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from waiting import PATIENCE, wait_until
 
+from tests.chaos.prey import Prey
 from woodshed.cluster.idle import IdleClock
 from woodshed.cluster.source import PACKAGE, OtherSource, check_source, source
 from woodshed.cluster.supervisor import ProgramFailed
@@ -30,8 +31,6 @@ from woodshed.sandbox.remote.placed import PlacedHosts
 from woodshed.sandbox.remote.wire import HostLost
 from woodshed.sandbox.settings import SandboxSettings
 from woodshed.stages.boxes import check_boxes
-
-from ..chaos.prey import Prey
 
 pytestmark = pytest.mark.slow
 SMALL = {

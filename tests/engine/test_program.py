@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.gateway.parts import COMPACT
+from tests.gateway.test_serve import tiny
 from woodshed.cluster.ports import free_ports
 from woodshed.engine.errors import EngineClosed
 from woodshed.engine.protocol import Sampling
@@ -18,8 +20,6 @@ from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, hf_state, save_policy
 from woodshed.weights.chain import Publisher
 
-from ..gateway.parts import COMPACT
-from ..gateway.test_serve import tiny
 from .models import worst_gap
 from .served import KEY, routed, serving
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.vllm.standin import standing_in
 from woodshed.engine import forward
 from woodshed.engine.errors import EngineError, SamplingRefused
 from woodshed.engine.protocol import Completion, Sampling, TokenReport
@@ -20,7 +21,6 @@ from woodshed.engine.vllm.client import VllmEngine
 from .models import DENSE, decoder, full_logprobs, prompt, run, running
 from .served import KEY, KINDS, routed, serving
 from .test_router import interrupt
-from .vllm.standin import standing_in
 
 RAW = Sampling(max_tokens=24, seed=3, temperature=0.6, top_k=3, logit_bias={5: 2.0}, raw_logprobs=True, top_logprobs=4)
 

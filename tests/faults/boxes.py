@@ -6,11 +6,11 @@ import os
 import resource
 import signal
 
+from tests.limits import soft_limit
 from woodshed.harness.settings import HarnessSettings, LimitSettings
 from woodshed.sandbox.host import box as boxes
 from woodshed.sandbox.protocol import BoxSpec, Egress
 
-from ..limits import soft_limit
 from .ground import LIMITS, MEND, Found, Ground, call, cause, descriptors, first_process, replaced, run
 
 PATIENT = HarnessSettings(limits=LimitSettings(wall_seconds=300.0, bad_turns=100))

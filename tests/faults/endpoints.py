@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import httpx
 
+from tests.sandbox.hosts import BoxHost
 from woodshed.cluster.ports import free_ports
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.harness.settings import HarnessSettings, LimitSettings, RetrySettings
@@ -15,7 +16,6 @@ from woodshed.sandbox.opening import open_pool
 from woodshed.sandbox.remote.placement import Local, Placement
 from woodshed.sandbox.settings import SandboxSettings
 
-from ..sandbox.hosts import BoxHost
 from .ground import MEND, Found, Ground, cause, found, run
 from .hosts import HERE, training
 

@@ -17,6 +17,8 @@ from typing import Any, Literal
 import httpx
 import uvicorn
 
+from tests.gateway.parts import ADMIN, HERMES, ScriptedEngine
+from tests.grading import toy
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.grading.verify import grade
@@ -30,9 +32,6 @@ from woodshed.rollout.failures import FAULT, INFRA, RETRIED
 from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Limits
-
-from ..gateway.parts import ADMIN, HERMES, ScriptedEngine
-from ..grading import toy
 
 MEND = "sed -i 's/width + height/width * height/' /workspace/shapes/measure.py"
 FIX = {"shapes/measure.py": toy.SHAPES.replace("width + height", "width * height").encode()}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.limits import soft_limit
 from woodshed.record.fault import Fault
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
@@ -21,7 +22,6 @@ from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.sandbox.protocol import BoxSpec
 from woodshed.tasks.validate.check import check_folders
 
-from ..limits import soft_limit
 from .ground import FIX, LIMITS, MEND, UNTRIED, Found, Ground, cause, first_process, run
 from .submissions import beginning, graded
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.grading import toy
 from woodshed.grading.crossing import Submission
 
-from ..grading import toy
 from .ground import FIX, Found, Ground, cause
 
 PLACE = "shapes/measure.py"

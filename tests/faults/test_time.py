@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.harness.folder_box import FolderBox
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import run_episode
 from woodshed.harness.settings import HarnessSettings, LimitSettings
-
-from ..harness.folder_box import FolderBox
 
 WALL = 1.0
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 
+from tests.engine.models import decoder
 from woodshed.engine.grammar import Grammars
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.settings import EngineSettings
@@ -20,7 +21,6 @@ from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
 
-from ..engine.models import decoder
 from .parts import ADMIN, HERMES
 from .sockets import listening
 

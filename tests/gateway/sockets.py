@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..engine.served import _no_signals
+from tests.engine.served import _no_signals
 
 
 @asynccontextmanager

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engine.models import MOE, decoder, running
 from woodshed.gateway import trajectories
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.dialects.chat_requests import parse_chat
 from woodshed.gateway.errors import ApiError
 
-from ..engine.models import MOE, decoder, running
 from .parts import ADMIN, COMPACT, HERMES, TOOLS, ScriptedEngine, replies, tool
 from .site import USER, Site, run
 

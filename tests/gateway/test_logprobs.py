@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.served import KEY, QUICK
+from tests.engine.test_penalties import by_definition
+from tests.engine.vllm.standin import standing_in
 from woodshed.engine.protocol import Sampling
 from woodshed.engine.routing.router import Router
 from woodshed.engine.vllm.client import VllmEngine
@@ -29,9 +32,6 @@ from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms.mean_baseline import MeanBaseline
 from woodshed.rl.batching import build_batch
 
-from ..engine.served import KEY, QUICK
-from ..engine.test_penalties import by_definition
-from ..engine.vllm.standin import standing_in
 from .chatty import PLAIN, Chatty, chatty, policy
 from .parts import ADMIN, HERMES, ScriptedEngine, rendering, replies
 from .site import Site, run

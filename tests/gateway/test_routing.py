@@ -10,6 +10,7 @@ import openai
 import pytest
 import uvicorn
 
+from tests.engine.served import KEY, QUICK, routed, serving
 from woodshed.engine.follow import ChainWatch
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Sampling
@@ -22,7 +23,6 @@ from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, hf_state, save_policy
 from woodshed.weights.chain import Publisher
 
-from ..engine.served import KEY, QUICK, routed, serving
 from .parts import ADMIN, COMPACT
 from .real import logprob_gap
 from .test_serve import streamed, tiny

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from tests.engine.served import routed, serving
 from woodshed.engine.protocol import Sampling
 from woodshed.gateway import trajectories
 from woodshed.gateway.app import build_app
 from woodshed.gateway.journal import Journal
 from woodshed.policy.formats import get_format
 
-from ..engine.served import routed, serving
 from .parts import ADMIN, COMPACT
 from .soaking import soak
 from .test_serve import tiny

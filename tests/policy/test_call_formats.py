@@ -9,10 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.policy.chat_samples import TAGS, TOOLS, Call, assistant, conversations, hostile, replies, sayable
 from woodshed.policy.formats import FORMATS, get_format
 from woodshed.policy.formats.base import FormatError, conversation
-
-from .chat_samples import TAGS, TOOLS, Call, assistant, conversations, hostile, replies, sayable
 
 NEW = ["qwen3_coder", "llama3", "kimi_k2"]
 Json = dict[str, Any]

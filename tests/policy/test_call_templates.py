@@ -10,15 +10,14 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.policy.chat_references import REFERENCES
+from tests.policy.chat_samples import TOOLS, assistant, conversations
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
 from woodshed.policy.formats.base import conversation
 from woodshed.policy.hf import Policy, save_policy
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
-
-from .chat_references import REFERENCES
-from .chat_samples import TOOLS, assistant, conversations
 
 NEW = sorted(REFERENCES)
 Json = dict[str, Any]

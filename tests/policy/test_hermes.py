@@ -11,14 +11,13 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.policy.qwen_template import QWEN25
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
 from woodshed.policy.formats.base import conversation
 from woodshed.policy.hf import Policy, save_policy
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
-
-from .qwen_template import QWEN25
 
 CHAT = get_format("hermes")
 TOOLS: list[dict[str, Any]] = [

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gateway.parts import TOKENIZERS
 from woodshed.engine.grammar import Grammars
 from woodshed.policy.formats import FORMATS, get_format
 from woodshed.policy.formats.base import ParsedMessage
 from woodshed.policy.formats.grammar import GrammarRefused, Reply, to_lark
 from woodshed.policy.formats.values import read_value
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
-
-from ..gateway.parts import TOKENIZERS
 
 PLAIN = Tokenizer(train_bpe(["call <tool_call>"], 300, ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]))
 """A vocabulary in which the marks of calls are plain text, as in SmolLM2's."""

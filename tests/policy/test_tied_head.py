@@ -9,12 +9,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.policy.test_hf import LLAMA, our_logits, randomised, some_tokens, tokenizer
 from woodshed.policy.config import ConfigError
 from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, hf_state, load_hf_state, load_policy, save_policy
 from woodshed.policy.tokenizer import Tokenizer
-
-from .test_hf import LLAMA, our_logits, randomised, some_tokens, tokenizer
 
 __all__ = ["tokenizer"]
 

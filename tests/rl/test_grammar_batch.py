@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.engine.grammars import end_of, json_lark, spans_of, texts, tiny_vocabulary
+from tests.engine.models import decoder, prompt, run
 from woodshed.engine.grammar import Grammars, library
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling
@@ -24,9 +26,6 @@ from woodshed.train.loss import Observed, backward
 from woodshed.train.packing import micro_batches
 from woodshed.train.settings import TrainSettings
 from woodshed.train.trainer import Trainer
-
-from ..engine.grammars import end_of, json_lark, spans_of, texts, tiny_vocabulary
-from ..engine.models import decoder, prompt, run
 
 TOKENIZER = tiny_vocabulary()
 END = end_of(TOKENIZER)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from gateway.parts import ADMIN, HERMES, ScriptedEngine
 
+from tests.sandbox.hosts import BoxHost
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
@@ -21,8 +22,6 @@ from woodshed.sandbox.opening import open_pool
 from woodshed.sandbox.remote.placement import Local, Placement
 from woodshed.sandbox.settings import SandboxSettings
 from woodshed.tasks.generators.studies import draw_studies, write_study
-
-from ..sandbox.hosts import BoxHost
 
 
 def test_an_episode_on_a_host_that_dies_is_tried_again_elsewhere(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engine.models import DENSE, MOE, decoder
 from woodshed.policy.config import ConfigError
 from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.policy.mtp import MtpHead, load_mtp, mtp_state, save_mtp
 from woodshed.train.mtp import distill
-
-from ..engine.models import DENSE, MOE, decoder
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from woodshed.cli.options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
 from woodshed.view.bar import Bar
 
+from .options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
 from .tasks import _fail, _in_boxes, _print, _print_json, app
 
 if TYPE_CHECKING:

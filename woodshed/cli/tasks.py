@@ -13,7 +13,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from woodshed.cli.options import (
+from woodshed.record.visible import visible
+from woodshed.view.bar import Bar
+
+from .options import (
     BackendOption,
     CodeOption,
     InstallOption,
@@ -26,8 +29,6 @@ from woodshed.cli.options import (
     TestsOption,
     wishes_of,
 )
-from woodshed.record.visible import visible
-from woodshed.view.bar import Bar
 
 if TYPE_CHECKING:
     from woodshed.tasks.sources.pin import Wishes

@@ -21,13 +21,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from tests.engine.served import KEY, _no_signals
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling, TokenReport
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import Decoder
 from woodshed.weights.follow import Follower
-
-from ..served import KEY, _no_signals
 
 PREFIX = "generate-tokens-"
 

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from tests.engine.models import DENSE, MOE, decoder, prompt, run, slow, worst_gap
+from tests.engine.served import KEY, QUICK
 from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, EngineLost, EngineUnfit
 from woodshed.engine.protocol import Sampling
 from woodshed.engine.routing.router import Router
@@ -17,8 +19,6 @@ from woodshed.gateway.settings import GatewaySettings
 from woodshed.policy.state import hf_state
 from woodshed.weights.chain import Publisher
 
-from ..models import DENSE, MOE, decoder, prompt, run, slow, worst_gap
-from ..served import KEY, QUICK
 from .standin import standing_in
 
 

@@ -13,6 +13,9 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import save_file
 
+from tests.engine.models import decoder, prompt, worst_gap
+from tests.engine.served import KEY
+from tests.engine.test_penalties import logprobs_by_definition
 from woodshed.engine.protocol import Sampling
 from woodshed.engine.settings import EngineSettings
 from woodshed.engine.vllm.client import VllmEngine
@@ -20,10 +23,6 @@ from woodshed.engine.vllm.start import serving
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.state import hf_state
 from woodshed.weights.chain import Publisher
-
-from ..models import decoder, prompt, worst_gap
-from ..served import KEY
-from ..test_penalties import logprobs_by_definition
 
 PYTHON = os.environ.get("WOODSHED_VLLM_PYTHON", "")
 TOLERANCE = 1e-3

@@ -9,9 +9,8 @@ import urllib.request
 
 from waiting import wait_until
 
+from tests.engine.served import KEY
 from woodshed.engine.vllm.start import serving
-
-from ..served import KEY
 
 
 def test_it_hands_over_flags_key_and_source(tmp_path):

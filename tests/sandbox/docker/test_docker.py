@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
+from tests.sandbox.pausing import pause_and_look
 from woodshed.sandbox.backends.docker.backend import DockerBackend, probe_docker
 from woodshed.sandbox.backends.docker.engine import ENGINES, Engine, find_engine
 from woodshed.sandbox.images.store import RootStore
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Egress, Limits, SandboxError, Unsupported
-
-from ..pausing import pause_and_look
 
 
 @pytest.fixture(scope="session", params=ENGINES)

@@ -1,7 +1,7 @@
 """The host's end of connections that a box's first process accepted: frames of its channel as asyncio streams.
 
-The other end is ``guest/machine_net``, whose frames these are. What arrives is hostile: more than the window, a stream that is
-opened twice, more streams than there may be, an unknown frame are no protocol and end the channel.
+The other end is ``guest/machine_net``, whose frames these are. What arrives is hostile: more than the window, a stream
+that is opened twice, more streams than there may be, an unknown frame: each ends the channel.
 """
 
 from __future__ import annotations

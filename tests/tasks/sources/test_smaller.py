@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.packages.test_groups import ALL, FUNCTIONS, POP, PUSH, SHOW, SUITE, WORKSPACE
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.candidates import Candidate, candidates, group_candidate
@@ -16,7 +17,6 @@ from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.generators.packages.smaller import LEFT_OUT, smaller
 from woodshed.tasks.validate.guessing import UNTOLD
 
-from ..tasks_packages.test_groups import ALL, FUNCTIONS, POP, PUSH, SHOW, SUITE, WORKSPACE
 from . import repos
 from .place import Place
 from .test_build import tree

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.sources.place import Place
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import judge_by
 from woodshed.sandbox.layers import LayerStore
@@ -19,7 +20,6 @@ from woodshed.tasks.install.run import Outcome, ground_of, install
 from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.sources.spec import parse_source
 
-from ..tasks_sources.place import Place
 from .policy import FINISH, ScriptedPolicy, call, scripted_policy
 
 SUITE = {

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 from real_runs import woodshed
 
+from tests.tasks.packages import tiny
 from woodshed.evaluate.suites.by_name import COLLECTIONS
 from woodshed.record.task import Task
 from woodshed.sandbox.backends.by_name import open_backend
@@ -24,8 +25,6 @@ from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.sources.factory import build_from_sources
 from woodshed.tasks.sources.pin import Wishes
-
-from ..tasks_packages import tiny
 
 T = TypeVar("T")
 SINGLE = ("--kind", "mutate", "--kind", "delete_function", "--mutants", "1", "--exploits", "0")

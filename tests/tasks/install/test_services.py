@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks.packages.harbor_box import rewards
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place, place_in
 from woodshed.grading.pytest_grader import lay_tests, outcome_of, run_pytest_ids
 from woodshed.grading.verify import grade
 from woodshed.record.fault import HostFault
@@ -32,9 +35,6 @@ from woodshed.tasks.install.run import ground_of
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
-from ..tasks_packages.harbor_box import rewards
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place, place_in
 from .real_wheels import add_to_index, wheels
 
 CODE = b'''"""Scores of players, kept in Redis."""

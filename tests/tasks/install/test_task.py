@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.tasks.sources.place import Place
 from woodshed.cli.main import app
 from woodshed.grading.install.box import SETUP
 from woodshed.grading.install.grader import SPEC, load_spec
@@ -17,8 +18,6 @@ from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-
-from ..tasks_sources.place import Place
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place
 from woodshed.grading.pytest_grader import TestRun, import_path, run_pytest
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
@@ -21,9 +23,6 @@ from woodshed.tasks.install.command import InstallWishes, install_sources
 from woodshed.tasks.install.lock import find_install, load_install
 from woodshed.tasks.library.exchange.build import build_from_instances
 from woodshed.tasks.sources.pin import Wishes
-
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place
 
 
 @pytest.fixture(scope="module")

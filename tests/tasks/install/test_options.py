@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place
+from tests.tasks.sources.test_instances import diff
 from woodshed.record.task import Task
 from woodshed.tasks.install.lock import load_install
-
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place
-from ..tasks_sources.test_instances import diff
 
 ROOT = "engine/parts"
 CONFIG = (

@@ -128,5 +128,5 @@ def test_frameworks_are_told_by_what_is_loaded() -> None:
 
 
 def test_runner_is_packaged() -> None:
-    folder = Path(__file__).parents[2] / "woodshed" / "grading" / "node"
+    folder = Path(__file__).parents[3] / "woodshed" / "grading" / "node"
     assert {"guard.js", "values.js", "frameworks.js", "runner.js"} <= {p.name for p in folder.iterdir()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.tasks.sources.place import Place
 from woodshed.cli.main import app
 from woodshed.record.history import History, Rating, in_use, note_rating, read_history
 from woodshed.record.task import HISTORY, Task, TaskError
@@ -22,8 +23,6 @@ from woodshed.tasks.library.renew.report import Renewal
 from woodshed.tasks.library.renew.run import Wishes, renew
 from woodshed.tasks.validate.check import Verdict, check_folders
 from woodshed.tasks.validate.splits import TWIN
-
-from ..tasks_sources.place import Place
 
 DAY = "2026-01-02T03:04:05Z"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place, place_in
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place, place_in
 
 CODE = b'''"""A bank."""
 

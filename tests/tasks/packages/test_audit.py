@@ -11,7 +11,7 @@ from woodshed.sandbox.backends.by_name import open_backend
 
 from .conftest import Built
 
-sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 import task_audit
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.grading.conftest import in_boxes as in_boxes
 from woodshed.attacks.exploits import CONTROLS, EXPLOITS, run_battery
 from woodshed.grading.altered import altered_tests
 from woodshed.grading.crossing import Submission
@@ -19,7 +20,6 @@ from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks.validate.gates import check_task
 
-from ..grading.conftest import in_boxes as in_boxes
 from .toy import FAILING, MEASURE, toy_task
 
 Boxes = Callable[[Any], Any]

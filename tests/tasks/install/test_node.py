@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.node import project
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import SINGLE, Place
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.catalogue import Module
@@ -26,9 +29,6 @@ from woodshed.tasks.languages.node.npm import archive_path, configuration, integ
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
-from ..tasks_node import project
-from ..tasks_sources import repos
-from ..tasks_sources.place import SINGLE, Place
 from .npm_registry import LocalRegistry, archive, local_registry
 from .policy import FINISH, call, scripted_policy
 

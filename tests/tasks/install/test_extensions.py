@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place, place_in
 from woodshed.grading.verify import grade
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
@@ -25,8 +27,6 @@ from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.spec import parse_source
 from woodshed.tasks.validate.gates import check_task
 
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place, place_in
 from .real_wheels import add_to_index, wheels
 
 C = b"""#define PY_SSIZE_T_CLEAN

@@ -8,6 +8,8 @@ from typing import cast
 
 import pytest
 
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -22,8 +24,6 @@ from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.sources.factory import build_from_sources
 from woodshed.tasks.validate.check import check_folders
 
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place
 from .policy import FINISH, call, scripted_policy
 
 MODULE = "src/prices/__init__.py"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place, place_in
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place, place_in
 
 PLUGIN = '''"""A pytest plugin with one fixture."""
 

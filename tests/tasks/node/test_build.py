@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks.sources.place import Place
 from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.validate.gates import check_task
 from woodshed.tasks.validate.leaks import scan_task
 
-from ..tasks_sources.place import Place
 from . import project
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

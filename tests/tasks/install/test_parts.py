@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tasks.sources import repos
+from tests.tasks.sources.place import Place
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import passed_of, reached, search
 from woodshed.sandbox.layers import LayerStore
@@ -32,9 +34,6 @@ from woodshed.tasks.install.space import Boxes
 from woodshed.tasks.install.use import installed_package
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.spec import parse_source
-
-from ..tasks_sources import repos
-from ..tasks_sources.place import Place
 
 GOALS: list[dict[str, Any]] = [
     {"command": f"echo {n}", "expect": "prints a number", "pattern": f"^{n}$", "exit_codes": [0]} for n in range(10)

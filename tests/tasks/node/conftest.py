@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..tasks_sources.place import Place, place_in
+from tests.tasks.sources.place import Place, place_in
 
 
 @pytest.fixture(scope="package")
