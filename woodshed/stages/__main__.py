@@ -16,17 +16,17 @@ from woodshed.record.run_directory import RunDirectory
 from .failures import HOPELESS
 
 STAGES = {
-    "tasks": ("stage_tasks", "make_studies"),
-    "packages": ("stage_tasks", "make_packages"),
-    "corpus": ("stage_corpus", "make_corpus"),
-    "pretrain": ("stage_policy", "pretrain"),
-    "convert": ("stage_policy", "convert"),
-    "demos": ("stage_demonstrations", "demonstrate"),
-    "sft": ("stage_policy", "fine_tune"),
-    "mtp": ("stage_mtp", "distill_head"),
-    "before": ("stage_rollouts", "evaluate_before"),
-    "rollouts": ("stage_rollouts", "reinforce"),
-    "after": ("stage_rollouts", "evaluate_after"),
+    "tasks": ("make_tasks", "make_studies"),
+    "packages": ("make_tasks", "make_packages"),
+    "corpus": ("corpus", "make_corpus"),
+    "pretrain": ("policy", "pretrain"),
+    "convert": ("policy", "convert"),
+    "demos": ("demonstrations", "demonstrate"),
+    "sft": ("policy", "fine_tune"),
+    "mtp": ("mtp", "distill_head"),
+    "before": ("rollouts", "evaluate_before"),
+    "rollouts": ("rollouts", "reinforce"),
+    "after": ("rollouts", "evaluate_after"),
 }
 
 

@@ -1,0 +1,100 @@
+"""How the source is built: sizes of files, circles, imports that point up; writes benchmarks/results/house.json.
+
+    python benchmarks/house.py [--suite-minutes 17.5]
+
+``suite_minutes`` is a figure of the run of `make test` that it is given; nothing here runs the suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+
+from result import write_result
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "woodshed"
+sys.path.insert(0, str(ROOT))
+
+from tests.module_graph import circles, folder_of, module_graph  # noqa: E402  (the suite checks the same graph)
+
+_WINDOW = 6
+"""Lines that two places must share to be called duplicates."""
+
+
+def upward_imports() -> int:
+    """Imports that import-linter refuses."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"], cwd=ROOT, capture_output=True, text=True
+    )
+    return len(re.findall(r"^- woodshed\S* -> ", done.stdout, re.M)) if done.returncode else 0
+
+
+def duplicated_pairs(files: list[Path]) -> list[tuple[str, str]]:
+    """Pairs of files that share six lines in a row, apart from blanks, imports and lone brackets."""
+    seen: dict[tuple[str, ...], set[str]] = {}
+    for file in files:
+        lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
+        lines = [line for line in lines if len(line) > 3 and not line.startswith(("import ", "from ", "#"))]
+        for at in range(len(lines) - _WINDOW + 1):
+            seen.setdefault(tuple(lines[at : at + _WINDOW]), set()).add(str(file.relative_to(ROOT)))
+    return sorted({pair for names in seen.values() if len(names) > 1 for pair in combinations(sorted(names), 2)})
+
+
+def public_names() -> int:
+    """Names that ``import woodshed`` offers."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            return len(ast.literal_eval(node.value))
+    return 0
+
+
+def python_files() -> Iterator[Path]:
+    return PACKAGE.rglob("*.py")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--suite-minutes", type=float, default=None, help="of an idle run of `make test`")
+    parser.add_argument("--out", type=Path, default=None, help="instead of results/house.json")
+    arguments = parser.parse_args()
+    files = [f for f in python_files() if f.read_text("utf-8").strip()]
+    lengths = {str(f.relative_to(ROOT)): len(f.read_text("utf-8").splitlines()) for f in files}
+    graph = module_graph(PACKAGE)
+    pairs = duplicated_pairs(files)
+    figures = {
+        "files": len(files),
+        "median_lines": median(lengths.values()),
+        "max_lines": max(lengths.values()),
+        "circles": len(circles(graph)),
+        "circles_of_folders": len(circles(folder_of(graph, PACKAGE))),
+        "upward_imports": upward_imports(),
+        "public_names": public_names(),
+        "fmt_skips": sum(f.read_text("utf-8").count("# fmt: skip") for f in files),
+        "duplicates_pairs": len(pairs),
+        "suite_minutes": arguments.suite_minutes,
+    }
+    share: Counter[str] = Counter()
+    for name, length in lengths.items():
+        share[name.split("/")[1]] += length
+    detail = {
+        "lines_by_folder": dict(share.most_common()),
+        "longest": dict(sorted(lengths.items(), key=lambda item: -item[1])[:10]),
+        "under_60_lines": sum(length < 60 for length in lengths.values()),
+        "circles_of_folders": circles(folder_of(graph, PACKAGE)),
+        "duplicates": pairs,
+    }
+    write_result("house", figures, detail, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
