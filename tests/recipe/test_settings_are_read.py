@@ -75,7 +75,7 @@ def test_a_setting_is_read_somewhere(kind: str, name: str) -> None:
 
 def test_every_loss_part_is_made_somewhere() -> None:
     """Its name stands in the code of whoever builds batches, not only where it is declared and computed."""
-    makers = [ROOT / "rl" / "batching.py", *(ROOT / "rl" / "algorithms").glob("*.py"), *(ROOT / "learn").glob("*.py")]
+    makers = [ROOT / "rl" / "batching.py", *(ROOT / "rl" / "algorithms").glob("*.py"), *(ROOT / "stages").glob("*.py")]
     strings = {
         node.value
         for path in makers

@@ -1,13 +1,19 @@
-"""Reward terms: from the recipe's settings to the sum that a group is compared by."""
+"""Reward terms: what each counts, and how a recipe names, weighs and caps them."""
 
+from __future__ import annotations
+
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from woodshed.recipe.load import load_recipe
-from woodshed.record.trajectory import Effort, Outcome, ToolEvent
+from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+from woodshed.record.task import Task, TaskInfo
+from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
+from woodshed.rollout.rewards import RewardError, load_term, names, raw_outcome, reward_function
 from woodshed.rollout.rewards.effort import effort_cost
-from woodshed.stages.arena import shaped_reward
 
 PLAIN = """name = "plain"
 [harness]
@@ -20,31 +26,204 @@ output = { separator = "" }
 [rl.rewards]
 outcome = 2.0
 invalid_call = 0.05
-effort = 0.5
-effort_k = 2.0
-effort_q = 0.3
-effort_weights = { turns = 0.2, tool_calls = 0.0, tool_call_tokens = 0.01 }
-unfinished_todos = 0.1
+unfinished_todos = { weight = 0.1 }
+untested_finish = { weight = 3.0, cap = 0.5 }
+[rl.rewards.effort]
+weight = 0.5
+options = { k = 2.0, q = 0.3, turns = 0.2, tool_calls = 0.0, tool_call_tokens = 0.01 }
 """
+YES, NO = Outcome(resolved=True), Outcome(resolved=False)
 
 
-def test_every_term_is_reached_from_a_recipe(tmp_path: Path) -> None:
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return Task(tmp_path, "tests/toy", "repair it", TaskInfo(test_command="make check"), {})
+
+
+def episode(*events: ToolEvent, said: str = "", status: Any = "submitted", **effort: int) -> Trajectory:
+    messages = [{"role": "assistant", "content": said}] if said else []
+    return Trajectory(
+        "i", "t", "g", "train", "h", "p", status, events=list(events), messages=messages, effort=Effort(**effort)
+    )
+
+
+def call(name: str, result: str = "", error: str | None = None, **arguments: Any) -> ToolEvent:
+    return ToolEvent(0, name, arguments, result, error)
+
+
+def test_every_term_is_reached_from_a_recipe(tmp_path: Path, task: Task) -> None:
     (tmp_path / "terms.toml").write_text(RECIPE)
-    reward = shaped_reward(load_recipe(tmp_path / "terms.toml").rl.rewards)
+    recipe = load_recipe(tmp_path / "terms.toml")
+    reward = recipe.rl.make_reward()
     todos = [{"id": "1", "status": "completed"}, {"id": "2", "status": "pending"}]
-    events = [ToolEvent(0, "todo_write", {"todos": todos, "merge": False}, "")]
-    effort = Effort(turns=3, tool_calls=40, tool_call_tokens=50, invalid_calls=2)
-    terms = reward(Outcome(resolved=True), effort, events)
-    assert terms == {
+    events = [call("todo_write", todos=todos, merge=False), call("edit_file", path="a.py")]
+    run = episode(*events, turns=3, tool_calls=40, tool_call_tokens=50, invalid_calls=2)
+    expected = {
         "outcome": 2.0,
         "invalid_call": pytest.approx(-0.1),
         "effort": pytest.approx(-0.5 * effort_cost(0.2 * 3 + 0.01 * 50, k=2.0, q=0.3)),
         "unfinished_todos": pytest.approx(-0.05),
+        "untested_finish": -0.5,
     }
-    assert reward(Outcome(resolved=False), effort, [])["unfinished_todos"] == 0
+    assert reward(task, run, YES) == expected
+    (tmp_path / "again.toml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "again.toml").rl.make_reward()(task, run, YES) == expected
+    changed = load_recipe(tmp_path / "terms.toml", ["rl.rewards.invalid_call=0", "rl.rewards.effort.weight=0"])
+    assert set(changed.rl.make_reward()(task, run, NO)) == {"outcome", "unfinished_todos", "untested_finish"}
 
 
-def test_a_recipe_that_names_no_terms_rewards_the_outcome_alone(tmp_path: Path) -> None:
+def test_a_recipe_that_names_no_terms_rewards_the_outcome_alone(tmp_path: Path, task: Task) -> None:
     (tmp_path / "plain.toml").write_text(PLAIN)
-    reward = shaped_reward(load_recipe(tmp_path / "plain.toml").rl.rewards)
-    assert reward(Outcome(resolved=True), Effort(turns=9, invalid_calls=3), []) == {"outcome": 1.0}
+    reward = load_recipe(tmp_path / "plain.toml").rl.make_reward()
+    assert reward(task, episode(turns=9, invalid_calls=3), YES) == {"outcome": 1.0}
+    assert raw_outcome(task, episode(invalid_calls=3), NO) == {"outcome": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("invalid_cal = 0.05", "did you mean 'invalid_call'"),
+        ("effort = { weight = 1.0, options = { p = 1 } }", "no option 'p'; known: k, q, thinking_tokens"),
+        ("effort = { weight = 1.0, cap = 0 }", "greater than 0"),
+        ("effort = inf", "finite"),
+        ("effort = true", "effort"),
+        ("effort = { weigth = 1.0 }", "weigth"),
+    ],
+)
+def test_what_cannot_be_is_said_with_file_and_line(written: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(f"{PLAIN}[rl.rewards]\n{written}\n")
+    with pytest.raises(RecipeError, match=said) as error:
+        load_recipe(tmp_path / "bad.toml")
+    assert "bad.toml:" in str(error.value)
+
+
+OWN = """
+def short(task, trajectory, outcome, *, most=3):
+    return -float(max(0, trajectory.effort.edits - most))
+
+def wrong(task, trajectory, outcome):
+    return float("nan") if outcome.resolved else 1 / 0
+
+def other(outcome):
+    return 0.0
+
+number = 3
+"""
+
+
+def test_a_term_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
+    (tmp_path / "my_rewards.py").write_text(OWN)
+    (tmp_path / "own.toml").write_text(
+        PLAIN + '[rl.rewards."my_rewards:short"]\nweight = 0.5\ncap = 1.0\noptions = { most = 1 }\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = load_recipe(tmp_path / "own.toml")
+    (tmp_path / "again.toml").write_text(dump_recipe(recipe))
+    reward = load_recipe(tmp_path / "again.toml").rl.make_reward()
+    assert reward(task, episode(edits=2), YES) == {"outcome": 1.0, "my_rewards:short": -0.5}
+    assert reward(task, episode(edits=9), NO) == {"outcome": 0.0, "my_rewards:short": -1.0}
+    for name, said in (("other", "cannot be called"), ("number", "no function"), ("gone", "cannot be loaded")):
+        with pytest.raises(ValueError, match=said):
+            load_term(f"my_rewards:{name}")
+    for outcome, said in ((YES, "finite number"), (NO, "ZeroDivisionError")):
+        terms = type(recipe.rl).model_validate({"rewards": {"my_rewards:wrong": 1.0}})
+        with pytest.raises(RewardError, match=rf"rl.rewards.my_rewards:wrong.*{said}"):
+            terms.make_reward()(task, episode(), outcome)
+
+
+def test_a_term_that_cannot_be_loaded_stops_a_run_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(PLAIN + '[rl]\nrewards = { "nowhere:term" = 1.0 }\n')
+    command = [sys.executable, "-m", "woodshed.cli.main", "run", "own.toml", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and "rl.rewards.nowhere:term" in done.stdout + done.stderr
+    assert not list((tmp_path / "run").glob("stages/*.json"))
+
+
+def test_edits_of_unread_files(task: Task) -> None:
+    term = load_term("unread_edit")
+    edit = call("edit_line", path="pkg/a.py", line=1, text="x")
+    assert term(task, episode(edit), NO) == -1
+    assert term(task, episode(edit, edit), NO) == -1  # the first showed it
+    for shown in (
+        call("read_file", path="./pkg/a.py"),
+        call("grep", "pkg/a.py:1:x", pattern="x"),
+        call("run_command", command="sed -n 1,9p pkg/a.py"),
+        call("write_file", path="pkg/a.py", content=""),
+    ):
+        assert term(task, episode(shown, edit), NO) == 0
+    failed = call("read_file", "error: no_such_file", "no_such_file", path="pkg/a.py")
+    refused = call("edit_line", "", "no_such_line", path="pkg/b.py", line=1, text="x")
+    assert term(task, episode(failed, refused), NO) == 0
+    many = [call("edit_file", path=f"{n}.py", old_string="a", new_string="b") for n in range(9)]
+    assert term(task, episode(*many), NO) == -5
+    assert load_term("unread_edit", {"most": 2})(task, episode(*many), NO) == -2
+
+
+def test_failures_that_are_repeated(task: Task) -> None:
+    term = load_term("repeated_failure")
+    miss = call("edit_file", "", "no_match", path="a.py", old_string="x", new_string="y")
+    other = call("edit_file", "", "no_match", path="a.py", old_string="z", new_string="y")
+    assert term(task, episode(miss), NO) == 0
+    assert term(task, episode(miss, other, miss, miss), NO) == -2
+    assert term(task, episode(miss, call("edit_line", path="a.py", line=1, text="x"), miss), NO) == 0
+    assert term(task, episode(miss, call("read_file", path="a.py"), miss), NO) == -1
+    unparsed = ToolEvent(0, "", None, "", "malformed_call", raw="<call>")
+    assert term(task, episode(unparsed, unparsed), NO) == -1
+
+
+def test_todos_that_are_open(task: Task) -> None:
+    term = load_term("unfinished_todos")
+
+    def wrote(todos: object, merge: bool = False, error: str | None = None) -> ToolEvent:
+        return call("todo_write", "", error, todos=todos, merge=merge)
+
+    first = wrote([{"id": "1", "status": "completed"}, {"id": "2", "status": "pending"}])
+    assert term(task, episode(first), NO) == -0.5
+    assert term(task, episode(first, wrote([{"id": "2", "status": "completed"}], merge=True)), NO) == 0
+    assert term(task, episode(first, wrote([], error="invalid_arguments")), NO) == -0.5
+    assert term(task, episode(), NO) == term(task, episode(wrote("nonsense")), NO) == 0
+
+
+def test_submitting_untested(task: Task) -> None:
+    term = load_term("untested_finish")
+    edit, test = call("edit_line", path="a.py", line=1, text="x"), call("run_tests")
+    assert term(task, episode(edit), NO) == term(task, episode(test, edit), NO) == -1
+    assert term(task, episode(edit, test), NO) == term(task, episode(), NO) == 0
+    assert term(task, episode(edit, status="limit"), NO) == 0
+    for command, tested in (
+        ("python -m pytest -q x.py", 0),
+        ("npm test", 0),
+        ("node --test", 0),
+        ("make check", 0),
+        ("ls tests", -1),
+    ):
+        assert term(task, episode(edit, call("run_command", command=command)), NO) == tested, command
+
+
+def test_claims_about_tests(task: Task) -> None:
+    term = load_term("unfounded_claim")
+    for text in ("Fixed. All tests pass.", "The tests are green now", "I ran the tests.", "Verified with the tests"):
+        assert term(task, episode(said=text), NO) == -1, text
+        assert term(task, episode(call("run_tests"), said=text), NO) == 0
+        assert term(task, episode(call("finish", message=text)), NO) == -1
+    for text in ("I did not run the tests.", "Fixed the rounding.", "Please run the tests", "They should pass", ""):
+        assert term(task, episode(said=text), NO) == 0, text
+    failed = call("run_tests", "error: timeout", "timeout")
+    assert term(task, episode(failed, said="All tests pass."), NO) == -1
+
+
+def test_submitting_in_silence(task: Task) -> None:
+    term = load_term("silent_finish")
+    assert term(task, episode(call("finish", message="")), NO) == term(task, episode(), NO) == -1
+    assert term(task, episode(call("finish", message="Rounding in area() is to two digits.")), NO) == 0
+    assert term(task, episode(status="limit"), NO) == 0
+
+
+def test_every_behaviour_is_bounded_and_costs_less_than_nothing(task: Task) -> None:
+    """Nothing in an episode, however long, may earn more than an empty one, apart from solving the task."""
+    said = {"path": "a.py", "command": "ls", "todos": [{"id": "1"}], "message": "tests pass"}
+    tools = ("edit_file", "run_command", "todo_write", "finish")
+    noise = [call(name, "x", error, **said) for name in tools for error in (None, "no_match")] * 200
+    for name in set(names()) - {"outcome", "effort"}:
+        assert -10 <= load_term(name)(task, episode(*noise, invalid_calls=10**6), YES) <= 0, name
+    assert reward_function({})(task, episode(*noise), YES) == {}

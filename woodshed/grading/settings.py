@@ -34,26 +34,6 @@ class GradingSettings(Settings):
     run did."""
 
 
-class EffortWeights(Settings):
-    """Weights w1..w6 of the effort x in C_{k,q}(x) (Composer 2 report, 4.2), scaled so that an easy task costs about 1.
-
-    The report gives no values; these follow the scale of a task with a few turns and some hundred tokens.
-    """
-
-    thinking_tokens: float = Field(default=1 / 2000, ge=0.0)
-    """For each token of hidden reasoning."""
-    tool_call_tokens: float = Field(default=1 / 2000, ge=0.0)
-    """For each sampled token of a tool call."""
-    tool_output_tokens: float = Field(default=1 / 10_000, ge=0.0)
-    """For each token that a tool answered; reading is cheaper than writing."""
-    final_message_tokens: float = Field(default=1 / 2000, ge=0.0)
-    """For each token of the last message."""
-    tool_calls: float = Field(default=0.1, ge=0.0)
-    """For each tool call; parallel calls of one turn count one by one."""
-    turns: float = Field(default=0.1, ge=0.0)
-    """For each turn; cheaper by making calls in parallel."""
-
-
 Treatment = Literal["off", "flag", "quarantine", "fail"]
 
 

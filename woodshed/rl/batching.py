@@ -9,7 +9,7 @@ the rest; nothing else is ever left out of a group.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ class BatchStats:
 
     ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
     of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
-    token.
+    token. ``reward_terms``: mean of each term over the rollouts that were compared; they add up to ``reward_mean``.
     """
 
     groups: int = 0
@@ -47,6 +47,7 @@ class BatchStats:
     sampled_tokens: int = 0
     reward_mean: float = 0.0
     reward_best_mean: float = 0.0
+    reward_terms: dict[str, float] = field(default_factory=dict)
 
 
 def build_batch(
@@ -73,6 +74,7 @@ def build_batch(
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
     stats, rows, best = BatchStats(groups=len(groups)), [], []
     rewards: list[float] = []
+    paid: list[dict[str, float]] = []
     for group in groups:
         if len({t.task for t in group}) > 1:
             raise ValueError(f"build_batch: group {group[0].group} mixes tasks {sorted({t.task for t in group})}")
@@ -82,6 +84,7 @@ def build_batch(
         stats.infra_errors += lost
         stats.quarantined += len(group) - lost - len(valid)
         rewards += [t.reward for t in valid]
+        paid += [t.rewards for t in valid]
         best += [max(t.reward for t in valid)] if valid else []
         if len(valid) < algorithm.least:
             stats.unpaired += len(valid)
@@ -95,6 +98,8 @@ def build_batch(
                 continue
             stats.trained += 1
             rows += _sequences(trajectory, segments, kl_beta, stats, grammars)
+    terms = {name for row in paid for name in row}
+    stats.reward_terms = {name: float(np.mean([row.get(name, 0.0) for row in paid])) for name in sorted(terms)}
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
     count = rollouts if rollouts is not None else max(1, stats.rollouts)

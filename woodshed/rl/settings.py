@@ -6,30 +6,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from woodshed.grading.settings import EffortWeights, JudgeSettings, MonitorSettings
+from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.record.extension import is_reference
 from woodshed.record.settings import Settings
+from woodshed.rollout.rewards import RewardFunction, RewardTerms, load_term, reward_function
 
 from .algorithms import Algorithm, load_algorithm
-
-
-class RewardSettings(Settings):
-    """Named reward terms; the training reward is their sum. Evaluation always reports the raw outcome."""
-
-    outcome: float = 1.0
-    """Reward of a task that grading found resolved."""
-    invalid_call: float = 0.0
-    """Taken off for every malformed or rejected tool call, ten at most."""
-    effort: float = 0.0
-    """Outer coefficient of the nonlinear effort penalty C_{k,q} (Composer 2 report, 4.2); 0 turns it off."""
-    effort_k: float = Field(default=1.0, gt=0)
-    """Curvature k of C_{k,q}."""
-    effort_q: float = Field(default=0.5, ge=0)
-    """Curvature q of C_{k,q}; 0 is linear, above 1 it saturates."""
-    effort_weights: EffortWeights = EffortWeights()
-    """What one token, call and turn cost in C_{k,q}."""
-    unfinished_todos: float = Field(default=0.0, ge=0)
-    """Taken off times the share of to-do items (``todo_write``) that are open at the end."""
 
 
 class CurriculumSettings(Settings):
@@ -80,8 +62,10 @@ class RLSettings(Settings):
     holds that policy too."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
-    rewards: RewardSettings = RewardSettings()
-    """Reward terms."""
+    rewards: RewardTerms = {}
+    """Reward terms by name: outcome, effort, invalid_call, unread_edit, repeated_failure, unfinished_todos,
+    untested_finish, unfounded_claim, silent_finish, or ``"module:function"`` of your own. The training reward is their
+    weighted sum; evaluation always reports the raw outcome."""
     monitors: MonitorSettings = MonitorSettings()
     """What looks like a reward hack, and what follows from it."""
     judge: JudgeSettings | None = None
@@ -91,6 +75,9 @@ class RLSettings(Settings):
     def _possible(self) -> RLSettings:
         if not is_reference(self.algorithm):  # code of the user's own is loaded by those who run it
             self.make_algorithm()
+        for name, term in self.rewards.items():
+            if not is_reference(name):
+                load_term(name, term.options)
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
         if self.mode == "sync" and self.max_staleness != 0:
@@ -106,3 +93,7 @@ class RLSettings(Settings):
                 '; raise rl.group_size, or choose rl.algorithm="reinforce"'
             )
         return made
+
+    def make_reward(self) -> RewardFunction:
+        """The training reward of ``rewards``. Raises ValueError."""
+        return reward_function(self.rewards)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,7 +28,7 @@ from woodshed.monitors import Episode, watch
 from woodshed.monitors.judge import Judge
 from woodshed.record.fault import Fault
 from woodshed.record.task import Task, TaskError
-from woodshed.record.trajectory import Effort, Outcome, Source, ToolEvent, Trajectory
+from woodshed.record.trajectory import Source, ToolEvent, Trajectory
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
 from woodshed.sandbox.services import create_box
@@ -37,19 +37,12 @@ from woodshed.sandbox.taskbox import agent_box_spec
 from .failures import FAULT, INFRA, RETRIED, source_of
 from .observed import at_limit, observe, terms_of
 from .program import PORT, Ended, run_program
+from .rewards import RewardError, RewardFunction, raw_outcome
 
 log = logging.getLogger(__name__)
 
 CLOSED = "engine_closed"
 """Refusal of a gateway whose engine is going; nothing that a program asks for brings it about."""
-
-RewardFunction = Callable[[Outcome, Effort, Sequence[ToolEvent]], dict[str, float]]
-"""Named terms of the training reward."""
-
-
-def raw_outcome(outcome: Outcome, effort: Effort, events: Sequence[ToolEvent]) -> dict[str, float]:
-    """The reward of evaluation: resolved or not, nothing shaped."""
-    return {"outcome": 1.0 if outcome.resolved else 0.0}
 
 
 @dataclass
@@ -112,14 +105,14 @@ async def rollout(
     ``infra_error``, with the source as label ``fault``; where the task cannot be graded, at once. Nothing inside a
     box can raise SandboxError or EndpointLost, and what a box did to itself (BoxError) ends its episode and is graded.
     An error that no box and no endpoint gave is this machine's. A restarted server costs one try, however long that
-    takes (up to ``arena.patience`` seconds). Raises ProgramFailed where the recipe's program does not work at all, and
-    TaskError.
+    takes (up to ``arena.patience`` seconds). Raises ProgramFailed where the recipe's program does not work at all,
+    TaskError, and RewardError.
     """
     started, error, origin = time.time(), "", "host"
     for attempt in range(1, arena.attempts + 1):
         try:
             trajectory = await _attempt(arena, task, id, group, source, dict(labels or {}), seed)
-        except TaskError:
+        except (TaskError, RewardError):
             raise
         except Exception as failure:
             if isinstance(failure, ProgramFailed) and attempt == arena.attempts:
@@ -192,9 +185,10 @@ async def _attempt(
     trajectory = Trajectory(
         id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
         status=episode.status, segments=finished.segments, messages=episode.messages, events=events, outcome=outcome,
-        effort=episode.effort, rewards=arena.reward(outcome, episode.effort, events), labels=labels,
+        effort=episode.effort, labels=labels,
         prefix_breaks=finished.prefix_breaks, ignored=finished.ignored, ended=time.time(), error=episode.error,
     )  # fmt: skip
+    trajectory = replace(trajectory, rewards=arena.reward(task, trajectory, outcome))
     seen = Episode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))
     ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None
     watch(trajectory, seen, arena.monitors, training=source == "train", ruling=ruling)

@@ -157,6 +157,7 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         _check_policy(Path(recipe.policy.source))
     try:
         recipe.rl.make_algorithm()
+        recipe.rl.make_reward()
     except ValueError as error:
         raise RunError(str(error)) from None
     if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,32 +15,13 @@ from woodshed.harness.endpoint import pooled_client
 from woodshed.monitors.judge import Judge, judge_key
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
-from woodshed.record.trajectory import Effort, Outcome, ToolEvent
-from woodshed.rl.settings import RewardSettings, RLSettings
-from woodshed.rollout.rewards.behaviours import invalid_calls, unfinished_todos
-from woodshed.rollout.rewards.effort import effort_penalty
-from woodshed.rollout.rollout import Arena, RewardFunction, raw_outcome
+from woodshed.rl.settings import RLSettings
+from woodshed.rollout.rewards import raw_outcome
+from woodshed.rollout.rollout import Arena
 
 from .boxes import backend_of, layer_store
 from .programs import program_layers
 from .servers import address_of
-
-
-def shaped_reward(settings: RewardSettings) -> RewardFunction:
-    """The training reward as named terms (design: outcome, effort, behaviours)."""
-
-    def reward(outcome: Outcome, effort: Effort, events: Sequence[ToolEvent]) -> dict[str, float]:
-        terms = {"outcome": settings.outcome if outcome.resolved else 0.0}
-        if settings.invalid_call:
-            terms["invalid_call"] = invalid_calls(effort, weight=settings.invalid_call)
-        if settings.effort:
-            penalty = effort_penalty(effort, k=settings.effort_k, q=settings.effort_q, weights=settings.effort_weights)
-            terms["effort"] = -settings.effort * penalty
-        if settings.unfinished_todos:
-            terms["unfinished_todos"] = unfinished_todos(events, weight=settings.unfinished_todos)
-        return terms
-
-    return reward
 
 
 def open_judge(settings: RLSettings, log: Path) -> Judge | None:
@@ -81,7 +62,7 @@ async def open_arena(
             monitors=recipe.rl.monitors,
             judge=judge,
             grading=grading,
-            reward=shaped_reward(recipe.rl.rewards) if training else raw_outcome,
+            reward=recipe.rl.make_reward() if training else raw_outcome,
         )
     finally:
         if judge is not None:

@@ -10,6 +10,7 @@ from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import TaskError
 from woodshed.rl.ledger import OutOfTasks
 from woodshed.rollout.failures import RunFailing
+from woodshed.rollout.rewards import RewardError
 from woodshed.rollout.rollout import ProgramFailed
 from woodshed.tasks.generators.packages.index import PackageError
 
@@ -25,7 +26,7 @@ class StageFailed(Exception):
 
 HOPELESS = (
     StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
-    RunFailing,
+    RewardError, RunFailing,
 )  # fmt: skip
 """Errors of a stage whose message is all there is to say."""
 

@@ -4,8 +4,41 @@ from __future__ import annotations
 
 import math
 
-from woodshed.grading.settings import EffortWeights
-from woodshed.record.trajectory import Effort
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
+
+
+def effort(
+    task: Task,
+    trajectory: Trajectory,
+    outcome: Outcome,
+    *,
+    k: float = 1.0,
+    q: float = 0.5,
+    thinking_tokens: float = 1 / 2000,
+    tool_call_tokens: float = 1 / 2000,
+    tool_output_tokens: float = 1 / 10_000,
+    final_message_tokens: float = 1 / 2000,
+    tool_calls: float = 0.1,
+    turns: float = 0.1,
+) -> float:
+    """-C_{k,q}(x), x = w1 thinking + w2 tool-call + w3 tool-output + w4 final-message tokens + w5 calls + w6 turns.
+
+    The last six options are w1 to w6, at least 0. The report gives no values; the defaults are scaled so that x is
+    about 1 for a task of a few turns and some hundred tokens. Parallel calls of one turn count one by one.
+    """
+    spent = trajectory.effort
+    weighted = (
+        (thinking_tokens, spent.thinking_tokens),
+        (tool_call_tokens, spent.tool_call_tokens),
+        (tool_output_tokens, spent.tool_output_tokens),
+        (final_message_tokens, spent.final_message_tokens),
+        (tool_calls, spent.tool_calls),
+        (turns, spent.turns),
+    )
+    if any(weight < 0 for weight, _ in weighted):
+        raise ValueError("effort: weights of tokens, calls and turns must be at least 0")
+    return -effort_cost(sum(weight * count for weight, count in weighted), k=k, q=q)
 
 
 def effort_cost(x: float, *, k: float = 1.0, q: float = 0.5) -> float:
@@ -20,21 +53,3 @@ def effort_cost(x: float, *, k: float = 1.0, q: float = 0.5) -> float:
     log = math.log1p(k * x)
     power = (1.0 - q) * log
     return log / k if power == 0.0 else log * (math.expm1(power) / power) / k
-
-
-def effort_units(effort: Effort, weights: EffortWeights | None = None) -> float:
-    """x = w1 thinking + w2 tool-call + w3 tool-output + w4 final-message tokens + w5 tool calls + w6 turns."""
-    w = weights or EffortWeights()
-    return (
-        w.thinking_tokens * effort.thinking_tokens
-        + w.tool_call_tokens * effort.tool_call_tokens
-        + w.tool_output_tokens * effort.tool_output_tokens
-        + w.final_message_tokens * effort.final_message_tokens
-        + w.tool_calls * effort.tool_calls
-        + w.turns * effort.turns
-    )
-
-
-def effort_penalty(effort: Effort, *, k: float = 1.0, q: float = 0.5, weights: EffortWeights | None = None) -> float:
-    """C_{k,q} of an episode's effort, at least 0; the caller takes a multiple of it off the reward."""
-    return effort_cost(effort_units(effort, weights), k=k, q=q)

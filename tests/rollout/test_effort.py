@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from woodshed.grading.settings import EffortWeights
-from woodshed.record.trajectory import Effort, ToolEvent
-from woodshed.rollout.rewards.behaviours import invalid_calls, unfinished_todos
-from woodshed.rollout.rewards.effort import effort_cost, effort_penalty, effort_units
+from woodshed.record.task import Task, TaskInfo
+from woodshed.record.trajectory import Effort, Outcome, Trajectory
+from woodshed.rollout.rewards import load_term
+from woodshed.rollout.rewards.effort import effort_cost
 
 X = st.just(0.0) | st.floats(1e-9, 1e4)
 K = st.floats(1e-3, 1e3)
@@ -60,26 +62,16 @@ def test_domain() -> None:
             effort_cost(**bad)
 
 
-def test_units_are_the_weighted_sum() -> None:
-    effort = Effort(turns=3, tool_calls=5, thinking_tokens=7, tool_call_tokens=11, tool_output_tokens=13,
-                    final_message_tokens=17, prompt_tokens=10**6)  # fmt: skip
-    weights = EffortWeights(thinking_tokens=1, tool_call_tokens=2, tool_output_tokens=3, final_message_tokens=4,
-                            tool_calls=5, turns=6)  # fmt: skip
-    assert effort_units(effort, weights) == 7 + 22 + 39 + 68 + 25 + 18
-    assert effort_penalty(effort, k=2.0, q=0.0, weights=weights) == pytest.approx(179)
-    assert effort_units(Effort()) == 0
-
-
-def test_behaviour_terms() -> None:
-    assert invalid_calls(Effort(invalid_calls=3), weight=0.1) == pytest.approx(-0.3)
-    assert invalid_calls(Effort(invalid_calls=99), weight=0.1) == pytest.approx(-1.0)
-
-    def wrote(todos: object, merge: bool = False, error: str | None = None) -> ToolEvent:
-        return ToolEvent(0, "todo_write", {"todos": todos, "merge": merge}, "", error)
-
-    first = wrote([{"id": "1", "status": "completed"}, {"id": "2", "status": "pending"}])
-    assert unfinished_todos([first], weight=1) == -0.5
-    assert unfinished_todos([first, wrote([{"id": "2", "status": "completed"}], merge=True)], weight=1) == 0
-    assert unfinished_todos([first, wrote([], error="invalid_arguments")], weight=1) == -0.5
-    assert unfinished_todos([], weight=1) == 0
-    assert unfinished_todos([wrote("nonsense")], weight=1) == 0
+def test_units_are_the_weighted_sum(tmp_path: Path) -> None:
+    spent = Effort(turns=3, tool_calls=5, thinking_tokens=7, tool_call_tokens=11, tool_output_tokens=13,
+                   final_message_tokens=17, prompt_tokens=10**6)  # fmt: skip
+    weights = {"thinking_tokens": 1, "tool_call_tokens": 2, "tool_output_tokens": 3, "final_message_tokens": 4,
+               "tool_calls": 5, "turns": 6}  # fmt: skip
+    run = Trajectory("i", "t", "g", "train", "h", "p", "submitted", effort=spent)
+    toy = Task(tmp_path, "tests/toy", "", TaskInfo(), {})
+    for k, q in ((2.0, 0.0), (1.0, 0.5)):
+        term = load_term("effort", {"k": k, "q": q, **weights})
+        assert term(toy, run, Outcome(False)) == pytest.approx(-effort_cost(7 + 22 + 39 + 68 + 25 + 18, k=k, q=q))
+    assert load_term("effort")(toy, replace(run, effort=Effort()), Outcome(False)) == 0
+    with pytest.raises(ValueError, match="at least 0"):
+        load_term("effort", {"turns": -1.0})(toy, run, Outcome(False))
