@@ -37,7 +37,7 @@ def run_as_ordinary_user(code: str, *arguments: str, machines: bool = False) -> 
     place = Path(tempfile.mkdtemp(dir="/var/tmp"))
     try:
         package, state = place / "package" / "woodshed", place / "state"
-        for folder in ("sandbox", "record", "cluster"):
+        for folder in ("attacks", "sandbox", "record", "cluster"):
             skipped = shutil.ignore_patterns("__pycache__")
             shutil.copytree(Path(woodshed.__file__).parent / folder, package / folder, ignore=skipped)
         shutil.copy(woodshed.__file__, package)

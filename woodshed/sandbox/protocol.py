@@ -123,6 +123,8 @@ class Probe:
 
 
 class Sandbox(Protocol):
+    """One box: an isolated computer with commands, files, snapshots and limits."""
+
     id: str
 
     async def exec(
@@ -207,6 +209,8 @@ class Sandbox(Protocol):
 
 
 class Backend(Protocol):
+    """A kind of boxes: creates them, forks snapshots, says by ``probe`` what it can do on this machine."""
+
     name: str
 
     def probe(self) -> Probe: ...
