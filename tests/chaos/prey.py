@@ -67,7 +67,7 @@ class Prey:
         ours = {pid: line for pid, line in live.items() if here.search(line)}
         marks = {
             "server": "woodshed.gateway.serve", "engine": "woodshed.engine.remote.serve",
-            "trainer": "woodshed.train.worker", "rollouts": "learn rollouts",
+            "trainer": "woodshed.train.worker", "rollouts": "stages rollouts",
         }  # fmt: skip
         rollouts = [pid for pid, line in ours.items() if marks["rollouts"] in line]
         if plane == "zygote":

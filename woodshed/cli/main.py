@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from . import boxes as cli_boxes
+from . import install as _install  # noqa: F401  (puts its commands beside those of tasks)
+from . import renew as _renew  # noqa: F401
 from . import roots as cli_roots
 from . import tasks as cli_tasks
 
