@@ -71,7 +71,7 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as state:
         server = subprocess.Popen(
-            [sys.executable, "-m", "woodshed.cli.main", "boxes", "--port", str(port), "--state", state],
+            [sys.executable, "-m", "woodshed.cli", "boxes", "--port", str(port), "--state", state],
             env={**os.environ, "WOODSHED_ADMIN_KEY": key}, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:

@@ -8,12 +8,10 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -24,7 +22,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "woodshed"
 sys.path.insert(0, str(ROOT))
 
-from tests.module_graph import circles, folder_of, module_graph  # noqa: E402  (the suite checks the same graph)
+import woodshed  # noqa: E402
+from tests.module_graph import circles, folders_of, module_graph  # noqa: E402  (the suite checks the same graph)
 
 _WINDOW = 6
 """Lines that two places must share to be called duplicates."""
@@ -49,36 +48,23 @@ def duplicated_pairs(files: list[Path]) -> list[tuple[str, str]]:
     return sorted({pair for names in seen.values() if len(names) > 1 for pair in combinations(sorted(names), 2)})
 
 
-def public_names() -> int:
-    """Names that ``import woodshed`` offers."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            return len(ast.literal_eval(node.value))
-    return 0
-
-
-def python_files() -> Iterator[Path]:
-    return PACKAGE.rglob("*.py")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--suite-minutes", type=float, default=None, help="of an idle run of `make test`")
     parser.add_argument("--out", type=Path, default=None, help="instead of results/house.json")
     arguments = parser.parse_args()
-    files = [f for f in python_files() if f.read_text("utf-8").strip()]
+    files = [f for f in sorted(PACKAGE.rglob("*.py")) if f.read_text("utf-8").strip()]
     lengths = {str(f.relative_to(ROOT)): len(f.read_text("utf-8").splitlines()) for f in files}
-    graph = module_graph(PACKAGE)
+    graph = module_graph("woodshed")
     pairs = duplicated_pairs(files)
     figures = {
         "files": len(files),
         "median_lines": median(lengths.values()),
         "max_lines": max(lengths.values()),
         "circles": len(circles(graph)),
-        "circles_of_folders": len(circles(folder_of(graph, PACKAGE))),
+        "circles_of_folders": len(circles(folders_of(graph))),
         "upward_imports": upward_imports(),
-        "public_names": public_names(),
+        "public_names": len(woodshed.__all__),
         "fmt_skips": sum(f.read_text("utf-8").count("# fmt: skip") for f in files),
         "duplicates_pairs": len(pairs),
         "suite_minutes": arguments.suite_minutes,
@@ -90,7 +76,7 @@ def main() -> None:
         "lines_by_folder": dict(share.most_common()),
         "longest": dict(sorted(lengths.items(), key=lambda item: -item[1])[:10]),
         "under_60_lines": sum(length < 60 for length in lengths.values()),
-        "circles_of_folders": circles(folder_of(graph, PACKAGE)),
+        "circles_of_folders": circles(folders_of(graph)),
         "duplicates": pairs,
     }
     write_result("house", figures, detail, arguments.out)

@@ -26,7 +26,7 @@ SOURCES = (
 
 def woodshed(*arguments: str | Path) -> str:
     """Standard output of ``woodshed tasks ...``; 1 means that some source gave nothing, which the result says."""
-    command = [sys.executable, "-m", "woodshed.cli.main", "tasks", *map(str, arguments)]
+    command = [sys.executable, "-m", "woodshed.cli", "tasks", *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(done.returncode)

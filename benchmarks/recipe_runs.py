@@ -17,7 +17,7 @@ from woodshed.view.summary import Evaluation, evaluation, gains
 def run_recipe(recipe: Path, out: Path, **overrides: object) -> RunDirectory:
     """``woodshed run`` to its end; a run that was interrupted is continued. Ends the program where the run fails."""
     sets = [f"--set={key}={json.dumps(value)}" for key, value in overrides.items()]
-    command = [sys.executable, "-m", "woodshed.cli.main", "run", str(recipe), "--out", str(out), *sets]
+    command = [sys.executable, "-m", "woodshed.cli", "run", str(recipe), "--out", str(out), *sets]
     if subprocess.run(command, check=False).returncode:
         raise SystemExit(f"{' '.join(command)} failed; see {out}/logs")
     return RunDirectory(out.absolute())

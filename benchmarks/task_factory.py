@@ -61,7 +61,7 @@ def build(sources: list[str], per_source: int, folder: Path, more: list[str]) ->
     clock = folder / "seconds.json"
     spent = json.loads(clock.read_text()) if clock.exists() else 0.0
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "woodshed.cli.main", "tasks", "build", *sources, "--out", str(folder / "tasks"),
+    command = [sys.executable, "-m", "woodshed.cli", "tasks", "build", *sources, "--out", str(folder / "tasks"),
                "--per-source", str(per_source), "--per-function", "3", "--level", "mixed",
                "--multi-file-share", "0.4", *more]  # fmt: skip
     start = time.monotonic()

@@ -27,7 +27,7 @@ SOURCES = ("pypi:inflection==0.5.1", "pypi:humanize==4.17.0", "npm:flat@5.0.2")
 
 
 def build(sources: list[str], per_source: int, out: Path, cache: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "woodshed.cli.main", "tasks", "build", *sources, "--out", str(out),
+    command = [sys.executable, "-m", "woodshed.cli", "tasks", "build", *sources, "--out", str(out),
                "--per-source", str(per_source), "--level", "mixed"]  # fmt: skip
     environment = {**os.environ, "WOODSHED_CACHE": str(cache)}
     with (out.parent / f"{out.name}.log").open("ab") as log:

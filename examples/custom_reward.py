@@ -7,6 +7,7 @@
 and `woodshed run my-recipe.toml`. `python examples/custom_reward.py RUN` scores the stored episodes of a run.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,11 +22,13 @@ def small_change(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: 
 def deletes_files(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
     """-1 where a command removed files."""
     commands = [(event.arguments or {}).get("command", "") for event in trajectory.events]
-    return -1.0 if any("rm " in str(command) for command in commands) else 0.0
+    return -1.0 if any(re.search(r"\brm\b", str(command)) for command in commands) else 0.0
 
 
 def main(folder: str) -> None:
     run = RunDirectory(Path(folder))
+    if not run.recipe.is_file():
+        sys.exit(f"{run.root} is no run directory; give the folder that `woodshed run` wrote to")
     tasks = {task.name: task for path in run.root.glob("tasks/**/task.toml") for task in [Task.load(path.parent)]}
     for trajectory in TrajectoryStore(run.trajectories):
         if trajectory.outcome is not None and trajectory.task in tasks:
@@ -34,4 +37,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/laptop")

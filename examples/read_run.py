@@ -15,6 +15,8 @@ from matplotlib import pyplot
 
 def main(folder: str) -> None:
     run = RunDirectory(Path(folder))
+    if not run.recipe.is_file():
+        sys.exit(f"{run.root} is no run directory; give the folder that `woodshed run` wrote to")
     solved, terms = defaultdict(list), defaultdict(list)
     for trajectory in TrajectoryStore(run.trajectories):
         if trajectory.source == "train" and trajectory.outcome is not None:
@@ -37,4 +39,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if len(sys.argv) > 1 else "runs/laptop")

@@ -24,7 +24,7 @@ OVERRIDES = ("--set", f"rl.steps={STEPS}", "--set", "tasks.studies.train=16")
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "woodshed.cli.main", *map(str, arguments)]
+    return [sys.executable, "-m", "woodshed.cli", *map(str, arguments)]
 
 
 def environment(scratch: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:

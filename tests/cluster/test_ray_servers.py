@@ -84,7 +84,7 @@ def _servers() -> dict[str, int]:
             words = (entry / "cmdline").read_bytes().decode().split("\0") if entry.name.isdigit() else []
         except OSError:
             continue
-        if "woodshed.cli.main" in words and "--host" in words and "bases=3" in words:
+        if "woodshed.cli" in words and "--host" in words and "bases=3" in words:
             found[f"http://{words[words.index('--host') + 1]}:{words[words.index('--port') + 1]}"] = int(entry.name)
     return found
 

@@ -25,7 +25,7 @@ from .served import KEY, routed, serving
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "woodshed.cli.main", "engine", *map(str, arguments)]
+    return [sys.executable, "-m", "woodshed.cli", "engine", *map(str, arguments)]
 
 
 @pytest.mark.slow

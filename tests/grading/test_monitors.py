@@ -354,3 +354,11 @@ def test_off_is_not_looked_for_and_settings_name_every_monitor(task: Task) -> No
     watch(seen, Episode(task, [call("write_file", path="conftest.py", content="")]), settings, training=True)
     assert seen.findings == [] and seen.labels == {}
     assert tuple(MonitorSettings.model_fields) == NAMES
+
+
+def test_whatever_was_paid_is_taken_back_and_penalties_stay(task: Task) -> None:
+    flagged = trajectory(1.0)
+    flagged.rewards |= {"my_rewards:quick": 0.5}
+    events = [call("write_file", path="conftest.py", content="")]
+    watch(flagged, Episode(task, events), MonitorSettings(test_tampering="fail"), training=True)
+    assert flagged.rewards["monitor_test_tampering"] == -1.5 and flagged.reward == pytest.approx(-0.1)

@@ -12,7 +12,7 @@ import pytest
 from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
 from woodshed.record.task import Task, TaskInfo
 from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
-from woodshed.rollout.rewards import RewardError, load_term, names, raw_outcome, reward_function
+from woodshed.rollout.rewards import RewardError, load_term, names, raw_outcome
 from woodshed.rollout.rewards.effort import effort_cost
 
 PLAIN = """name = "plain"
@@ -88,6 +88,13 @@ def test_a_recipe_that_names_no_terms_rewards_the_outcome_alone(tmp_path: Path, 
         ("effort = inf", "finite"),
         ("effort = true", "effort"),
         ("effort = { weigth = 1.0 }", "weigth"),
+        ("effort = -0.1", "must be at least 0"),
+        ("outcome = -1", "must be at least 0"),
+        ("effort = { weight = 1.0, options = { k = 0.0 } }", "k > 0"),
+        ("effort = { weight = 1.0, options = { turns = -1.0 } }", "at least 0"),
+        ("effort = { weight = 1.0, options = { turns = nan } }", "would be paid nan"),
+        ("invalid_call = { weight = 1.0, options = { most = -3 } }", "would be paid 3"),
+        ('invalid_call = { weight = 1.0, options = { most = "3" } }', "wrong type"),
     ],
 )
 def test_what_cannot_be_is_said_with_file_and_line(written: str, said: str, tmp_path: Path) -> None:
@@ -133,7 +140,7 @@ def test_a_term_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_term_that_cannot_be_loaded_stops_a_run_before_it_starts(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(PLAIN + '[rl]\nrewards = { "nowhere:term" = 1.0 }\n')
-    command = [sys.executable, "-m", "woodshed.cli.main", "run", "own.toml", "--out", "run"]
+    command = [sys.executable, "-m", "woodshed.cli", "run", "own.toml", "--out", "run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0 and "rl.rewards.nowhere:term" in done.stdout + done.stderr
     assert not list((tmp_path / "run").glob("stages/*.json"))
@@ -151,6 +158,12 @@ def test_edits_of_unread_files(task: Task) -> None:
         call("write_file", path="pkg/a.py", content=""),
     ):
         assert term(task, episode(shown, edit), NO) == 0
+    named = call("list_dir", "pkg/a.py\npkg/b.py", path="pkg")
+    assert term(task, episode(named, edit), NO) == -1  # a listing shows no text
+    for command in ("cd pkg && cat a.py", "cat pkg/*.py", "sed -n 3p 'pkg/a.py'"):
+        assert term(task, episode(call("run_command", command=command), edit), NO) == 0, command
+    other = call("grep", "pkg/aa.py:1:x\nmy/pkg/a.py:2:x", pattern="x")
+    assert term(task, episode(other, edit), NO) == -1
     failed = call("read_file", "error: no_such_file", "no_such_file", path="pkg/a.py")
     refused = call("edit_line", "", "no_such_line", path="pkg/b.py", line=1, text="x")
     assert term(task, episode(failed, refused), NO) == 0
@@ -167,6 +180,10 @@ def test_failures_that_are_repeated(task: Task) -> None:
     assert term(task, episode(miss, other, miss, miss), NO) == -2
     assert term(task, episode(miss, call("edit_line", path="a.py", line=1, text="x"), miss), NO) == 0
     assert term(task, episode(miss, call("read_file", path="a.py"), miss), NO) == -1
+    broken = call("run_command", "boom\n[exit code 1]", command="make")
+    assert term(task, episode(broken, broken), NO) == -1
+    assert term(task, episode(broken, call("run_command", "fixed", command="make clean"), broken), NO) == 0
+    assert term(task, episode(broken, call("edit_line", path="a.py", line=1, text="x"), broken), NO) == 0
     unparsed = ToolEvent(0, "", None, "", "malformed_call", raw="<call>")
     assert term(task, episode(unparsed, unparsed), NO) == -1
 
@@ -184,20 +201,73 @@ def test_todos_that_are_open(task: Task) -> None:
     assert term(task, episode(), NO) == term(task, episode(wrote("nonsense")), NO) == 0
 
 
+EDIT, TEST = call("edit_line", path="a.py", line=1, text="x"), call("run_tests")
+
+
 def test_submitting_untested(task: Task) -> None:
     term = load_term("untested_finish")
-    edit, test = call("edit_line", path="a.py", line=1, text="x"), call("run_tests")
-    assert term(task, episode(edit), NO) == term(task, episode(test, edit), NO) == -1
-    assert term(task, episode(edit, test), NO) == term(task, episode(), NO) == 0
-    assert term(task, episode(edit, status="limit"), NO) == 0
-    for command, tested in (
-        ("python -m pytest -q x.py", 0),
-        ("npm test", 0),
-        ("node --test", 0),
-        ("make check", 0),
-        ("ls tests", -1),
-    ):
-        assert term(task, episode(edit, call("run_command", command=command)), NO) == tested, command
+    assert term(task, episode(EDIT), NO) == term(task, episode(TEST, EDIT), NO) == -1
+    assert term(task, episode(EDIT, TEST), NO) == term(task, episode(), NO) == 0
+    assert term(task, episode(EDIT, status="limit"), NO) == 0
+
+
+RUN_TESTS = """\
+python -m pytest -q x.py
+cd pkg && python3 -m unittest
+timeout 60 pytest
+PYTHONPATH=. pytest | tail -3
+/usr/bin/python3.12 -m pytest
+npm test
+npm run test
+yarn test
+node --test
+npx mocha
+./node_modules/.bin/mocha test
+env A=1 tox
+true; pytest
+make check
+(make check)"""
+NAME_TESTS = """\
+ls tests
+echo pytest
+cat pytest.ini
+grep -rn pytest .
+pytest --version
+pip install pytest
+python -m pytest --collect-only
+make
+npm run build
+which tox
+timeout 5
+env A=1
+echo 'pytest
+# pytest"""
+
+
+@pytest.mark.parametrize("command", [*RUN_TESTS.splitlines(), "ls\npytest"])
+def test_commands_that_run_tests(command: str, task: Task) -> None:
+    assert load_term("untested_finish")(task, episode(EDIT, call("run_command", command=command)), NO) == 0
+
+
+@pytest.mark.parametrize("command", [*NAME_TESTS.splitlines(), ""])
+def test_commands_that_name_tests_only(command: str, task: Task) -> None:
+    assert load_term("untested_finish")(task, episode(EDIT, call("run_command", command=command)), NO) == -1
+
+
+def test_a_test_run_that_found_no_test(task: Task) -> None:
+    nothing = call("run_command", "no tests ran in 0.01s\n[exit code 5]", command="pytest nothing.py")
+    assert load_term("untested_finish")(task, episode(EDIT, nothing), NO) == -1
+
+
+TRUE_WORDS = """\
+I did not run the tests.
+Fixed the rounding.
+Please run the tests
+They should pass
+Tests cannot pass yet.
+Run the tests with pytest
+The password test is in a.py
+"""
 
 
 def test_claims_about_tests(task: Task) -> None:
@@ -206,7 +276,8 @@ def test_claims_about_tests(task: Task) -> None:
         assert term(task, episode(said=text), NO) == -1, text
         assert term(task, episode(call("run_tests"), said=text), NO) == 0
         assert term(task, episode(call("finish", message=text)), NO) == -1
-    for text in ("I did not run the tests.", "Fixed the rounding.", "Please run the tests", "They should pass", ""):
+        assert term(task, episode(call("run_command", command="echo pytest"), said=text), NO) == -1
+    for text in TRUE_WORDS.splitlines():
         assert term(task, episode(said=text), NO) == 0, text
     failed = call("run_tests", "error: timeout", "timeout")
     assert term(task, episode(failed, said="All tests pass."), NO) == -1
@@ -220,10 +291,9 @@ def test_submitting_in_silence(task: Task) -> None:
 
 
 def test_every_behaviour_is_bounded_and_costs_less_than_nothing(task: Task) -> None:
-    """Nothing in an episode, however long, may earn more than an empty one, apart from solving the task."""
+    """A built-in term other than ``outcome`` never adds to a reward, and takes off at most 10 times its weight."""
     said = {"path": "a.py", "command": "ls", "todos": [{"id": "1"}], "message": "tests pass"}
     tools = ("edit_file", "run_command", "todo_write", "finish")
     noise = [call(name, "x", error, **said) for name in tools for error in (None, "no_match")] * 200
     for name in set(names()) - {"outcome", "effort"}:
         assert -10 <= load_term(name)(task, episode(*noise, invalid_calls=10**6), YES) <= 0, name
-    assert reward_function({})(task, episode(*noise), YES) == {}

@@ -299,7 +299,3 @@ def probe(
     from woodshed.attacks.probe import print_probe
 
     raise typer.Exit(print_probe(Console(), attack=attack))
-
-
-if __name__ == "__main__":
-    app()

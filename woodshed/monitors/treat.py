@@ -18,7 +18,7 @@ def watch(
     """Put findings on the trajectory, and the label ``flagged``, which the store's index has.
 
     ``ruling``: a judge's, where one was asked; what came of that is the label ``judge``. In training a monitor whose
-    treatment is ``fail`` takes the reward of the outcome back.
+    treatment is ``fail`` takes back everything that was paid, so that penalties alone are left.
     """
     names = [name for name in settings.treated("flag", "quarantine", "fail") if name in MONITORS]
     findings = inspect(episode, names)
@@ -48,5 +48,5 @@ def count(trajectories: list[Trajectory]) -> dict[str, int]:
 
 def _taken_back(trajectory: Trajectory, settings: MonitorSettings) -> Mapping[str, float]:
     failing = [name for name in settings.treated("fail") if name in trajectory.flagged]
-    outcome = trajectory.rewards.get("outcome", 0.0)
-    return {f"monitor_{failing[0]}": -outcome} if failing and outcome > 0 else {}
+    paid = sum(value for value in trajectory.rewards.values() if value > 0)
+    return {f"monitor_{failing[0]}": -paid} if failing and paid > 0 else {}

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.record.extension import is_reference
 from woodshed.record.settings import Settings
-from woodshed.rollout.rewards import RewardFunction, RewardTerms, load_term, reward_function
+from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm
 
@@ -77,7 +77,7 @@ class RLSettings(Settings):
             self.make_algorithm()
         for name, term in self.rewards.items():
             if not is_reference(name):
-                load_term(name, term.options)
+                check_builtin(name, term)
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
         if self.mode == "sync" and self.max_staleness != 0:

@@ -69,7 +69,7 @@ class PlacedBoxes:
     def _program(self) -> Program:
         chosen = self._settings.model_dump(include=set(_BOUNDS), exclude_defaults=True)
         bounds = [text for name, value in chosen.items() for text in ("--set", f"{name}={value}")]
-        server = ["-m", "woodshed.cli.main", "boxes", "--backend", self._settings.backend, *bounds]
+        server = ["-m", "woodshed.cli", "boxes", "--backend", self._settings.backend, *bounds]
         key = key_file(self._hosts.key_file)
         argv = [
             "--file",

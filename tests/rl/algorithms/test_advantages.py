@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.algorithms import Algorithm, Weights, load_algorithm, names, spread
+from woodshed.rl.algorithms import load_algorithm, names
 from woodshed.rl.batching import History, build_batch
 
 from .test_batching import trajectory
@@ -87,26 +88,13 @@ def test_an_empty_rollout_weighs_nothing() -> None:
         assert not any(weight.any() for weights in nothing for weight in weights.values())
 
 
-class Best(Algorithm):
-    """An algorithm of one's own: only the best rollout is learned from, as supervised text."""
-
-    parts = ("ce",)
-
-    def __init__(self, budget: int, *, above: float = 0.0) -> None:
-        super().__init__(budget)
-        self.above = above
-
-    def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
-        best = max(t.reward for t in group)
-        return [spread(t, float(t.reward == best > self.above), "ce") for t in group]
-
-
-def test_an_algorithm_by_reference() -> None:
-    here = f"{__name__}:Best"
-    ours = load_algorithm(here, budget=10, options={"above": 0.5})
+def test_an_algorithm_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
+    best = "custom_algorithm:Best"
+    ours = load_algorithm(best, budget=10, options={"above": 0.5})
     group = group_of([0.0, 1.0])
     assert [weights["ce"].sum() for weights in ours.annotate(group)[1]] == [3, 1]
-    assert not load_algorithm(here, budget=10, options={"above": 1.0}).annotate(group)[1][0]["ce"].any()
+    assert not load_algorithm(best, budget=10, options={"above": 1.0}).annotate(group)[1][0]["ce"].any()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,17 @@
-"""Reward terms: what an episode is paid in training besides solving its task. One term is one function."""
+"""Reward terms of training, one function each; ``base`` says what a term is."""
 
-from .base import RewardError, RewardFunction, RewardTerm, load_term, names, raw_outcome, reward_function
-from .settings import RewardTerms, TermSettings
+from .base import (
+    RewardError,
+    RewardFunction,
+    RewardTerm,
+    RewardTerms,
+    TermSettings,
+    check_builtin,
+    load_term,
+    names,
+    raw_outcome,
+    reward_function,
+)
 
 __all__ = [
     "RewardError",
@@ -9,6 +19,7 @@ __all__ = [
     "RewardTerm",
     "RewardTerms",
     "TermSettings",
+    "check_builtin",
     "load_term",
     "names",
     "raw_outcome",

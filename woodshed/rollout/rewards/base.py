@@ -1,4 +1,4 @@
-"""What a reward term is, and how a recipe's terms become the reward of an episode.
+"""Turn the reward terms that a recipe names (``rl.rewards``) into the reward of an episode.
 
 A term is a function ``(task, trajectory, outcome, **options) -> float`` in a file of its own, anywhere. Put its name
 into ``rl.rewards``, or ``"my_module:my_function"`` for one of your own. It sees everything that the episode left: the
@@ -13,13 +13,15 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from pydantic import BeforeValidator, Field
 
 from woodshed.record.extension import is_reference, load_reference
-from woodshed.record.task import Task
+from woodshed.record.settings import Settings
+from woodshed.record.task import Task, TaskInfo
 from woodshed.record.trajectory import Outcome, Trajectory
-
-from .settings import TermSettings
 
 _PLACES = {
     "outcome": "base:resolved",
@@ -32,6 +34,30 @@ _PLACES = {
     "unfounded_claim": "communication:unfounded_claim",
     "silent_finish": "communication:silent_finish",
 }
+
+
+class TermSettings(Settings):
+    """One reward term; a bare number is its ``weight``."""
+
+    weight: float = Field(allow_inf_nan=False)
+    """Factor of the term's value; 0 turns the term off. Penalties have values below 0: give them a positive weight."""
+    cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Maximum that the weighted term moves the reward of one episode, in either direction; none by default."""
+    options: dict[str, bool | int | float | str] = {}
+    """Keyword arguments of the term's function, such as ``{ k = 2.0, q = 0.3 }`` of ``effort``."""
+
+
+def _written_out(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    terms = {"outcome": 1.0, **value}
+    return {
+        k: {"weight": v} if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in terms.items()
+    }
+
+
+RewardTerms = Annotated[dict[str, TermSettings], BeforeValidator(_written_out)]
+"""Name, or ``"my_module:my_function"``, of each term. Without a word of the recipe ``outcome`` has weight 1."""
 
 
 class RewardTerm(Protocol):
@@ -73,7 +99,10 @@ def load_term(name: str, options: Mapping[str, Any] | None = None) -> RewardTerm
     term = load_reference(f"{__package__}.{_PLACES[name]}" if name in _PLACES else name, where)
     if not callable(term):
         raise ValueError(f"{where}: it is no function of (task, trajectory, outcome)")
-    parameters = inspect.signature(term).parameters
+    try:
+        parameters = inspect.signature(term).parameters
+    except ValueError as error:  # a function written in C, say
+        raise ValueError(f"{where}: {error}") from None
     keywords = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
     for option in options or {}:
         if option not in keywords and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -84,6 +113,23 @@ def load_term(name: str, options: Mapping[str, Any] | None = None) -> RewardTerm
     except TypeError as error:
         raise ValueError(f"{where}: it cannot be called with (task, trajectory, outcome): {error}") from None
     return partial(term, **options) if options else term
+
+
+def check_builtin(name: str, settings: TermSettings) -> None:
+    """Try a built-in term on an episode without calls. Raises ValueError for weights and options that cannot be.
+
+    The built-in terms are penalties (``outcome`` apart), so a weight below 0 would pay for what it should cost.
+    """
+    where = f"rl.rewards.{name}"
+    if settings.weight < 0:
+        raise ValueError(f"{where}: weight must be at least 0 (got {settings.weight}); the term's value is a penalty")
+    empty = Trajectory("", "", "", "train", "", "", "submitted")
+    try:
+        value = load_term(name, settings.options)(Task(Path(), "", "", TaskInfo(), {}), empty, Outcome(resolved=False))
+    except TypeError as error:
+        raise ValueError(f"{where}: options have a wrong type: {error}") from None
+    if not value <= 0:
+        raise ValueError(f"{where}: with options {settings.options} an episode without calls would be paid {value:g}")
 
 
 def reward_function(settings: Mapping[str, TermSettings]) -> RewardFunction:

@@ -1,28 +1,29 @@
-"""What an agent tells its user at the end (Composer 2 report, 4.2): that it is there, and true about tests.
+"""Reward terms for the message that ends an episode: it exists, and what it says about tests is true.
 
-Rules only: they know whether tests were run, not whether prose is good. Values are -1 or 0.
+The rules know whether a test command was given, not whether the prose is good (Composer 2 report, 4.2). Values are -1
+or 0. Rules like these can be evaded: ``false && pytest`` counts as a test run.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
 from .tool_use import EDITS
 
-_TEST_COMMAND = re.compile(
-    r"\b(pytest|unittest|nose2|tox|mocha|jest|tape|vitest|(npm|yarn|pnpm)( run)? test|node --test)\b"
-)
+_RUNNERS = frozenset({"pytest", "py.test", "unittest", "nose2", "tox", "nox", "mocha", "jest", "tape", "vitest", "ava"})
+_WRAPPERS = frozenset({"time", "env", "exec", "nice", "npx", "python -m", "uv run", "poetry run", "xvfb-run"})
+_RUNS_NOTHING = frozenset({"--version", "-V", "--help", "-h", "--collect-only", "--co", "--fixtures", "--markers"})
 _CLAIM = re.compile(
-    r"\b(all\s+)?(the\s+)?tests?\s+(suite\s+)?(now\s+)?(all\s+)?(pass(es|ed|ing)?|succeed(s|ed)?|are\s+(green|passing))\b"
-    r"|\b(ran|run|running)\s+(all\s+)?(the\s+)?tests?\b|\bverified\s+(it\s+)?(with|by)\s+(the\s+)?tests?\b",
+    r"\btests?\s+(suite\s+)?(now\s+)?(all\s+)?(pass(es|ed)?|succeed(s|ed)?|(is|are)\s+(now\s+)?(all\s+)?(green|passing))\b"
+    r"|\bran\s+(all\s+)?(of\s+)?(the\s+)?tests?\b|\bverified\s+(it\s+)?(with|by)\s+(the\s+)?tests?\b",
     re.IGNORECASE,
 )
-_DENIAL = re.compile(
-    r"\b(not|never|n't|without|could(n't| not)|did(n't| not)|un(able|tested)|should|please)\b", re.IGNORECASE
-)
+_DENIAL = re.compile(r"n't\b|\b(no|not|cannot|never|without|unable|should|please)\b", re.IGNORECASE)
 
 
 def untested_finish(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
@@ -53,29 +54,60 @@ def silent_finish(task: Task, trajectory: Trajectory, outcome: Outcome, *, least
     """-1 where the agent submitted with fewer than ``least`` characters for its user."""
     if trajectory.status != "submitted":
         return 0.0
-    return -1.0 if len(final_message(trajectory).strip()) < least else 0.0
+    return -1.0 if len(final_message(trajectory)) < least else 0.0
 
 
 def final_message(trajectory: Trajectory) -> str:
-    """What the user reads at the end: the text of the ``finish`` call, or of the last message without a call."""
-    for event in reversed(trajectory.events):
-        if event.name == "finish" and event.error is None:
-            return str((event.arguments or {}).get("message", ""))
-    for message in reversed(trajectory.messages):
-        if message.get("role") == "assistant":
-            content = message.get("content")
-            return content if isinstance(content, str) and not message.get("tool_calls") else ""
-    return ""
+    """Text of the last message of the agent, followed by the ``message`` of its last ``finish`` call."""
+    said = [m.get("content") for m in trajectory.messages if m.get("role") == "assistant"][-1:]
+    said += [(e.arguments or {}).get("message") for e in trajectory.events if e.name == "finish" and not e.error][-1:]
+    return "\n".join(text for text in said if isinstance(text, str)).strip()
 
 
 def runs_tests(event: ToolEvent, task: Task) -> bool:
-    """Whether a call ran tests: the tool for it, the task's own command, or a known runner in the terminal."""
+    """Return whether the call is ``run_tests``, or gives the task's test command or a known runner to a shell."""
     if event.error is not None:
         return False
     if event.name == "run_tests":
         return True
     command = (event.arguments or {}).get("command")
-    if not isinstance(command, str):
+    if not isinstance(command, str) or "no tests ran" in event.result:
         return False
-    own = task.info.test_command.strip()
-    return bool(own and own in command) or _TEST_COMMAND.search(command) is not None
+    own = next(_simple_commands(task.info.test_command), [])
+    return any((own and words[: len(own)] == own) or _is_runner(words) for words in _simple_commands(command))
+
+
+def _simple_commands(command: str) -> Iterator[list[str]]:
+    """Words of each command of a shell line, without variables that are set for it; nothing where quotes are open."""
+    lexer = shlex.shlex(command.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    try:
+        for token in [*lexer, ";"]:
+            if set(token) <= set("();|&"):
+                if words:
+                    yield words
+                words = []
+            elif words or not re.match(r"\w+=", token):
+                words.append(token)
+    except ValueError:
+        return
+
+
+def _is_runner(words: list[str]) -> bool:
+    if not _RUNS_NOTHING.isdisjoint(words):
+        return False
+    while words and re.match(r"\w+=", words[0]):  # after ``env``
+        words = words[1:]
+    if not words:
+        return False
+    words = [re.sub(r"^.*/", "", words[0]), *words[1:]]
+    words[0] = re.sub(r"^python[\d.]*$", "python", words[0])
+    if words[0] == "timeout":
+        return _is_runner(words[2:]) if len(words) > 2 else False
+    for length in (1, 2):
+        if " ".join(words[:length]) in _WRAPPERS and len(words) > length:
+            return _is_runner(words[length:])
+    if words[0] in ("npm", "yarn", "pnpm"):
+        return "test" in (words[1:2] if words[1:2] != ["run"] else words[2:3])
+    return words[0] in _RUNNERS or words[:2] == ["node", "--test"]

@@ -1,18 +1,24 @@
-"""Tool discipline (Composer 2 report, 4.2): each term counts something that a careful engineer does not do.
+"""Reward terms for tool discipline (Composer 2 report, 4.2).
 
-Values are at most 0 and bounded, so that no behaviour outweighs a solved task and none can be farmed.
+Values are at most 0 and bounded, so that no behaviour outweighs a solved task and none can be farmed. Names of tools
+are those of our own agent: in the episodes of other programs no call counts as an edit.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatch
 
+from woodshed.harness.errors import ToolError
+from woodshed.harness.paths import confine
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
 EDITS = frozenset({"edit_file", "edit_line", "write_file", "undo"})
-COMMANDS = frozenset({"run_command", "run_tests"})
+_FAILED = re.compile(r"\[(exit code|signal) \d+\]$")
+"""How ``run_command`` ends the output of a command that failed."""
 
 
 def invalid_call(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 10) -> float:
@@ -21,36 +27,38 @@ def invalid_call(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: 
 
 
 def unread_edit(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
-    """-1 for each accepted edit of a file that nothing had shown before, counting at most ``most``.
+    """-1 for each accepted edit of a file whose text the agent had not seen, counting at most ``most``.
 
-    A file counts as shown once it was read, written, or named by a search's result or by a command and its output.
-    ``write_file`` is free: it may make a new file.
+    Seen: read or written before, named in a command, or quoted with a line number by a search or a command. A listing
+    of names shows no text. ``write_file`` is free: it may make a new file.
     """
-    shown, blind = set[str](), 0
-    seen: list[str] = []
+    shown, words, output, blind = set[str](), set[str](), "", 0
     for event in trajectory.events:
-        arguments = event.arguments or {}
-        path = _path(arguments)
+        path = _path(event, task)
         if event.error is None and event.name in ("edit_file", "edit_line"):
-            blind += path not in shown and not any(path in text for text in seen)
+            quoted = re.search(rf"(?<![\w./-]){re.escape(path)}:\d", output)
+            blind += not (path in shown or quoted or any(_may_name(word, path) for word in words))
         if event.error is None and path:
             shown.add(path)
-        if event.name not in EDITS:
-            seen.append(event.result)
-            seen.append(str(arguments.get("command", "")))
+        if event.name in ("run_command", "grep"):
+            words.update(str((event.arguments or {}).get("command", "")).split())
+            output += f"\n{event.result}"
     return -float(min(blind, most))
 
 
 def repeated_failure(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
-    """-1 for each call that failed before with the same arguments and nothing changed between, at most ``most``."""
+    """-1 for each call that had failed with the same arguments and nothing was changed since, at most ``most``.
+
+    A command fails by its exit code. An accepted edit, or a command that succeeds, may have changed something.
+    """
     failed, repeats = set[tuple[str, str]](), 0
     for event in trajectory.events:
         call = (event.name, json.dumps(event.arguments, sort_keys=True) if event.arguments else event.raw or "")
-        if event.error is not None:
+        if event.error is not None or _FAILED.search(event.result):
             repeats += call in failed
             failed.add(call)
-        elif event.name in EDITS or event.name in COMMANDS:
-            failed.clear()  # the workspace may be another now, so trying again makes sense
+        elif event.name in EDITS or event.name == "run_command":
+            failed.clear()
     return -float(min(repeats, most))
 
 
@@ -60,23 +68,32 @@ def unfinished_todos(task: Task, trajectory: Trajectory, outcome: Outcome, *, to
     Arguments of ``tool`` are ``todos`` (objects with ``id`` and ``status``) and ``merge`` (update by id instead of
     replacing). ``completed`` and ``cancelled`` items are closed.
     """
-    items = _todos(trajectory.events, tool)
+    items: dict[str, str] = {}
+    for event in trajectory.events:
+        if event.name == tool and event.error is None and event.arguments:
+            items = _updated(items, event.arguments)
     if not items:
         return 0.0
     return -sum(status not in ("completed", "cancelled") for status in items.values()) / len(items)
 
 
-def _todos(events: Sequence[ToolEvent], tool: str) -> dict[str, str]:
-    items: dict[str, str] = {}
-    for event in events:
-        if event.name == tool and event.error is None and event.arguments:
-            todos = event.arguments.get("todos")
-            listed = todos if isinstance(todos, list) else []
-            new = {str(t.get("id")): str(t.get("status")) for t in listed if isinstance(t, dict)}
-            items = {**items, **new} if event.arguments.get("merge") else new
-    return items
+def _updated(items: dict[str, str], arguments: Mapping[str, object]) -> dict[str, str]:
+    todos = arguments.get("todos")
+    listed = todos if isinstance(todos, list) else []
+    new = {str(t.get("id")): str(t.get("status")) for t in listed if isinstance(t, dict)}
+    return {**items, **new} if arguments.get("merge") else new
 
 
-def _path(arguments: dict[str, object]) -> str:
-    path = arguments.get("path")
-    return path.removeprefix("./").removeprefix("/workspace/") if isinstance(path, str) else ""
+def _may_name(word: str, path: str) -> bool:
+    """Whether a word of a command may be ``path``, as a pattern and from another folder too."""
+    pattern = word.strip("'\";").removeprefix("./")
+    return fnmatch(path, pattern) or fnmatch(path, f"*/{pattern}")
+
+
+def _path(event: ToolEvent, task: Task) -> str:
+    """The file that a call names, relative to the workspace; empty for none."""
+    path = (event.arguments or {}).get("path")
+    try:
+        return confine(path, task.info.workdir) if isinstance(path, str) else ""
+    except ToolError:
+        return ""

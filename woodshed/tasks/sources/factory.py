@@ -108,7 +108,16 @@ async def build_from_sources(
             clear_staging(out)
             lock.write()  # makes the folder ours before the first task is there
         context = BuildContext(
-            settings, lock.catalogue, backend, layers, out, boxes, writer, ledgers, progress=told, cache=cache
+            settings=settings,
+            catalogue=lock.catalogue,
+            backend=backend,
+            layers=layers,
+            out=out,
+            boxes=boxes,
+            writer=writer,
+            ledgers=ledgers,
+            progress=told,
+            cache=cache,
         )
         for text in copies:
             try:

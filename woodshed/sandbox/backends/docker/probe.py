@@ -19,7 +19,7 @@ _ENFORCED = {  # no engine bounds a container's disk on an ordinary file system
 
 
 async def attempt(backend: DockerBackend) -> Probe:
-    """What a new ``backend`` can do."""
+    """Try every operation and limit on a backend that was just opened."""
     limits = Limits(memory=1 << 30, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
     box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
     result = await box.exec("cat hello")

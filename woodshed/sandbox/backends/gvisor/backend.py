@@ -22,10 +22,9 @@ from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from woodshed.sandbox.host.egress.record import Record
 from woodshed.sandbox.host.kept import KeptBackend, KeptBox
-from woodshed.sandbox.host.probing import probe_by
+from woodshed.sandbox.host.probing import probe_by, try_live_fork
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
-from . import probe
 from .connections import Connections
 from .runsc import Missing, find_runsc
 
@@ -41,6 +40,18 @@ for path, target in links.items():
 for path, mode in modes.items():
     os.chmod(path, mode)
 """
+
+
+_LIMITS = {
+    "memory": "address space, accounting",
+    "processes": "gVisor's kernel",
+    "cpu_seconds": "accounting",
+    "file_size": "gVisor's kernel",
+    "disk": "sizes of tmpfs",
+    "wall_time": "deadline",
+    "output": "cut off",
+}
+"""What keeps each limit in force."""
 
 
 class GvisorBox(KeptBox):
@@ -193,4 +204,8 @@ def _below_workdir(spec: BoxSpec) -> _Below:
 @lru_cache(maxsize=8)
 def probe_gvisor(root: Path | None = None) -> Probe:
     """Creates a box, runs commands, writes a file, snapshots and forks, within 60 s. Callable from anywhere."""
-    return probe_by(lambda: GvisorBackend(root), probe.attempt, probe.SECONDS)
+    return probe_by(lambda: GvisorBackend(root), _attempt, 60.0)
+
+
+async def _attempt(backend: GvisorBackend) -> Probe:
+    return await try_live_fork(backend, memory=1 << 30, limits_in_force=_LIMITS)

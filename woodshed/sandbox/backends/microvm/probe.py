@@ -20,7 +20,7 @@ _LIMITS = {
 
 
 async def attempt(backend: MicrovmBackend) -> Probe:
-    """What a new ``backend`` can do."""
+    """Try every operation and limit on a backend that was just opened."""
     found = await try_live_fork(backend, memory=256 << 20, limits_in_force=_LIMITS)
     slow = "no hardware virtualisation: guests are emulated, ten to thirty times slower than the machine"
     return replace(

@@ -44,7 +44,7 @@ print(*(name for name, held in rows.items() if held))
 
 
 async def attempt(backend: NamespaceBackend) -> Probe:
-    """What a new ``backend`` can do."""
+    """Try every operation and limit on a backend that was just opened."""
     limits = Limits(memory=1 << 30, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
     box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
     reasons, capabilities = [], {"exec", "exec_python"}
