@@ -1,8 +1,8 @@
-"""How the source is built: sizes of files, circles, imports that point up; writes benchmarks/results/house.json.
+"""Measure the source: sizes of files, import circles, imports that point up; writes benchmarks/results/house.json.
 
     python benchmarks/house.py [--suite-minutes 17.5]
 
-``suite_minutes`` is a figure of the run of `make test` that it is given; nothing here runs the suite.
+The suite is not run here: give its minutes, as measured on an idle machine, with ``--suite-minutes``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ def upward_imports() -> int:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"], cwd=ROOT, capture_output=True, text=True
     )
-    return len(re.findall(r"^- woodshed\S* -> ", done.stdout, re.M)) if done.returncode else 0
+    found = len(re.findall(r"^- woodshed\S* -> ", done.stdout, re.M))
+    if (done.returncode == 0) != (found == 0):
+        raise SystemExit(
+            f"lint-imports ended with {done.returncode} and named {found} imports:\n{done.stdout}{done.stderr}"
+        )
+    return found
 
 
 def duplicated_pairs(files: list[Path]) -> list[tuple[str, str]]:
