@@ -37,7 +37,7 @@ from woodshed.sandbox.protocol import Egress
 from woodshed.tasks.generators.packages.build import build_package_tasks
 from woodshed.tasks.generators.packages.index import Index, pip_settings
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.studies.draw import draw_studies
+from woodshed.tasks.generators.studies.spec import draw_studies
 from woodshed.tasks.generators.studies.write import write_study
 
 _REPOSITORY = Path(__file__).resolve().parent.parent

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from result import write_result
 
-from woodshed.cluster.ports import free_ports
+from woodshed.cluster.supervisor import free_ports
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.protocol import Backend, BoxSpec
 from woodshed.sandbox.remote.backend import RemoteBackend

@@ -29,8 +29,7 @@ from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.train.batch import Sequence, pack
-from woodshed.train.collate import collate, input_lengths, weighted
-from woodshed.train.packing import micro_batches
+from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
 
 BASE = DecoderConfig(
     vocab_size=4096, d_model=256, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=32, d_ff=640,

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from gateway.parts import COMPACT
 from gateway.soaking import soak
 
-from woodshed.cluster.ports import free_ports
+from woodshed.cluster.supervisor import free_ports
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
@@ -95,7 +95,7 @@ def main() -> None:
             "engine": {"threads": 1, "max_sessions": 64},
         }  # fmt: skip
         pids = {
-            f"engine_{n}": launch(stack, folder, f"e{n}", "woodshed.engine.remote.serve", {**shared, "port": port})
+            f"engine_{n}": launch(stack, folder, f"e{n}", "woodshed.engine.remote.service", {**shared, "port": port})
             for n, port in enumerate(ports[1:])
         }
         server = {**shared, "port": ports[0], "journal": str(folder / "journal"), "max_tokens": 24}

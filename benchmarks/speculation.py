@@ -28,8 +28,7 @@ from woodshed.policy.mtp import MtpHead
 from woodshed.recipe.stages import MtpSettings
 from woodshed.stages.examples import Example, batches, load_examples
 from woodshed.stages.mtp import distill_batch
-from woodshed.train.optim import Optimizer
-from woodshed.train.schedule import lr_factor
+from woodshed.train.optim import Optimizer, lr_factor
 from woodshed.train.settings import OptimizerSettings, ScheduleSettings
 
 WAYS = ("off", "mtp", "ngram")

@@ -1,6 +1,6 @@
 """A trainer step on conversations that begin alike, beside the same step on conversations that do not.
 
-Rows of a micro-batch compute their common beginning once (``woodshed/train/shared_prefix.py``). Both kinds of step have
+Rows of a micro-batch compute their common beginning once (``woodshed/train/collate.py``). Both kinds of step have
 the same number and lengths of rows and of trained tokens; where nothing is shared every row has another first token.
 The shapes are those of ``recipes/smollm2.toml``: SmolLM2-135M's width and vocabulary with random weights and fewer
 layers (each layer costs the same), conversations of 600 common and 300 to 500 own tokens. Steps alternate.

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from woodshed.engine.follow import ChainWatch
 from woodshed.engine.local import LocalEngine
+from woodshed.engine.opening import ChainWatch
 from woodshed.engine.protocol import Sampling
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.hf import load_policy

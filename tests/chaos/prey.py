@@ -66,7 +66,7 @@ class Prey:
         here = re.compile(re.escape(str(self.root)) + "[/ ]")
         ours = {pid: line for pid, line in live.items() if here.search(line)}
         marks = {
-            "server": "woodshed.gateway.serve", "engine": "woodshed.engine.remote.serve",
+            "server": "woodshed.gateway.serve", "engine": "woodshed.engine.remote.service",
             "trainer": "woodshed.train.worker", "rollouts": "stages rollouts",
         }  # fmt: skip
         rollouts = [pid for pid, line in ours.items() if marks["rollouts"] in line]

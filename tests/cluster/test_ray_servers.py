@@ -20,14 +20,14 @@ from waiting import PATIENCE, wait_until
 
 from tests.chaos.prey import Prey
 from woodshed.cluster.idle import IdleClock
-from woodshed.cluster.source import PACKAGE, OtherSource, check_source, source
+from woodshed.cluster.node_server import PACKAGE, OtherSource, check_source, source
 from woodshed.cluster.supervisor import ProgramFailed
 from woodshed.record.run_directory import RunDirectory
 from woodshed.run.placed import PlacedBoxes
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
 from woodshed.sandbox.opening import open_boxes
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
-from woodshed.sandbox.remote.placed import PlacedHosts
+from woodshed.sandbox.remote.placement import PlacedHosts
 from woodshed.sandbox.remote.wire import HostLost
 from woodshed.sandbox.settings import SandboxSettings
 from woodshed.stages.boxes import check_boxes

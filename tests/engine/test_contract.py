@@ -8,8 +8,7 @@ import pytest
 import torch
 from waiting import until
 
-from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.protocol import ContextLengthExceeded, EngineBusy, EngineClosed, Sampling
 
 from .models import DENSE, MOE, decoder, prompt, run, slow, worst_gap
 from .served import KINDS

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.engine.fair import FairQueue
 from woodshed.engine.protocol import Sampling
+from woodshed.engine.scheduler import FairQueue
 
 from .models import decoder, prompt, run, running
 

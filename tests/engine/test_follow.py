@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.engine.errors import EngineError
-from woodshed.engine.follow import ChainWatch
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.opening import ChainWatch
+from woodshed.engine.protocol import EngineError, Sampling
 from woodshed.weights.chain import Publisher
 from woodshed.weights.manifest import version_key
 from woodshed.weights.store import FolderStore, open_store

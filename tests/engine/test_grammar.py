@@ -15,10 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.engine.errors import EngineError
 from woodshed.engine.grammar import GrammarError, Grammars
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.protocol import Completion, Sampling
+from woodshed.engine.protocol import Completion, EngineError, Sampling
 from woodshed.engine.routing.partial import Partial
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import Decoder

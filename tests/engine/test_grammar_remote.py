@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
-from woodshed.engine.errors import EngineError
 from woodshed.engine.local import LocalEngine
+from woodshed.engine.protocol import EngineError
 from woodshed.engine.remote import wire
 from woodshed.engine.routing.router import Router
 from woodshed.engine.settings import EngineSettings

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.penalties import TokenCounts
 from woodshed.engine.protocol import Sampling
-from woodshed.engine.sampler import adjusted_logits
+from woodshed.engine.sampler import TokenCounts, adjusted_logits
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import causal_attend
 

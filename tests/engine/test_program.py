@@ -12,9 +12,8 @@ import pytest
 
 from tests.gateway.parts import COMPACT
 from tests.gateway.test_serve import tiny
-from woodshed.cluster.ports import free_ports
-from woodshed.engine.errors import EngineClosed
-from woodshed.engine.protocol import Sampling
+from woodshed.cluster.supervisor import free_ports
+from woodshed.engine.protocol import EngineClosed, Sampling
 from woodshed.engine.remote.client import RemoteEngine
 from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, hf_state, save_policy

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.engine.vllm.standin import standing_in
 from woodshed.engine import forward
-from woodshed.engine.errors import EngineError, SamplingRefused
-from woodshed.engine.protocol import Completion, Sampling, TokenReport
+from woodshed.engine.protocol import Completion, EngineError, Sampling, SamplingRefused, TokenReport
 from woodshed.engine.remote import wire
 from woodshed.engine.vllm.client import VllmEngine
 

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.protocol import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, Sampling
 
 from .models import DENSE, MOE, clone_state, decoder, prompt, run, running, worst_gap
 

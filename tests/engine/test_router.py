@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from woodshed.engine.errors import EngineClosed, EngineError
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.protocol import EngineClosed, EngineError, Sampling
 from woodshed.engine.remote import wire
 from woodshed.engine.remote.client import RemoteEngine
-from woodshed.engine.routing.placement import Placement
-from woodshed.engine.routing.replica import Replica
+from woodshed.engine.routing.replica import Placement, Replica
 from woodshed.engine.routing.router import Router
 from woodshed.engine.settings import EngineSettings
 

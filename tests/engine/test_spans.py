@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from woodshed.engine.spans import RowSpan, cut_rows
+from woodshed.engine.row_attention import RowSpan, cut_rows
 
 
 def cost(spans: list[RowSpan], overhead: float) -> float:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from woodshed.engine.drafting import continuation
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.pace import REST, Pace
 from woodshed.engine.protocol import Completion, Sampling
+from woodshed.engine.request import REST, Pace
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder, causal_attend

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from woodshed.engine import packing
-from woodshed.engine.errors import EngineClosed
 from woodshed.engine.native.kernels import Kernels
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.protocol import EngineClosed, Sampling
 from woodshed.policy.decoder import causal_attend
 
 from .models import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import httpx
 
 from tests.sandbox.hosts import BoxHost
-from woodshed.cluster.ports import free_ports
+from woodshed.cluster.supervisor import free_ports
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.harness.settings import HarnessSettings, LimitSettings, RetrySettings
 from woodshed.monitors.judge import Judge

@@ -24,7 +24,7 @@ from woodshed.sandbox.backends.namespace.backend import NamespaceBackend, probe_
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxGone, SandboxError
 from woodshed.stages.rollouts import _ungraded, describe
-from woodshed.tasks.generators.packages.ledger import Ledger
+from woodshed.tasks.generators.packages.report import Ledger
 from woodshed.tasks.generators.packages.stream import Attempt, Stream, Verdict
 from woodshed.view.summary import evaluation
 

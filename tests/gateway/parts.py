@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from woodshed.engine.errors import ContextLengthExceeded
-from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.protocol import Completion, ContextLengthExceeded, OnToken, Sampling
 from woodshed.gateway.rendering import Rendering
 from woodshed.policy.formats import FORMATS, get_format
 from woodshed.policy.tokenizer import Tokenizer, train_bpe

@@ -10,8 +10,7 @@ import httpx
 import openai
 import pytest
 
-from woodshed.engine.errors import EngineError
-from woodshed.engine.protocol import Completion
+from woodshed.engine.protocol import Completion, EngineError
 
 from .chatty import PLAIN, Chatty, chatty, policy
 from .parts import HERMES, ScriptedEngine, replies

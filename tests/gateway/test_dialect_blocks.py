@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from woodshed.gateway.dialects.messages_requests import parse_messages
-from woodshed.gateway.dialects.raw_input import from_input, to_input
+from woodshed.gateway.dialects.messages_requests import from_input, parse_messages, to_input
 from woodshed.gateway.dialects.responses_requests import parse_responses
 from woodshed.gateway.errors import ApiError
 from woodshed.gateway.messages import same_message

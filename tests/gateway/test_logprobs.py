@@ -26,8 +26,8 @@ from woodshed.gateway.serve import _peer
 from woodshed.gateway.settings import GatewaySettings
 from woodshed.policy.decoder import causal_attend
 from woodshed.policy.formats import get_format
-from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.segment import Segment
+from woodshed.record.store import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms.mean_baseline import MeanBaseline
 from woodshed.rl.batching import build_batch

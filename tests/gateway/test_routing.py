@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 
 from tests.engine.served import KEY, QUICK, routed, serving
-from woodshed.engine.follow import ChainWatch
 from woodshed.engine.local import LocalEngine
+from woodshed.engine.opening import ChainWatch
 from woodshed.engine.protocol import Sampling
 from woodshed.engine.settings import EngineSettings
 from woodshed.gateway.app import build_app

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import woodshed.engine.remote.serve
+import woodshed.engine.remote.service
 import woodshed.gateway.serve
 from woodshed.cli.main import app
 from woodshed.engine.settings import EngineServerSettings
@@ -21,7 +21,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     monkeypatch.setenv("WOODSHED_ADMIN_KEY", "a-key-that-is-long-enough")
     monkeypatch.setattr(woodshed.gateway.serve, "main", seen.append)
-    monkeypatch.setattr(woodshed.engine.remote.serve, "main", seen.append)
+    monkeypatch.setattr(woodshed.engine.remote.service, "main", seen.append)
     return seen
 
 

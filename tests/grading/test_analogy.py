@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from woodshed.grading.analogy import predictions
-from woodshed.grading.pytest_literals import literals
+from woodshed.grading.pytest_given import literals
 from woodshed.grading.reshape import reordered, reshaped
 from woodshed.grading.telling import Known, Reference, reference_of, told_in, without
 

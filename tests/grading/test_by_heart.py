@@ -9,7 +9,7 @@ import pytest
 
 from woodshed.attacks.exploits import EXPLOITS, by_heart, run_battery
 from woodshed.attacks.exploits.base import Exploit
-from woodshed.attacks.exploits.controls import HONEST_FIX
+from woodshed.attacks.exploits.catalogue import HONEST_FIX
 from woodshed.grading.heldout import PYTEST, answers, reference
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.telling import plain

@@ -13,7 +13,7 @@ import pytest
 from woodshed.grading.cases_runner import encode
 from woodshed.grading.heldout import EndlessError
 from woodshed.grading.pytest_alter import THE_END, alter
-from woodshed.grading.pytest_only import only
+from woodshed.grading.pytest_given import only
 from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.telling import Known, _rounded, objection, plain, reference_of, values_of

@@ -13,7 +13,7 @@ from woodshed.grading import heldout
 from woodshed.grading.altered import altered_tests
 from woodshed.grading.heldout import PYTEST, EndlessError, drawn
 from woodshed.grading.other_constants import KINDS, Kind
-from woodshed.grading.pytest_literals import literals
+from woodshed.grading.pytest_given import literals
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task

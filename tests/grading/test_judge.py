@@ -23,7 +23,7 @@ from woodshed.gateway.client import GatewayAdmin
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.monitors import Episode, quarantined, watch
 from woodshed.monitors.judge import Judge, JudgeError, judge_key
-from woodshed.monitors.judge.evidence import evidence, messages, strings
+from woodshed.monitors.judge.ask import evidence, messages, strings
 from woodshed.monitors.judge.verdict import KINDS, Malformed, Ruling, parse
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory

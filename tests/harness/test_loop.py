@@ -11,8 +11,8 @@ from woodshed.harness.endpoint import HttpEndpoint, pooled_client
 from woodshed.harness.episode import Episode, Moment, Observer
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import run_episode
+from woodshed.harness.prompt import REQUEST, summary_text
 from woodshed.harness.settings import ALL_TOOLS, HarnessSettings, LimitSettings, RetrySettings, SummarySettings
-from woodshed.harness.summary import REQUEST, summary_text
 from woodshed.harness.tools.base import ToolResult
 from woodshed.sandbox.protocol import SandboxError
 

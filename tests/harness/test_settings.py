@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from woodshed.harness.clip import clean, clip, decode
 from woodshed.harness.errors import ToolError, error_text
-from woodshed.harness.paths import confine
 from woodshed.harness.registry import ToolRegistry, harness_hash
+from woodshed.harness.session import confine
 from woodshed.harness.settings import COMPACT_TOOLS, HarnessSettings, LimitSettings, OutputSettings, SummarySettings
+from woodshed.harness.tools.base import clean, clip, decode
 
 
 def test_the_hash_is_stable_across_processes_and_notices_everything() -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from woodshed.harness.changes import FolderError, changed, read_folder, unified, write_back
 from woodshed.harness.display import call_line
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.episode import Episode
 from woodshed.harness.settings import HarnessSettings
-from woodshed.harness.terminal import run_agent
+from woodshed.harness.terminal import FolderError, changed, read_folder, run_agent, unified, write_back
 from woodshed.record.task import TaskError, TaskInfo, save_task
 from woodshed.record.visible import visible
 

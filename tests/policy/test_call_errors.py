@@ -9,7 +9,7 @@ import pytest
 
 from tests.policy.chat_samples import TOOLS, assistant
 from woodshed.policy.formats import get_format
-from woodshed.policy.formats.values import parameter_types, read_value, write_value
+from woodshed.policy.formats.reading import parameter_types, read_value, write_value
 
 EDIT = "<function=edit_line>\n<parameter=path>\na\n</parameter>\n"
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

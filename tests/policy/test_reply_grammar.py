@@ -17,7 +17,7 @@ from woodshed.engine.grammar import Grammars
 from woodshed.policy.formats import FORMATS, get_format
 from woodshed.policy.formats.base import ParsedMessage
 from woodshed.policy.formats.grammar import GrammarRefused, Reply, to_lark
-from woodshed.policy.formats.values import read_value
+from woodshed.policy.formats.reading import read_value
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
 
 PLAIN = Tokenizer(train_bpe(["call <tool_call>"], 300, ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]))

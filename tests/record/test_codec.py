@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
+from woodshed.record.store import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.trajectory import Trajectory
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import woodshed
-from woodshed.record.extension import load_reference
+from woodshed.record.settings import load_reference
 
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from woodshed.record.extension import load_reference
+from woodshed.record.settings import load_reference
 print(load_reference("mine:Thing", "rl.algorithm"))
 """
 

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.segment import Segment, Span
-from woodshed.record.store import TrajectoryStore
+from woodshed.record.store import TrajectoryStore, trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
 
 

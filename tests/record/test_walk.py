@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from limits import soft_limit
 
-from woodshed.harness.changes import FolderError
-from woodshed.harness.changes import read_folder as folder_to_work_on
+from woodshed.harness.terminal import FolderError
+from woodshed.harness.terminal import read_folder as folder_to_work_on
 from woodshed.record.walk import all_below
 from woodshed.sandbox.layers import digest
 from woodshed.tasks.generators.packages.index import PackageError

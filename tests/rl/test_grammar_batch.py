@@ -15,15 +15,14 @@ from woodshed.engine.grammar import Grammars, library
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling
 from woodshed.policy.decoder import Decoder, causal_attend
-from woodshed.record.codec import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.segment import Constraint, Segment
+from woodshed.record.store import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import allowed_sets, build_batch
 from woodshed.train.batch import BatchError, TrainBatch
-from woodshed.train.collate import collate, input_lengths, weighted
+from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
 from woodshed.train.loss import Observed, backward
-from woodshed.train.packing import micro_batches
 from woodshed.train.settings import TrainSettings
 from woodshed.train.trainer import Trainer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.rl.controller import may_dispatch
 from woodshed.rl.ledger import Ledger
-from woodshed.rl.staleness import may_dispatch
 
 
 def test_a_prompt_is_dispatched_once_even_after_a_restart(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import httpx
 from gateway.parts import ADMIN, COMPACT
 from gateway.test_serve import tiny
 
-from woodshed.engine.follow import ChainWatch
 from woodshed.engine.local import LocalEngine
+from woodshed.engine.opening import ChainWatch
 from woodshed.engine.settings import EngineSettings
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin

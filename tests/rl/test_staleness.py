@@ -7,8 +7,8 @@ import pytest
 
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Trajectory
+from woodshed.rl.controller import may_dispatch, token_age
 from woodshed.rl.settings import RLSettings
-from woodshed.rl.staleness import may_dispatch, token_age
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from woodshed.cluster.ports import free_ports
+from woodshed.cluster.supervisor import free_ports
 from woodshed.sandbox.remote.backend import RemoteBackend
 from woodshed.sandbox.remote.placement import Placement
 

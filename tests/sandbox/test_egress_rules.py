@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from woodshed.sandbox.host.egress.http import BadRequest, parse_request
+from woodshed.sandbox.host.egress.proxy import BadRequest, parse_request
 from woodshed.sandbox.host.egress.rules import allowed, parse_rule, reachable, split_host
 
 

@@ -20,10 +20,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.sandbox.backends.microvm import machine, vmlinux
-from woodshed.sandbox.backends.microvm.memory import copy_memory
-from woodshed.sandbox.backends.microvm.monitor import Monitor
-from woodshed.sandbox.backends.microvm.templates import Templates
+from woodshed.sandbox.backends.microvm import initrd, machine
+from woodshed.sandbox.backends.microvm.keeper import Monitor
+from woodshed.sandbox.backends.microvm.templates import Templates, copy_memory
 from woodshed.sandbox.protocol import BoxSpec, Limits, SandboxError
 
 PAGE = mmap.PAGESIZE
@@ -152,9 +151,9 @@ def test_a_kernel_is_unpacked() -> None:
     packed = bytearray(3 * 512) + b"head" + payload + b"tail"
     packed[0x1F1] = 2
     struct.pack_into("<II", packed, 0x248, 4, len(payload))
-    assert vmlinux.unpack(bytes(packed)) == kernel
+    assert initrd.unpack(bytes(packed)) == kernel
     packed[3 * 512 + 4] = 0
-    assert vmlinux.unpack(bytes(packed)) == bytes(packed), "packed in another way: as it is"
+    assert initrd.unpack(bytes(packed)) == bytes(packed), "packed in another way: as it is"
 
 
 def test_a_machine_has_no_network_and_little_else() -> None:

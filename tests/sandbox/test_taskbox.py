@@ -10,11 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from woodshed.record.task import TaskInfo, save_task
-from woodshed.sandbox.host.first_commit import first_commit
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits, SandboxError
 from woodshed.sandbox.settings import SandboxSettings
-from woodshed.sandbox.taskbox import agent_box_spec, box_spec
+from woodshed.sandbox.taskbox import agent_box_spec, box_spec, first_commit
 
 
 def _task(path, workspace, layers=(), family="harbor"):

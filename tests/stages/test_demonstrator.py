@@ -11,9 +11,8 @@ import pytest
 
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
-from woodshed.stages.demonstrator import Action, line_script, package_script, passed
-from woodshed.stages.fixes import fix_of
-from woodshed.tasks.generators.studies.draw import draw_studies
+from woodshed.stages.demonstrator import Action, fix_of, line_script, package_script, passed
+from woodshed.tasks.generators.studies.spec import draw_studies
 from woodshed.tasks.generators.studies.write import write_study
 
 FLAWLESS = DemonstrationSettings(right_edit=1, untested_finish=0, give_up=0, invalid_call=0, wrong_file=0, undo=1)

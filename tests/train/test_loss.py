@@ -8,10 +8,9 @@ from torch import Tensor
 
 from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.train.batch import BatchError, Sequence, TrainBatch, pack
-from woodshed.train.collate import collate, input_lengths, weighted
+from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
 from woodshed.train.loss import Observed, backward
 from woodshed.train.metrics import summarise
-from woodshed.train.packing import micro_batches
 from woodshed.train.parts import Tokens, ref_kl
 from woodshed.train.settings import ClipSettings, ImportanceSettings, KlSettings, TrainSettings
 

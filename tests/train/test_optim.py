@@ -5,8 +5,7 @@ import torch
 
 from woodshed.policy.decoder import Decoder
 from woodshed.train.muon import Muon, is_matrix, orthogonalise, views
-from woodshed.train.optim import Optimizer
-from woodshed.train.schedule import lr_factor
+from woodshed.train.optim import Optimizer, lr_factor
 from woodshed.train.settings import OptimizerSettings, ScheduleSettings
 
 from .conftest import CONFIG, MOE

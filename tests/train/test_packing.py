@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from woodshed.train.packing import micro_batches
+from woodshed.train.collate import micro_batches
 
 
 @given(st.lists(st.integers(0, 300), max_size=80), st.integers(1, 1000))

@@ -8,9 +8,8 @@ import torch
 
 from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.train.batch import Sequence, TrainBatch, pack
-from woodshed.train.collate import collate, input_lengths, weighted
+from woodshed.train.collate import collate, input_lengths, shared_length, shared_prefix_attend, weighted
 from woodshed.train.settings import TrainSettings
-from woodshed.train.shared_prefix import shared_length, shared_prefix_attend
 
 from .conftest import CONFIG, MOE
 from .test_loss import assert_close, gradients, reference

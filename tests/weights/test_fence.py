@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from s3 import S3Server
 
-from woodshed.weights.chain import Publisher, verify_chain
+from woodshed.weights.chain import Publisher, collect_garbage, verify_chain
 from woodshed.weights.errors import ChainReplaced, PublisherFenced
 from woodshed.weights.fence import Head, read_writer
 from woodshed.weights.follow import Follower
 from woodshed.weights.manifest import read_manifest, versions, write_manifest
-from woodshed.weights.retention import collect_garbage
 from woodshed.weights.store import Store, open_store
 
 from .states import publish, raw, state_at

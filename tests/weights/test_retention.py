@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.weights.chain import Publisher, verify_chain
+from woodshed.weights.chain import Publisher, collect_garbage, verify_chain
 from woodshed.weights.follow import Follower
 from woodshed.weights.manifest import read_manifest, versions
-from woodshed.weights.retention import collect_garbage
 from woodshed.weights.store import FolderStore, Store
 
 from .states import publish, raw, state_at

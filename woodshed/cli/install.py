@@ -1,14 +1,21 @@
-"""``woodshed tasks install`` and ``remove``, what a policy may do: arguments and screens; no logic."""
+"""``woodshed tasks install`` and ``remove``, what a policy may do: arguments and screens; no logic.
+
+What an install came to, for reading.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from woodshed.tasks.generators.packages.catalogue import Module, Wheel
+from woodshed.tasks.install.kit import Pinned
+from woodshed.tasks.install.run import Outcome
 from woodshed.view.bar import Bar
 
 from .options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     from woodshed.sandbox.layers import LayerStore
     from woodshed.sandbox.protocol import Backend
     from woodshed.tasks.install.run import Outcome
+
 
 PolicyOption = Annotated[
     str | None, typer.Option(help="URL of an OpenAI-compatible server, such as a gateway, whose policy does the work")
@@ -63,8 +71,7 @@ def install(
     recipe. Exit code 1 if a source was discarded, 2 if nothing could start.
     """
     from woodshed.tasks.install.command import InstallWishes, PolicyPlace, install_sources
-    from woodshed.tasks.install.table import json_of, text_of
-    from woodshed.tasks.install.task_command import install_tasks
+    from woodshed.tasks.install.task import install_tasks
 
     if judge and policy is None:
         raise _fail(ValueError("--judge needs --policy: there is nobody to judge"))
@@ -124,7 +131,7 @@ def remove(
     Interrupt it whenever you like: the same command continues and asks for nothing twice. Exit code 1 if a source could
     not be used or no task was kept.
     """
-    from woodshed.tasks.generators.agentic.propose import removals
+    from woodshed.tasks.generators.agentic import removals
     from woodshed.tasks.generators.packages.report import BuildReport
     from woodshed.tasks.generators.packages.settings import PackageTaskSettings
     from woodshed.tasks.install.command import PolicyPlace
@@ -152,3 +159,39 @@ def _key(variable: str) -> str:
             ValueError(f"--key-env {variable}: this environment variable is not set; put the server's key there")
         )
     return key
+
+
+def text_of(outcomes: Sequence[Outcome]) -> str:
+    """A line for each source, below it its targets, what was resolved and what is worth knowing."""
+    return "\n".join(line for outcome in outcomes for line in _lines(outcome))
+
+
+def _lines(outcome: Outcome) -> list[str]:
+    done = outcome.install
+    state = "installed" if done else "discarded"
+    lines = [f"{state:<10} {outcome.source}  {outcome.tries} {'try' if outcome.tries == 1 else 'tries'}"]
+    why = {reached.goal: reached.why for reached in outcome.last}
+    lines += [f"  target    {goal.command}" + (f"  ({why[goal]})" if why.get(goal) else "") for goal in outcome.targets]
+    if done:
+        lines.append(f"  resolved  {', '.join(map(_pinned, done.installed)) or 'nothing needed'}")
+        lines += [f"  plugins   {', '.join(done.plugins)}"] if done.plugins else []
+        lines += [f"  files     {', '.join(sorted(done.added))}"] if done.added else []
+        lines += ["  services  started by start.sh"] if done.recipe.start else []
+        lines += [f"  note      {note}" for note in done.notes]
+    return lines + ([f"  why       {outcome.error}"] if outcome.error else [])
+
+
+def json_of(outcome: Outcome) -> dict[str, Any]:
+    done = outcome.install
+    return {
+        "source": outcome.source, "installed": done is not None, "tries": outcome.tries, "error": outcome.error,
+        "targets": [g.table() for g in outcome.targets],
+        "wheels": [vars(p) for p in done.installed if isinstance(p, Wheel)] if done else [],
+        "modules": [vars(p) for p in done.installed if isinstance(p, Module)] if done else [],
+        "plugins": list(done.plugins) if done else [], "files": sorted(done.added) if done else [],
+        "notes": list(done.notes) if done else [],
+    }  # fmt: skip
+
+
+def _pinned(one: Pinned) -> str:
+    return f"{one.name if isinstance(one, Wheel) else one.package} {one.version}"

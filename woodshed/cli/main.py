@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from . import boxes as cli_boxes
+from . import boxes as cli_roots
 from . import install as _install  # noqa: F401  (puts its commands beside those of tasks)
 from . import renew as _renew  # noqa: F401
-from . import roots as cli_roots
 from . import tasks as cli_tasks
 
 app = typer.Typer(
@@ -176,7 +176,7 @@ def engine(
 
     SIGTERM drains: nothing new is taken, what runs is finished, and the gateway sends the rest to other engines.
     """
-    from woodshed.engine.remote.serve import main
+    from woodshed.engine.remote.service import main
     from woodshed.engine.settings import EngineServerSettings
     from woodshed.record.overrides import validated
 
@@ -279,7 +279,7 @@ def monitors(
         woodshed run laptop --set rl.monitors.special_casing=quarantine
     """
     from woodshed.monitors import NAMES
-    from woodshed.view.findings import FindingsError, print_findings
+    from woodshed.view.summary import FindingsError, print_findings
 
     if unknown := sorted(set(only or []) - set(NAMES)):
         raise _fail(ValueError(f"--only {unknown[0]}: no such monitor; there are: {', '.join(NAMES)}"))

@@ -221,8 +221,7 @@ def stats(
 ) -> None:
     """Count tasks and compare their size with published benchmarks."""
     from woodshed.record.task import TaskError
-    from woodshed.tasks.library.plot import draw
-    from woodshed.tasks.library.statistics import collect
+    from woodshed.tasks.library.statistics import collect, draw
 
     try:
         found = collect(folders)

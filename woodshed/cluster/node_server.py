@@ -1,7 +1,11 @@
-"""One server program on one node of a cluster, as the actor there keeps it. Imports no ray."""
+"""One server program on one node of a cluster, as the actor there keeps it. Imports no ray.
+
+Which Woodshed is installed here: programs that are placed on other machines have to be of the same one.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import time
@@ -10,9 +14,31 @@ from pathlib import Path
 
 import httpx
 
-from .ports import free_ports
-from .source import PACKAGE, check_source
-from .supervisor import Program, Supervisor
+import woodshed
+
+from .supervisor import Program, Supervisor, free_ports
+
+PACKAGE = Path(woodshed.__file__).parent
+
+
+class OtherSource(Exception):
+    """A machine has another Woodshed than the run, or none."""
+
+
+def source() -> str:
+    """Version, and the first digits of a sha256 over names and contents of every Python file of the package."""
+    sha = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name, data = os.fsencode(path.relative_to(PACKAGE)), path.read_bytes()
+        sha.update(b"%d:%s%d:" % (len(name), name, len(data)) + data)
+    return f"{woodshed.__version__} ({sha.hexdigest()[:12]})"
+
+
+def check_source(wanted: str) -> None:
+    """Raises OtherSource where ``wanted`` (of ``source``, on another machine) is not what is installed here."""
+    if (here := source()) != wanted:
+        raise OtherSource(f"woodshed {here} is installed there, and this run is {wanted}: install the same everywhere")
+
 
 _NAME = "server"
 

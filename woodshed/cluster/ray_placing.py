@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .node_server import OtherSource
 from .ray_servers import PATIENCE, NoNodes, RayServers
-from .source import OtherSource
 from .supervisor import FATAL
 
 _PACE = 1.0

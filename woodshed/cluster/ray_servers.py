@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .node_server import NodeServer
-from .source import OtherSource, source
+from .node_server import NodeServer, OtherSource, source
 from .supervisor import ProgramFailed
 
 PATIENCE = 120.0

@@ -1,6 +1,8 @@
 """Local programs under supervision: started, restarted when they die, ended with their parent.
 
 Call everything from one long-lived thread (the kernel ties a child's parent-death signal to the thread that made it).
+
+Free ports of this machine.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import builtins
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -183,3 +186,13 @@ def _describe(code: int) -> str:
         except ValueError:
             return f"signal {-code}"
     return f"exit code {code}"
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports of the address ``host`` that nobody has now, each another one."""
+    held = [socket.create_server((host, 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()

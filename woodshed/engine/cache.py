@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .memory import zeros
+from .processor import zeros
 
 
 class RowCache:

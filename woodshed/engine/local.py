@@ -27,20 +27,28 @@ from woodshed.policy.state import load_hf_state
 
 from . import graphs
 from .cache import RowCache
-from .checks import check_sampling, checked_prompt
-from .delivery import Outbox
-from .errors import EngineBusy, EngineClosed, EngineError
-from .fair import FairQueue
+from .drafting import Speculation
 from .forward import Forward
 from .grammar import MISSING, GrammarError, Grammars, Matcher, library
 from .native import kernels as native
 from .packing import PackedLinear, packs
-from .penalties import TokenCounts
-from .protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
-from .request import Request, seeded
-from .scheduler import Scheduler
+from .protocol import (
+    Completion,
+    EngineBusy,
+    EngineClosed,
+    EngineError,
+    OnReport,
+    OnToken,
+    Sampling,
+    StopReason,
+    TokenReport,
+    check_sampling,
+    checked_prompt,
+)
+from .request import Outbox, Request, seeded
+from .sampler import TokenCounts
+from .scheduler import FairQueue, Scheduler
 from .settings import EngineSettings
-from .speculate import Speculation
 from .swap import KvPolicy, Swap
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,14 @@
-"""What every engine does. The gateway knows this protocol and nothing else about engines. Imports no torch."""
+"""What every engine does. The gateway knows this protocol and nothing else about engines. Imports no torch.
+
+What the engine raises. Imports no torch.
+
+What is refused before anything runs. Imports no torch.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -23,7 +30,7 @@ class Sampling:
     the choice, and ``stop_ids`` only where it is fulfilled.
 
     ``presence_penalty`` and ``frequency_penalty`` count the generated tokens, ``repetition_penalty`` those of the
-    prompt as well (see ``engine/penalties.py``); the last ``drawn`` tokens of the prompt are generated ones.
+    prompt as well (see ``engine/sampler.py``); the last ``drawn`` tokens of the prompt are generated ones.
 
     ``raw_logprobs`` and ``top_logprobs`` ask for a ``TokenReport`` of each token: under the policy itself (temperature
     1, the whole vocabulary, nothing added) or under the distribution that is sampled from.
@@ -140,3 +147,94 @@ class Engine(Protocol):
     def stats(self) -> dict[str, Any]: ...
 
     async def close(self) -> None: ...
+
+
+class EngineError(RuntimeError):
+    """The engine could not answer a request; the cause is chained."""
+
+
+class EngineClosed(EngineError):
+    """The engine was closed before it answered."""
+
+
+class EngineUnfit(EngineError):
+    """This engine cannot be used at all: another policy, another key."""
+
+
+class EngineLost(EngineClosed):
+    """The engine cannot be reached, or stopped answering in the middle of a request."""
+
+
+class EngineBusy(EngineError):
+    """Too many requests wait (``EngineSettings.max_waiting``); try again later."""
+
+
+class ContextLengthExceeded(ValueError):
+    """The prompt leaves no room for a single sampled token."""
+
+    def __init__(self, tokens: int, context: int) -> None:
+        super().__init__(
+            f"the request has {tokens} tokens and the context holds {context}, of which at least one must be sampled; "
+            "shorten the prompt or raise engine.context"
+        )
+        self.tokens = tokens
+        self.context = context
+
+
+class SamplingRefused(ValueError):
+    """This engine cannot do what ``field`` of ``Sampling`` asks."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"sampling.{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+def weights_problem(known: dict[str, Any] | None, error: Exception) -> dict[str, Any]:
+    """What ``stats`` say of weights that cannot be followed: ``reason`` and ``since``, the time of the first of the
+    failures in a row."""
+    return {"reason": f"{type(error).__name__}: {error}", "since": known["since"] if known else time.time()}
+
+
+MOST_TOP_LOGPROBS = 20
+"""Alternatives per token, as in the API of OpenAI."""
+MOST_PENALTY = 2.0
+"""Of presence and frequency, either way, as in the API of OpenAI."""
+
+
+def checked_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> NDArray[np.int32]:
+    """The prompt as int32 ``[P]``. Raises ValueError (ContextLengthExceeded where it is too long)."""
+    prompt = np.asarray(tokens, dtype=np.int64)
+    if prompt.ndim != 1 or not len(prompt):
+        raise ValueError("tokens: a request needs a flat sequence of at least one token")
+    if len(prompt) + 1 > context:
+        raise ContextLengthExceeded(len(prompt), context)
+    wrong = (prompt < 0) | (prompt >= vocabulary)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ValueError(f"tokens[{at}] is {prompt[at]}; the policy knows ids 0 to {vocabulary - 1}")
+    return prompt.astype(np.int32)
+
+
+def check_sampling(sampling: Sampling, vocabulary: int) -> None:
+    """Raises ValueError naming the field that is out of range."""
+    limits = (
+        ("max_tokens", sampling.max_tokens >= 1, "must be at least 1"),
+        ("temperature", 0 <= sampling.temperature < math.inf, "must be finite and not negative"),
+        ("top_p", 0 < sampling.top_p <= 1, "must be above 0 and at most 1"),
+        ("top_k", sampling.top_k >= 0, "must be 0 (off) or more"),
+        ("drawn", sampling.drawn >= 0, "must be 0 or more"),
+        ("min_p", 0 <= sampling.min_p <= 1, "must be from 0 to 1"),
+        ("presence_penalty", abs(sampling.presence_penalty) <= MOST_PENALTY, "must be from -2 to 2"),
+        ("frequency_penalty", abs(sampling.frequency_penalty) <= MOST_PENALTY, "must be from -2 to 2"),
+        ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf, "must be finite and above 0"),
+        ("top_logprobs", 0 <= sampling.top_logprobs <= MOST_TOP_LOGPROBS, f"must be from 0 to {MOST_TOP_LOGPROBS}"),
+    )
+    for name, fine, rule in limits:
+        if not fine:
+            raise ValueError(f"sampling.{name} is {getattr(sampling, name)}; it {rule}")
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"sampling.logit_bias names token {token}; the policy knows ids 0 to {vocabulary - 1}")
+        if math.isnan(bias) or bias == math.inf:
+            raise ValueError(f"sampling.logit_bias of token {token} is {bias}; it must be finite or -inf")

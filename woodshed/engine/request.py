@@ -1,4 +1,9 @@
-"""A request inside the engine, from submission to delivery. Imports no torch."""
+"""A request inside the engine, from submission to delivery. Imports no torch.
+
+Hands results from the engine's thread to asyncio callers: one wake-up per event loop and iteration.
+
+How far to guess ahead. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,43 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .grammar import Matcher
-from .pace import Pace
-from .penalties import Counts, TokenCounts
 from .protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
+from .sampler import Counts, TokenCounts
+
+REST = 16
+"""Tokens without guesses after guesses of one token kept being wrong."""
+
+
+class Pace:
+    """How many tokens to guess for one request, from how its guesses did: deterministic, and its own."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.count = max(1, most // 2)
+        self._resting = 0
+
+    def next(self) -> int:
+        if self._resting:
+            self._resting -= 1
+            return 0
+        return self.count
+
+    def saw(self, guessed: int, kept: int) -> None:
+        """``kept`` of ``guessed`` were right."""
+        if kept == guessed:
+            self.count = min(self.most, max(self.count, kept) + 1)
+        elif kept:
+            self.count = kept + 1
+        elif self.count > 1:
+            self.count //= 2
+        else:
+            self._resting = REST
 
 
 def seeded(seed: int, drawn: int) -> random.Random:
@@ -117,3 +151,31 @@ class Request:
         if len(self.tokens) >= self.limit:
             return "length"
         return "cancelled" if enough else None
+
+
+def _settle(results: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, result in results:
+        if future.done():  # the caller gave up meanwhile
+            continue
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+
+class Outbox:
+    """Collects (future, result or exception) and delivers them with ``flush``. Used by the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._pending: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+
+    def put(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
+        self._pending.setdefault(loop, []).append((future, result))
+
+    def flush(self) -> None:
+        for loop, results in self._pending.items():
+            try:
+                loop.call_soon_threadsafe(_settle, results)
+            except RuntimeError:  # the caller's loop was closed: nobody is left to tell
+                pass
+        self._pending.clear()

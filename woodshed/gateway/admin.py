@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from woodshed.engine.access import bearer
+from woodshed.cluster.service import bearer
 
 from . import segments_wire
 from .background import Background

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from woodshed.engine.prometheus import CONTENT_TYPE
+from woodshed.cluster.service import CONTENT_TYPE
 from woodshed.engine.protocol import Engine
 from woodshed.gateway.dialects.chat_replies import ChatCompletions
 from woodshed.gateway.dialects.messages_replies import Messages
@@ -19,7 +19,6 @@ from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
 
 from .admin import Admin, Follow
-from .asgi import read_body
 from .background import Background
 from .endpoint import CountEndpoint, Endpoint
 from .errors import ApiError
@@ -29,6 +28,7 @@ from .keys import Keys, client_key
 from .metrics import Metrics
 from .rendering import Rendering
 from .settings import GatewaySettings
+from .streaming import read_body
 from .trajectories import FEEDBACK_EVENT, Trajectories
 from .turns import Turns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from woodshed.engine.checks import MOST_PENALTY
+from woodshed.engine.protocol import MOST_PENALTY
 from woodshed.record.large_json import loads
 
 from .errors import ApiError, invalid, shown

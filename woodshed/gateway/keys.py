@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from woodshed.engine.access import AdminKey, bearer, key_hash
+from woodshed.cluster.service import AdminKey, bearer, key_hash
 
 
 class Keys:

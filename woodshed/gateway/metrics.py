@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from woodshed.engine.prometheus import engine_lines, metric
+from woodshed.cluster.service import engine_lines, metric
 
 _HELP = {
     "turns": "Replies recorded",

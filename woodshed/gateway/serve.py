@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from woodshed.engine.access import read_admin_key
+from woodshed.cluster.service import read_admin_key
 from woodshed.engine.protocol import Engine
 from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ async def serve(settings: GatewaySettings) -> None:
         raise ValueError("gateway.policy is not set; name the policy's directory with --policy")
     admin_key = read_admin_key(settings.admin_key_file)
 
-    from woodshed.engine.listen import listen
+    from woodshed.cluster.service import listen
 
     from .app import build_app
 
@@ -55,7 +55,14 @@ async def serve(settings: GatewaySettings) -> None:
             engine, chat, tokenizer, admin_key=admin_key, settings=settings, follow=follow, journal=journal
         )  # fmt: skip
         keep_waits_short()
-        await listen(app, settings, stack)
+        await listen(
+            app,
+            host=settings.host,
+            port=settings.port,
+            shutdown_seconds=settings.shutdown_seconds,
+            ready_file=settings.ready_file,
+            stack=stack,
+        )
 
 
 async def _engine(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from woodshed.engine.access import key_hash
+from woodshed.cluster.service import key_hash
 
 from .errors import ApiError
 from .journal import Journal, Kept

@@ -8,8 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, SamplingRefused
-from woodshed.engine.protocol import Completion, Engine, OnToken, Sampling
+from woodshed.engine.protocol import (
+    Completion,
+    ContextLengthExceeded,
+    Engine,
+    EngineBusy,
+    EngineClosed,
+    EngineError,
+    OnToken,
+    Sampling,
+    SamplingRefused,
+)
 from woodshed.policy.formats.base import ParsedMessage
 
 from .background import Background

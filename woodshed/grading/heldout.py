@@ -29,10 +29,8 @@ from woodshed.sandbox.taskbox import box_spec
 from .altered import Altering, altered_ids, altered_tests, known_of, split
 from .other_constants import KINDS, SAME, Kind, other
 from .pytest_alter import alter
-from .pytest_given import placeholders
+from .pytest_given import literals, only, placeholders
 from .pytest_grader import import_path, lay_tests, run_pytest, test_timeout
-from .pytest_literals import literals
-from .pytest_only import only
 from .results import TestRun
 from .telling import Reference, Values, agreed, objection, problem_of, reference_of, total, values_of
 

@@ -3,12 +3,18 @@ nothing.
 
 A commit's tests import what the commit defines, so without it not one test of their file runs, the old ones neither.
 With a placeholder, those that do not need it answer as they always did.
+
+What a test file writes out: its constants, which a policy can read, and which altered tests hand to the code.
+
+A test file without the tests that nobody asks for: of a large one, most of the time goes into collecting them.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
 
 from woodshed.record.task import Task
 
@@ -63,3 +69,86 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
                 yield from _defined([*inner, *other])
             case _:
                 continue
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_COMMON = (None, True, False, 0, 1)
+"""They stand in every file, and are answers to everything."""
+
+
+@lru_cache(maxsize=256)
+def literals(source: str) -> dict[str, list[Any]]:
+    """Function (``Class::test_it``) -> values that are written out in it, or outside of all tests; ``""``: all of the
+    file. Parts of a written value are values too. Empty for what is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    tests = dict(_tests(tree, ""))
+    inside = {id(node) for test in tests.values() for node in ast.walk(test)}
+    shared = list(_written(tree, inside))
+    found = {name: [*shared, *_written(test, set())] for name, test in tests.items()}
+    found[""] = [*shared, *(value for test in tests.values() for value in _written(test, set()))]
+    return found
+
+
+def _tests(body: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, ast.stmt]]:
+    for node in body.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _tests(node, f"{prefix}{node.name}::")
+        elif isinstance(node, _FUNCTIONS) and node.name.startswith("test"):
+            yield prefix + node.name, node
+
+
+def _written(tree: ast.AST, left_out: set[int]) -> Iterator[Any]:
+    for node in ast.walk(tree):
+        if id(node) in left_out or not isinstance(node, ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set):
+            continue
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if not any(value is common for common in _COMMON):
+            yield value
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@lru_cache(maxsize=256)
+def only(source: str, tests: frozenset[str]) -> str:
+    """``source`` without functions whose names begin with ``test``, and classes that have such, but for those named in
+    ``tests`` (names of classes and functions) and those that something in the file names."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return source
+    _drop(tree, tests | _named(tree))
+    return ast.unparse(tree)
+
+
+def _named(tree: ast.Module) -> set[str]:
+    """Everything that the file may look up by name."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.Constant(value=str() as name):
+                found.add(name)
+    return found
+
+
+def _drop(body: ast.Module | ast.ClassDef, needed: frozenset[str]) -> None:
+    kept: list[ast.stmt] = []
+    for node in body.body:
+        if isinstance(node, ast.ClassDef) and node.name in needed:
+            _drop(node, needed)
+            kept.append(node)
+        elif isinstance(node, ast.ClassDef):
+            kept += [] if any(map(_is_test, node.body)) else [node]
+        elif not _is_test(node) or getattr(node, "name", "") in needed:
+            kept.append(node)
+    body.body = kept or [ast.Pass()]
+
+
+def _is_test(node: ast.stmt) -> bool:
+    return isinstance(node, _FUNCTIONS) and node.name.startswith("test")

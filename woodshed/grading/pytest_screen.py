@@ -16,8 +16,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from .python_names import Names
-from .python_source import UnreadableError, declared_encoding, is_safe, parse
+from .python_names import Names, UnreadableError, declared_encoding, is_safe, parse
 
 
 def _words(text: str) -> frozenset[str]:

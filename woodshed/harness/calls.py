@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from woodshed.harness.tools.base import ToolResult
+from woodshed.harness.tools.base import ToolResult, clean
 from woodshed.record.trajectory import ToolEvent
 
-from .clip import clean
 from .episode import Call, Message, Moment, Reaction
 from .errors import ToolError
 from .registry import ToolRegistry

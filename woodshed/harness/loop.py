@@ -11,21 +11,19 @@ import asyncio
 import inspect
 from functools import lru_cache
 
+from woodshed.harness.tools.base import clean
 from woodshed.record.trajectory import ExitStatus, ToolEvent
 from woodshed.sandbox.faults import is_silent
 from woodshed.sandbox.protocol import BoxError, Sandbox
 
-from .budget import Budget
 from .calls import Runner, calls_of
-from .clip import clean
 from .endpoint import ChatEndpoint, Reply
-from .episode import Episode, Message, Moment, Observer, Reaction
+from .episode import Budget, Episode, Message, Moment, Observer, Reaction
 from .errors import FORMAT_ERRORS, ContextFull, EndpointLost, ToolError
-from .prompt import opening
+from .prompt import REQUEST, continued, opening, summary_text
 from .registry import ToolRegistry
 from .session import Session
 from .settings import HarnessSettings
-from .summary import REQUEST, continued, summary_text
 
 
 @lru_cache(maxsize=32)

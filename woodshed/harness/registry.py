@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from woodshed.harness.tools.base import Arguments, Tool, ToolResult
-from woodshed.harness.tools.edit_file import EditFile
-from woodshed.harness.tools.edit_line import EditLine
+from woodshed.harness.tools.base import Arguments, Tool, ToolResult, clean
+from woodshed.harness.tools.edit_file import EditFile, EditLine
 from woodshed.harness.tools.finish import Finish
 from woodshed.harness.tools.read_file import ReadFile
 from woodshed.harness.tools.read_lints import ReadLints
@@ -24,7 +23,6 @@ from woodshed.harness.tools.undo import Undo
 from woodshed.harness.tools.write_file import DeleteFile, WriteFile
 from woodshed.sandbox.protocol import BoxError, BoxGone, SandboxError
 
-from .clip import clean
 from .errors import ToolError, error_text
 from .session import Session
 from .settings import HarnessSettings
@@ -113,8 +111,7 @@ def harness_hash(settings: HarnessSettings, program: Sequence[str] = ()) -> str:
 
     ``program``: digests of the files of ``harness.program``; where they lie on this machine is left out.
     """
-    from .prompt import system_prompt
-    from .summary import REQUEST
+    from .prompt import REQUEST, system_prompt
 
     registry = ToolRegistry(settings.tools, settings)
     parts = [registry.schemas(), system_prompt(settings), REQUEST, _noticed(settings), *program, _FORMAT]

@@ -2,6 +2,8 @@
 
 Invariants: a prompt is dispatched once, ever (ledger). Every dispatched rollout is stored exactly once (its id is
 decided at dispatch). A batch is decided in the ledger before its file appears, and its file can be made again.
+
+How far rollouts may run ahead of the trainer (AReaL, arXiv:2505.24298, section 5.1, and a sweep by token age).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,22 @@ from woodshed.train.metrics_log import MetricsLog
 from .curriculum import Curriculum, replay
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .settings import RLSettings
-from .staleness import may_dispatch, token_age
+
+
+def may_dispatch(used: int, version: int, groups_per_step: int, max_staleness: int) -> bool:
+    """Whether one more group keeps every group within ``max_staleness`` versions of the step that trains it.
+
+    ``used`` groups were dispatched for training so far and ``version`` steps were published: the next group is trained
+    at version ``used // groups_per_step``, which may exceed ``version`` by at most ``max_staleness``.
+    """
+    return used // groups_per_step - version <= max_staleness
+
+
+def token_age(trajectories: Iterable[Trajectory], version: int) -> int:
+    """Versions between the oldest sampled token of a group and ``version``; 0 where nothing was sampled."""
+    oldest = [low for low, _ in (t.version_range() for t in trajectories) if low >= 0]
+    return max(0, version - min(oldest)) if oldest else 0
+
 
 BuildBatch = Callable[[list[list[Trajectory]], int], tuple[TrainBatch, dict[str, Any]]]
 

@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
-from woodshed.record.extension import is_reference
-from woodshed.record.settings import Settings
+from woodshed.record.settings import Settings, is_reference
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm

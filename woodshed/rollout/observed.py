@@ -9,9 +9,8 @@ from typing import Any
 from woodshed.gateway.errors import CONTEXT_FULL
 from woodshed.gateway.segments_wire import Finished
 from woodshed.gateway.terms import LIMIT_REACHED, Terms, TurnUsage
-from woodshed.harness.budget import Budget
 from woodshed.harness.endpoint import Reply
-from woodshed.harness.episode import Episode, Message
+from woodshed.harness.episode import Budget, Episode, Message
 from woodshed.harness.settings import LimitSettings
 from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent
 

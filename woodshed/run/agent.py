@@ -30,7 +30,7 @@ from woodshed.stages.held_out_key import with_key
 from woodshed.stages.servers import address_of
 from woodshed.stages.tasks import load_split
 
-from .serving import served
+from .placed import served
 
 
 class AgentError(Exception):

@@ -25,7 +25,7 @@ from woodshed.sandbox.taskbox import box_spec
 from woodshed.stages.arena import open_arena
 from woodshed.stages.held_out_key import settle_key, with_key
 
-from .serving import served
+from .placed import served
 
 Progress = Callable[[int, int, str], None]
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from woodshed.engine.access import ADMIN_VARIABLE, read_admin_key
+from woodshed.cluster.service import ADMIN_VARIABLE, read_admin_key
 from woodshed.record.jsonl import JsonLines
 from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.host.pressure import Bounds, Load, measure
-from woodshed.sandbox.remote.placed import PlacedHosts, following
-from woodshed.sandbox.remote.placement import Local, Place, Placement
+from woodshed.sandbox.remote.placement import Local, Place, PlacedHosts, Placement, following
 
 from .pool import Pool
 from .protocol import SandboxError

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from woodshed.sandbox.host.admission import Admission
 from woodshed.sandbox.host.bases import Bases
-from woodshed.sandbox.host.pressure import Bounds, Load
+from woodshed.sandbox.host.pressure import Admission, Bounds, Load
 from woodshed.sandbox.host.together import all_or_none
 
 from .faults import of_the_machine

@@ -23,14 +23,13 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.stages import CorpusSettings
 from woodshed.record.run_directory import RunDirectory
 from woodshed.tasks.generators.studies.function import StudyFunction, draw_functions
-from woodshed.tasks.generators.studies.nouns import NOUNS
+from woodshed.tasks.generators.studies.spec import NOUNS
 from woodshed.tasks.languages.python import Mutation, mutations, pick
 
-from .chat import chat_format
 from .demonstrator import broken_line
 from .examples import Example, save_examples
 from .failures import StageFailed
-from .render import render_conversation
+from .render import chat_format, render_conversation
 
 Message = dict[str, Any]
 Conversation = tuple[list[Message], list[float]]

@@ -10,8 +10,8 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json
 from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.build import build_package_tasks
-from woodshed.tasks.generators.studies.draw import draw_studies
 from woodshed.tasks.generators.studies.function import Split
+from woodshed.tasks.generators.studies.spec import draw_studies
 from woodshed.tasks.generators.studies.write import write_study
 from woodshed.tasks.validate.gates import check_task
 

@@ -21,11 +21,10 @@ from woodshed.recipe.stages import MtpSettings
 from woodshed.record.run_directory import RunDirectory
 from woodshed.train.batch import TrainBatch
 from woodshed.train.checkpoint import latest_checkpoint, save_checkpoint
+from woodshed.train.collate import micro_batches
 from woodshed.train.metrics_log import MetricsLog
 from woodshed.train.mtp import distill
-from woodshed.train.optim import Optimizer
-from woodshed.train.packing import micro_batches
-from woodshed.train.schedule import lr_factor
+from woodshed.train.optim import Optimizer, lr_factor
 from woodshed.train.settings import OptimizerSettings, ScheduleSettings
 
 from .examples import Example, batches, load_examples

@@ -13,9 +13,9 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import RunDirectory
 
-from .chat import chat_format
 from .examples import load_examples
 from .failures import StageFailed
+from .render import chat_format
 from .supervised import train_on
 
 

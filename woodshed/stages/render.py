@@ -1,4 +1,7 @@
-"""A recorded conversation as tokens for supervised learning, rendered exactly as the gateway would have."""
+"""A recorded conversation as tokens for supervised learning, rendered exactly as the gateway would have.
+
+Which chat format a run speaks.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from woodshed.policy.formats import get_format
 from woodshed.policy.formats.base import ChatFormat, text_content
+from woodshed.policy.settings import PolicySettings
 from woodshed.policy.tokenizer import Piece, Tokenizer
+from woodshed.record.run_directory import RunDirectory
 
 
 def render_conversation(
@@ -47,3 +53,12 @@ def _after(pieces: Sequence[Piece], opening: Sequence[Piece]) -> list[Piece]:
         left = rest[0].text[len(piece.text) :]
         rest = ([Piece(left, rest[0].special)] if left else []) + rest[1:]
     return rest
+
+
+def chat_format(settings: PolicySettings, run: RunDirectory) -> ChatFormat:
+    """The run's chat format. That of a pretrained policy is decided when it is converted, so this comes after that."""
+    if settings.source != "scratch":
+        from woodshed.policy.hf import stored_format  # imports torch, which stages without a network do not need
+
+        return stored_format(run.policy("pretrain"))
+    return get_format("compact" if settings.format == "auto" else settings.format)

@@ -1,4 +1,7 @@
-"""The stages that run the agent: evaluation before and after, and the rollout side of RL."""
+"""The stages that run the agent: evaluation before and after, and the rollout side of RL.
+
+The policy that RL ends with, for everybody's tools.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ import uvloop
 from woodshed.engine.grammar import Grammars
 from woodshed.evaluate.run import Sofar, evaluate
 from woodshed.monitors import count, quarantined
+from woodshed.policy.hf import load_policy, save_policy
+from woodshed.policy.state import load_hf_state
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
@@ -26,12 +31,12 @@ from woodshed.rollout.failures import FAULT, INFRA, RunFailing
 from woodshed.sandbox.pool import Pool
 from woodshed.train.batch import TrainBatch
 from woodshed.weights.fence import Head
+from woodshed.weights.follow import Follower
 
 from .arena import open_arena
-from .decontaminate import check_training_data
 from .held_out_key import key_digest, with_key
 from .pace import Pace
-from .tasks import load_split
+from .tasks import check_training_data, load_split
 
 
 def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:
@@ -166,7 +171,6 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             notice=lambda text: run.write_progress("rl", head() or 0, settings.steps, text),
         )
         await controller.run()
-    from .export import export_final  # imports torch, which rollouts do without
 
     export_final(run, chain)
     note = f"{settings.steps} steps, {len(store)} trajectories stored"
@@ -210,3 +214,16 @@ def _last_action(groups: Sequence[Sequence[Trajectory]]) -> str:
 
 def _mean(results: dict[str, list[bool]]) -> float:
     return float(np.mean([np.mean(v) for v in results.values()])) if results else float("nan")
+
+
+def export_final(run: RunDirectory, chain: str) -> int:
+    """The head of the weight chain as ``policy/final``, in Hugging Face layout; its version comes back."""
+    newest = Follower(chain).poll()
+    if newest is None:
+        raise FileNotFoundError(f"{chain} has no published version; the trainer never started")
+    version, state = newest
+    policy = load_policy(run.policy("sft"))
+    load_hf_state(policy.decoder, state)
+    policy.version = version
+    save_policy(policy, run.policy("final"))
+    return version

@@ -7,8 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from woodshed.cluster.ports import free_ports
-from woodshed.cluster.supervisor import Program
+from woodshed.cluster.supervisor import Program, free_ports
 from woodshed.engine.settings import EngineServerSettings
 from woodshed.gateway.settings import GatewaySettings
 from woodshed.recipe.recipe import Recipe
@@ -38,7 +37,7 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
     engines = []
     for number, port in enumerate(ports[1:]):
         settings = EngineServerSettings(**shared, port=port, gpu=number)
-        engines.append(_program(run, f"engine-{number}", "woodshed.engine.remote.serve", settings, threads, weights))
+        engines.append(_program(run, f"engine-{number}", "woodshed.engine.remote.service", settings, threads, weights))
     server = GatewaySettings(
         **shared, port=ports[0], model=recipe.name, ready_file=ready, journal=journal,
         engines=tuple(f"http://127.0.0.1:{port}" for port in ports[1:]),

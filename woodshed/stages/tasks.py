@@ -1,13 +1,22 @@
-"""The task directories of a run, by family and split."""
+"""The task directories of a run, by family and split.
+
+The check that no repository which is held out is in what a policy was pretrained or fine-tuned on here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from woodshed.policy.tokenizer import Tokenizer
 from woodshed.record.history import in_use
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task, TaskError
 from woodshed.tasks.find import task_folders
+from woodshed.tasks.validate.contamination import contamination, held_out_repositories
+
+from .examples import load_examples
+from .failures import StageFailed
 
 
 def task_folder(run: RunDirectory, family: str, split: str) -> Path:
@@ -29,3 +38,33 @@ def load_split(run: RunDirectory, family: str, split: str) -> list[Task]:
     if not tasks:
         raise TaskError(f"{folder}: no tasks; the stage that makes them has not run")
     return tasks
+
+
+def check_training_data(run: RunDirectory) -> int:
+    """How many held-out repositories were looked for in the corpus and in the demonstrations.
+
+    Raises StageFailed, naming repository, function and file, where code of one is in them.
+    """
+    splits = [run.tasks(f"packages-{split}") for split in ("train", "heldout")]
+    folders = [path.parent for split in splits for path in split.glob("*/task.toml")]
+    repositories = held_out_repositories(Task.load(folder) for folder in sorted(folders))
+    if not repositories:
+        return 0
+    for path, tokenizer in _trained_on(run):
+        found = contamination(repositories, (tokenizer.decode(e.tokens.tolist()) for e in load_examples(path)))
+        if found:
+            first = found[0]
+            raise StageFailed(
+                f"{path}: example {first.text} holds {first.share:.0%} of {first.function} of {first.repository}, "
+                f"which is held out ({len(found)} such functions): hold another package out "
+                "(tasks.packages.heldout_packages), or keep it out of the training data"
+            )
+    return len(repositories)
+
+
+def _trained_on(run: RunDirectory) -> Iterator[tuple[Path, Tokenizer]]:
+    own = run.corpus / "tokenizer.json"
+    tokenizer = own if own.exists() else run.policy("pretrain") / "tokenizer.json"
+    for path in (run.corpus / "examples.npz", run.demonstrations / "examples.npz"):
+        if path.exists():
+            yield path, Tokenizer.load(tokenizer)

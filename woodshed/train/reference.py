@@ -10,9 +10,8 @@ import torch
 from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
-from .collate import collate, input_lengths
+from .collate import collate, input_lengths, micro_batches
 from .loss import target_logps
-from .packing import micro_batches
 from .settings import TrainSettings
 
 

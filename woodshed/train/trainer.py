@@ -12,12 +12,10 @@ from torch import Tensor
 from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
-from .collate import collate, input_lengths, weighted
+from .collate import collate, input_lengths, micro_batches, weighted
 from .loss import Observed, backward
 from .metrics import summarise
-from .optim import Optimizer
-from .packing import micro_batches
-from .schedule import lr_factor
+from .optim import Optimizer, lr_factor
 from .settings import TrainSettings
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,12 @@
-"""Publish versions to a chain, from one rank or from all ranks of a trainer; check a chain."""
+"""Publish versions to a chain, from one rank or from all ranks of a trainer; check a chain.
+
+What of a chain is kept.
+
+The rule: the newest ``keep_anchors`` anchors and everything after the oldest of them. From any weights, or from none,
+a follower reaches the head through the newest anchor, which is never deleted; one that is reading a version while it
+is deleted sees its manifest gone and plans again from what is there. So a follower needs no lease. One that holds a
+version of the kept range goes on with deltas alone.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +17,8 @@ from contextlib import closing
 from torch import Tensor
 
 from .delta import Wanted, encode_parts
-from .errors import ChainError, VersionConflict
+from .errors import ChainError, TornVersion, VersionConflict
 from .fence import Fence, Writers
-from .fetch import fetch_ahead
 from .follow import Follower, read_version
 from .image import Image, Piece, State, assemble, digest, take
 from .manifest import (
@@ -20,16 +27,40 @@ from .manifest import (
     Part,
     Parts,
     check_number,
+    delete_version,
+    fetch_ahead,
     read_manifest,
     sweep,
     version_key,
+    versions,
     write_manifest,
     write_part,
 )
 from .ranks import Ranks
-from .retention import collect_garbage
 from .shards import Shard, own_part
 from .store import Store, open_store
+
+
+def collect_garbage(where: str | os.PathLike[str] | Store, *, keep_anchors: int = 2) -> list[int]:
+    """Delete versions older than the ``keep_anchors``-th newest anchor; returns their numbers."""
+    if keep_anchors < 1:
+        raise ValueError("collect_garbage: keep_anchors must be at least 1")
+    store = open_store(where)
+    found, writers = versions(store), Writers(store)
+    writers.look()
+    anchors = 0
+    for at in range(len(found) - 1, -1, -1):  # Newest first: what is kept is read, what is deleted is not.
+        try:
+            manifest = read_manifest(store, found[at])
+            anchors += "full" in manifest.kinds and writers.counts(manifest)
+        except (FileNotFoundError, TornVersion):
+            continue  # Not an anchor that anybody could start from.
+        if anchors == keep_anchors:
+            for version in found[:at]:
+                delete_version(store, version)
+            return found[:at]
+    return []
+
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from .delta import Wanted, decode_part
 from .errors import ChainError, TornVersion, WrongBase
 from .fence import Writers
-from .fetch import fetch_ahead
 from .image import Image, State, assemble, digest, take
-from .manifest import Kind, Manifest, read_manifest, version_key, versions
+from .manifest import Kind, Manifest, fetch_ahead, read_manifest, version_key, versions
 from .store import Store, open_store
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,15 @@ import pytest
 
 from tests.engine.models import DENSE, MOE, decoder, prompt, run, slow, worst_gap
 from tests.engine.served import KEY, QUICK
-from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, EngineLost, EngineUnfit
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.protocol import (
+    ContextLengthExceeded,
+    EngineBusy,
+    EngineClosed,
+    EngineError,
+    EngineLost,
+    EngineUnfit,
+    Sampling,
+)
 from woodshed.engine.routing.router import Router
 from woodshed.engine.settings import EngineSettings
 from woodshed.engine.vllm.client import VllmEngine

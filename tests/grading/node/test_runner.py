@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.grading.node.run import framework_of, run_node
+from woodshed.grading.node.grader import framework_of, run_node
 from woodshed.grading.results import TestRun
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.protocol import BoxSpec

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.sandbox.images.unpack import unpack
+from woodshed.sandbox.images.harbor import unpack
 from woodshed.sandbox.protocol import SandboxError
 
 _KINDS = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE,

@@ -22,7 +22,7 @@ from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
 from woodshed.tasks.generators.packages.catalogue import load_catalogue
 from woodshed.tasks.generators.packages.dependencies import metadata_layer
 from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.install.goals import draw, parse_goals
+from woodshed.tasks.install.kit import draw, parse_goals
 from woodshed.tasks.install.lock import Install
 from woodshed.tasks.install.python.depot import Depot
 from woodshed.tasks.install.python.goals import python_goals

@@ -13,12 +13,10 @@ from tests.tasks.sources.place import Place
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.agentic.propose import Proposer
-from woodshed.tasks.generators.agentic.removal import removal_of
+from woodshed.tasks.generators.agentic import Proposer, removal_of
 from woodshed.tasks.generators.packages.catalogue import Package
 from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.generators.packages.rejected import Rejected
-from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.generators.packages.report import BuildReport, Rejected
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.sources.factory import build_from_sources

@@ -28,8 +28,7 @@ from woodshed.tasks.generators.packages.catalogue import load_catalogue
 from woodshed.tasks.generators.packages.dependencies import MOUNT
 from woodshed.tasks.generators.packages.source import unpack_wheel
 from woodshed.tasks.install.lock import find_install
-from woodshed.tasks.install.python.rules import PythonRuleBuilder
-from woodshed.tasks.install.python.services import services
+from woodshed.tasks.install.python.rules import PythonRuleBuilder, services
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.run import ground_of
 from woodshed.tasks.sources.pin import Wishes

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.tasks.sources.place import Place
 from woodshed.cli.main import app
-from woodshed.grading.install.box import SETUP
+from woodshed.grading.install.changes import SETUP
 from woodshed.grading.install.grader import SPEC, load_spec
 from woodshed.grading.verify import grade, submission_from
 from woodshed.record.task import Task, TaskError

@@ -17,7 +17,7 @@ from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Pack
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.languages.node import npm
-from woodshed.tasks.languages.node.harbor import lock_of
+from woodshed.tasks.languages.node.form import lock_of
 from woodshed.tasks.languages.node.modules import module_layers
 from woodshed.tasks.sources.factory import build_from_sources
 

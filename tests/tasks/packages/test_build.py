@@ -18,10 +18,10 @@ from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.tasks.generators.packages import prepare as preparation
-from woodshed.tasks.generators.packages.attack import UNREWARDED, attacked
 from woodshed.tasks.generators.packages.build import build_package_tasks
 from woodshed.tasks.generators.packages.catalogue import load_catalogue
 from woodshed.tasks.generators.packages.dependencies import dependency_layers
+from woodshed.tasks.generators.packages.guards import UNREWARDED, attacked
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.prepare import package_spec, prepare
 from woodshed.tasks.generators.packages.report import BuildReport

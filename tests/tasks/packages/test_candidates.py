@@ -24,8 +24,7 @@ from woodshed.tasks.generators.packages.instruction import (
 from woodshed.tasks.generators.packages.partition import unplanned
 from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.packages.surroundings import surroundings
-from woodshed.tasks.generators.packages.workspace import protected_globs, submission_globs, workspace_of
+from woodshed.tasks.generators.packages.workspace import protected_globs, submission_globs, surroundings, workspace_of
 
 from . import tiny
 

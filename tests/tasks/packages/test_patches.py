@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.library.exchange.git import GitRepository
 from woodshed.tasks.library.exchange.patches import apply_patch
 

@@ -16,10 +16,9 @@ from woodshed.harness.settings import RetrySettings
 from woodshed.tasks.generators.packages.candidates import Candidate
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.prompts.bugs import vague_report
 from woodshed.tasks.generators.prompts.deletions import deletion_request
 from woodshed.tasks.generators.prompts.reword import Reworder, objection, reworder
-from woodshed.tasks.generators.prompts.write import LEVELS, Facts, level_of, template
+from woodshed.tasks.generators.prompts.write import LEVELS, Facts, level_of, template, vague_report
 
 from .test_groups import POP, PUSH, SHOW, STACK, TEXT, WORKSPACE
 

@@ -10,12 +10,11 @@ import pytest
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task, TaskInfo, save_task
-from woodshed.stages.decontaminate import check_training_data
 from woodshed.stages.examples import Example, save_examples
 from woodshed.stages.failures import StageFailed
+from woodshed.stages.tasks import check_training_data
 from woodshed.tasks.generators.packages.build import separated
-from woodshed.tasks.generators.packages.ledger import Ledger
-from woodshed.tasks.generators.packages.report import BuildReport, PackageYield
+from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield
 from woodshed.tasks.validate.check import Verdict, mark_twins
 from woodshed.tasks.validate.contamination import contamination, held_out_repositories
 from woodshed.tasks.validate.splits import TWIN, twins_of_heldout

@@ -19,8 +19,7 @@ from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.library.renew.decide import Limits, find
 from woodshed.tasks.library.renew.harder import WAYS, Way
-from woodshed.tasks.library.renew.report import Renewal
-from woodshed.tasks.library.renew.run import Wishes, renew
+from woodshed.tasks.library.renew.run import Renewal, Wishes, renew
 from woodshed.tasks.validate.check import Verdict, check_folders
 from woodshed.tasks.validate.splits import TWIN
 

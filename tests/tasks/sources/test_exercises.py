@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.evaluate.suites.exercises.read import read_collection
+from woodshed.evaluate.suites.exercises import read_collection
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.proof import GATES
 from woodshed.tasks.generators.packages.report import BuildReport

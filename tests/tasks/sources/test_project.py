@@ -9,7 +9,6 @@ import pytest
 
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.sources.layout import find_layout
-from woodshed.tasks.sources.options import marked, own_options
 from woodshed.tasks.sources.pin import missing_advice
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
@@ -20,6 +19,7 @@ from woodshed.tasks.sources.requirements import (
     optional,
     parse_requirement,
 )
+from woodshed.tasks.sources.spec import marked, own_options
 
 from . import repos
 

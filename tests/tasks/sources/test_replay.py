@@ -12,7 +12,7 @@ from woodshed.tasks.generators.packages.history import Commit, parse_log, replay
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.proof import changed_functions
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.prompts.commits import cleaned
+from woodshed.tasks.generators.prompts.write import cleaned
 from woodshed.tasks.validate.check import check_folders
 
 from . import repos

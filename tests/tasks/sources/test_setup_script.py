@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from woodshed.tasks.sources.project import Project
-from woodshed.tasks.sources.requirements import needed, optional
-from woodshed.tasks.sources.setup_script import Stated, read_setup
+from woodshed.tasks.sources.requirements import Stated, needed, optional, read_setup
 
 SCRIPT = """
 import setuptools, pathlib

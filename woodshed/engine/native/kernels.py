@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.engine.cache import RowCache
-from woodshed.engine.memory import zeros
-from woodshed.engine.processor import has_flags
+from woodshed.engine.processor import has_flags, zeros
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer, rope_table
 

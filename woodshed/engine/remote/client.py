@@ -11,8 +11,17 @@ from typing import Any, TypeVar
 
 import httpx
 
-from woodshed.engine.errors import EngineClosed, EngineError, EngineLost, EngineUnfit
-from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, TokenReport
+from woodshed.engine.protocol import (
+    Completion,
+    EngineClosed,
+    EngineError,
+    EngineLost,
+    EngineUnfit,
+    OnReport,
+    OnToken,
+    Sampling,
+    TokenReport,
+)
 
 from . import wire
 from .stream import StreamedResponse

@@ -9,10 +9,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from woodshed.engine.access import AdminKey, bearer
-from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError
+from woodshed.cluster.service import AdminKey, bearer
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.protocol import Completion, TokenReport
+from woodshed.engine.protocol import Completion, EngineBusy, EngineClosed, EngineError, TokenReport
 
 from . import wire
 

@@ -10,12 +10,21 @@
 | ``GET /health``, ``GET /metrics`` | need no key |
 
 ``/stats`` and ``/health`` of an engine that has stopped answer 503.
+
+An engine as a program: ``woodshed engine``, or ``python -m woodshed.engine.remote.service --settings FILE``.
+
+On SIGTERM it takes no new request and finishes what runs (``shutdown_seconds``): a router sends the rest elsewhere.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
+import logging
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,10 +32,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from woodshed.engine.access import AdminKey, bearer
-from woodshed.engine.errors import EngineClosed, EngineError
+from woodshed.cluster.service import CONTENT_TYPE, AdminKey, bearer, engine_lines, read_admin_key
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.prometheus import CONTENT_TYPE, engine_lines
+from woodshed.engine.protocol import EngineClosed, EngineError
+from woodshed.engine.settings import EngineServerSettings
 
 from .generate import Generate
 from .wire import error_body
@@ -134,3 +143,45 @@ class _Service:
     def _check(self, request: Request) -> None:
         if not self.key.matches(bearer(request.headers.get("authorization", "").encode("latin-1"))):
             raise _Refused(401, EngineError("this route needs the engine's admin key"))
+
+
+def main(settings: EngineServerSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ValueError, FileNotFoundError or OSError before the first request."""
+    import uvloop
+
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: EngineServerSettings) -> None:
+    """Load the policy, catch up with its weights, answer requests; in the running event loop."""
+    admin_key = read_admin_key(settings.admin_key_file)
+
+    from woodshed.cluster.service import listen
+    from woodshed.engine.opening import open_engine
+
+    async with contextlib.AsyncExitStack() as stack:
+        opened = await open_engine(settings, stack, gpu=settings.gpu)
+        follow = None if opened.chain is None else opened.chain.follow
+        app = build_service(opened.engine, admin_key=admin_key, follow=follow, max_body=settings.max_body)
+        await listen(
+            app,
+            host=settings.host,
+            port=settings.port,
+            shutdown_seconds=settings.shutdown_seconds,
+            ready_file=settings.ready_file,
+            stack=stack,
+        )
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    parser = argparse.ArgumentParser(prog="woodshed.engine.remote.service", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="JSON file of EngineServerSettings")
+    given = parser.parse_args()
+    try:
+        main(EngineServerSettings.model_validate_json(given.settings.read_bytes()))
+    except (ValueError, FileNotFoundError) as problem:  # no second try helps
+        print(f"woodshed engine: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as problem:
+        sys.exit(f"woodshed engine: {problem}")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from woodshed.engine.errors import EngineLost
+from woodshed.engine.protocol import EngineLost
 
 CONNECT_SECONDS = 5.0
 _PIECE = 1 << 16

@@ -23,8 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError
-from woodshed.engine.protocol import Completion, Sampling, TokenReport
+from woodshed.engine.protocol import (
+    Completion,
+    ContextLengthExceeded,
+    EngineBusy,
+    EngineClosed,
+    EngineError,
+    Sampling,
+    TokenReport,
+)
 
 TOKENS, ALIVE, END, ERROR, REPORTS = 1, 2, 3, 4, 5
 LONGEST = 1 << 30

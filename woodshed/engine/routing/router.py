@@ -13,13 +13,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from woodshed.engine.errors import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, EngineUnfit
-from woodshed.engine.protocol import Completion, OnToken, Sampling
+from woodshed.engine.protocol import (
+    Completion,
+    ContextLengthExceeded,
+    EngineBusy,
+    EngineClosed,
+    EngineError,
+    EngineUnfit,
+    OnToken,
+    Sampling,
+)
 from woodshed.engine.settings import RoutingSettings
 
 from .partial import Partial
-from .placement import Placement
-from .replica import COUNTERS, Peer, Replica
+from .replica import COUNTERS, Peer, Placement, Replica
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,19 @@ from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
-from woodshed.engine.checks import check_sampling, checked_prompt
-from woodshed.engine.errors import EngineBusy, EngineClosed, EngineError, EngineLost, SamplingRefused
-from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling
+from woodshed.engine.protocol import (
+    Completion,
+    EngineBusy,
+    EngineClosed,
+    EngineError,
+    EngineLost,
+    OnReport,
+    OnToken,
+    Sampling,
+    SamplingRefused,
+    check_sampling,
+    checked_prompt,
+)
 from woodshed.engine.remote.stream import StreamedResponse
 from woodshed.engine.settings import EngineSettings
 

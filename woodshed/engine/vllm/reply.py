@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from woodshed.engine.errors import EngineError
-from woodshed.engine.protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport, point_mass
+from woodshed.engine.protocol import (
+    Completion,
+    EngineError,
+    OnReport,
+    OnToken,
+    Sampling,
+    StopReason,
+    TokenReport,
+    point_mass,
+)
 
 from . import wire
 

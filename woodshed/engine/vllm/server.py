@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from woodshed.engine.errors import EngineError, EngineLost, EngineUnfit
+from woodshed.engine.protocol import EngineError, EngineLost, EngineUnfit
 
 log = logging.getLogger(__name__)
 

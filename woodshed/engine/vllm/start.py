@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import woodshed
-from woodshed.engine.access import read_admin_key
-from woodshed.engine.checks import MOST_TOP_LOGPROBS
+from woodshed.cluster.service import read_admin_key
+from woodshed.engine.protocol import MOST_TOP_LOGPROBS
 
 EXTENSION = "woodshed.engine.vllm.worker.ChainWorker"
 

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from woodshed.engine.errors import EngineError, weights_problem
+from woodshed.engine.protocol import EngineError, weights_problem
 
 from .server import Server
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from woodshed.evaluate.suites.exercises.build import build_exercises
-from woodshed.evaluate.suites.exercises.read import READERS
 from woodshed.evaluate.suites.refactorbench.build import build_refactorbench
 from woodshed.evaluate.suites.refactorbench.read import NAME
 from woodshed.tasks.sources.factory import BuildCollection
+
+from .exercises import READERS, build_exercises
 
 COLLECTIONS: dict[str, BuildCollection] = {**dict.fromkeys(READERS, build_exercises), NAME: build_refactorbench}

@@ -12,7 +12,7 @@ from woodshed.gateway.turns import Answer
 from woodshed.gateway.unsent import Delta
 from woodshed.policy.tokenizer import Tokenizer
 
-from . import legacy_functions
+from . import chat_requests
 from .base import encode_json, event
 from .chat_requests import ChatRequest, parse_chat
 from .logprobs import logprob_items
@@ -50,7 +50,7 @@ class ChatCompletions:
         if answer.parse_error is not None:
             message["parse_error"] = answer.parse_error
         if request.legacy:
-            message = legacy_functions.as_function_call(message)
+            message = chat_requests.as_function_call(message)
         return {
             "index": index,
             "message": message,

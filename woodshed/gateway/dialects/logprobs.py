@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from woodshed.engine.checks import MOST_TOP_LOGPROBS
-from woodshed.engine.protocol import Completion
+from woodshed.engine.protocol import MOST_TOP_LOGPROBS, Completion
 from woodshed.gateway.errors import invalid, unsupported
 from woodshed.gateway.fields import number
 from woodshed.gateway.messages import Message

@@ -15,8 +15,7 @@ from woodshed.gateway.turns import Answer
 from woodshed.gateway.unsent import Delta
 
 from .base import encode_json, event
-from .messages_requests import parse_messages
-from .raw_input import to_input
+from .messages_requests import parse_messages, to_input
 
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",

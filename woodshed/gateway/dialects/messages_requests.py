@@ -2,10 +2,13 @@
 
 A user's message becomes one tool message per ``tool_result`` and one user message per run of text blocks; an
 assistant's message stays one: its thinking, its text, its calls.
+
+Anthropic Messages has a call's arguments as a JSON object; a policy may write anything. Both ways, without loss.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from woodshed.gateway.errors import invalid, shown, unsupported
@@ -23,10 +26,33 @@ from woodshed.gateway.fields import (
 )
 from woodshed.gateway.messages import Message
 from woodshed.gateway.request import ReplyRules, Request
+from woodshed.record.large_json import loads
 
-from .raw_input import from_input
-from .rules import schema_of_text, strict_tools
-from .tools import function_tool, run_by_vendor
+from .rules import function_tool, run_by_vendor, schema_of_text, strict_tools
+
+_RAW = "_arguments"
+
+
+def to_input(arguments: str) -> dict[str, Any]:
+    """The object that ``arguments`` holds; where they hold none, ``{"_arguments": arguments}``."""
+    try:
+        found = loads(arguments)
+        json.dumps(found, allow_nan=False)  # NaN and infinity are no JSON, and other clients could not read them
+    except (ValueError, RecursionError):
+        return {_RAW: arguments}
+    if not isinstance(found, dict) or _is_raw(found):
+        return {_RAW: arguments}
+    return found
+
+
+def from_input(input: dict[str, Any]) -> str:
+    """The arguments that ``to_input`` made this object of."""
+    return input[_RAW] if _is_raw(input) else json.dumps(input, ensure_ascii=False)
+
+
+def _is_raw(input: dict[str, Any]) -> bool:
+    return len(input) == 1 and isinstance(input.get(_RAW), str)
+
 
 _REFUSED = ("container", "mcp_servers")
 """Fields that change what a reply has to be, in ways that the server cannot follow."""

@@ -23,8 +23,7 @@ from woodshed.gateway.request import ReplyRules, Request
 
 from .logprobs import asked_logprobs
 from .responses_items import in_namespace, read_items
-from .rules import chosen_tools, schema_of_text, strict_tools
-from .tools import function_tool, run_by_vendor
+from .rules import chosen_tools, function_tool, run_by_vendor, schema_of_text, strict_tools
 
 _LOGPROBS = "message.output_text.logprobs"
 _STATEFUL = ("previous_response_id", "conversation", "prompt", "background")

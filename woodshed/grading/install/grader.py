@@ -6,6 +6,8 @@ added files cross over, and the files are checked as when an install is proved. 
 index again in a box that the recipe never ran in. Two forks of it are asked: one runs the repository's tests through
 the ``pytest`` grader's channel, the other runs the targets, whose output is matched in a box of its own. Ids of targets
 are ``target N: COMMAND``.
+
+What a mock that an install adds has no need of: it runs beside the tests, and no held-out values judge it.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
 
 from woodshed.grading.pytest_grader import import_path, run_pytest, test_timeout
+from woodshed.grading.pytest_screen import screen
+from woodshed.grading.python_names import Names, UnreadableError, parse
 from woodshed.grading.results import TestRun
 from woodshed.record.fault import is_shortage
 from woodshed.record.task import Task, TaskError
@@ -28,11 +32,48 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, BoxSpec, Sandbox, SandboxError, Snapshot
 from woodshed.sandbox.taskbox import box_spec
 
-from .box import SETUP, SETUP_SECONDS, TARGET_SECONDS, WORKDIR, installed_in, shell
-from .changes import changes, python_refusal
+from .changes import SETUP, SETUP_SECONDS, TARGET_SECONDS, WORKDIR, changes, installed_in, python_refusal, shell
 from .goal import Goal, goal_of
 from .match import Reached, reached
-from .mocks import needless
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MODULES = _words(
+    "pytest _pytest pluggy unittest gc ctypes _ctypes atexit signal faulthandler site sitecustomize mmap _testcapi "
+    "_testinternalcapi tracemalloc subprocess multiprocessing socket pty resource dis marshal inspect"
+)
+_USES = _words(
+    "sys._getframe sys._current_frames sys.settrace sys.setprofile sys.meta_path sys.path_hooks sys.modules sys.exit "
+    "os._exit os.abort os.fork os.execv os.execve os.kill os.dup2 builtins.exec builtins.eval builtins.compile "
+    "builtins.__import__ builtins.breakpoint builtins.exit builtins.quit builtins.SystemExit importlib.import_module"
+)
+
+
+def needless(added: Mapping[str, bytes]) -> list[str]:
+    """Constructs of added Python files, as ``path: construct``."""
+    found = screen(added)
+    for path, data in sorted(added.items()):
+        if path.endswith(".py"):
+            found += [f"{path}: {use}" for use in dict.fromkeys(_uses(data))]
+    return found
+
+
+def _uses(data: bytes) -> Iterator[str]:
+    try:
+        names = Names(parse(data))
+    except UnreadableError:
+        return  # which the screen says
+    for module in names.imports:
+        if module.partition(".")[0] in _MODULES or module in _USES:
+            yield f"import {module}"
+    for node in names.nodes:
+        for origin in names.origins(node):
+            if origin in _USES:
+                yield f"use of {origin}"
+
 
 SPEC = "install.json"
 DEPOT = "/opt/depot"

@@ -1,21 +1,130 @@
-"""The ``node`` grader: as for pytest, with the grader's own copies of JavaScript tests and the runner for Node."""
+"""The ``node`` grader: as for pytest, with the grader's own copies of JavaScript tests and the runner for Node.
+
+Running test files in a box: a process for each file, each result a frame on a channel of its own (``runner.js``).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from woodshed.grading.altered import Altering
 from woodshed.grading.pytest_grader import TESTS_PREFIX, grade_by_tests, test_timeout
-from woodshed.grading.results import TestRun
+from woodshed.grading.results import TestResult, TestRun, how_it_ended, read_run
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import Sandbox
 
 from .alter import alter, literals, other
-from .run import run_node
 from .screen import screen
+
+_PARTS = ("guard.js", "values.js", "frameworks.js", "runner.js")
+REPORTER = (
+    "data:text/javascript,const heard=globalThis.woodshed_reporter;delete globalThis.woodshed_reporter;"
+    "export default async function*(events){for await(const event of events)heard(event)}"
+)
+_ASSERTIONS = ("chai", "expect.js", "should", "must", "unexpected", "expect", "sinon", "power-assert")
+_TAPE = re.compile(r"""(?:require\(\s*|from\s+)['"]tape['"]""")
+_NODE_TEST = re.compile(r"""(?:require\(\s*|from\s+)['"]node:test['"]""")
+_TDD = re.compile(r"(?m)^\s*suite\s*\(")
+_BDD = re.compile(r"(?m)^\s*(?:describe|it|context)\s*\(")
+_MAX_OUTPUT = 16 << 20
+
+
+def framework_of(source: str) -> str:
+    """``tape``, ``node:test`` or ``mocha``, by what a test file loads; mocha's functions are there without loading."""
+    if _TAPE.search(source):
+        return "tape"
+    return "node:test" if _NODE_TEST.search(source) else "mocha"
+
+
+async def run_node(
+    box: Sandbox,
+    files: Mapping[str, bytes],
+    ids: Collection[str] | None,
+    *,
+    workdir: str = "/workspace",
+    timeout: float = 60.0,
+    test_timeout: float = 10.0,
+    trace: Sequence[str] = (),
+    values: bool = False,
+) -> TestRun:
+    """Run the test ``files`` (relative to ``workdir``, with their text) as the box's ordinary user.
+
+    Every test of a file runs; results of other ``ids`` than those asked for are left out (an id without ``[...]``
+    stands for all with it). ``problems`` are the files that did not run to their end. ``timeout``: seconds for all
+    files, ``test_timeout`` for one test that waits. ``trace``: absolute paths whose executed functions are recorded
+    for each test, as (file, ``start:end`` in UTF-16 units, 0); ``values``: altered tests note what they see. With
+    ``node:test`` both are of the whole file, for each of its tests.
+    """
+    start = perf_counter()
+    results: dict[str, TestResult] = {}
+    details: list[str] = []
+    problems: list[str] = []
+    complete, collected = True, 0
+    for name in sorted(files):
+        left = timeout - (perf_counter() - start)
+        if left <= 0:
+            return TestRun(results, False, f"timed out after {timeout:g} s", 0, perf_counter() - start)
+        run = await _run_file(box, name, files[name].decode("utf-8", "replace"), workdir, left, test_timeout, trace,
+                              values)  # fmt: skip
+        results |= run.results
+        collected += run.collected
+        complete = complete and run.complete
+        details += [run.detail] if run.detail else []
+        problems += run.problems or ([] if run.complete else [f"{name}: {run.detail}"])
+    if ids is not None:
+        results = {i: r for i, r in results.items() if i in ids or i.partition("[")[0] in ids}
+    return TestRun(results, complete, "; ".join(details), collected, perf_counter() - start, tuple(problems))
+
+
+async def _run_file(
+    box: Sandbox, name: str, source: str, workdir: str, timeout: float, test_timeout: float, trace: Sequence[str],
+    values: bool,
+) -> TestRun:  # fmt: skip
+    nonce = secrets.token_hex(16)
+    framework = framework_of(source)
+    request = request_of(name, source, workdir, test_timeout) | {
+        "nonce": nonce, "trace": list(trace), "values": values
+    }  # fmt: skip
+    options = ["--no-warnings"] + (["--test-reporter", REPORTER] if framework == "node:test" else [])
+    # Descriptor 3 is the channel; what tests print goes nowhere.
+    command = ["sh", "-c", 'exec 3>&1 1>/dev/null; exec node "$@"', "sh", *options, "-e", runner_source()]
+    start = perf_counter()
+    done = await box.exec(
+        command, stdin=json.dumps(request).encode(), cwd=workdir, timeout=timeout, max_output=_MAX_OUTPUT
+    )
+    run = read_run(done.stdout, nonce, how_it_ended(done, timeout), done.stderr, perf_counter() - start)
+    if framework == "node:test":  # it tells of its tests when others have begun: what they did counts for the file
+        covered = sorted({place for result in run.results.values() for place in result.covered})
+        seen = [value for result in run.results.values() for value in result.seen]
+        for result in run.results.values():
+            result.covered, result.seen = covered, seen
+    return run
+
+
+def request_of(name: str, source: str, workdir: str, test_timeout: float) -> dict[str, Any]:
+    """What the runner is told of a test file, besides the nonce of the run."""
+    return {
+        "name": name, "file": f"{workdir}/{name}", "framework": framework_of(source),
+        "ui": "tdd" if _TDD.search(source) and not _BDD.search(source) else "bdd", "test_timeout": test_timeout,
+        "trace": [], "values": False,
+        "assertions": [a for a in _ASSERTIONS if f"'{a}'" in source or f'"{a}"' in source],
+    }  # fmt: skip
+
+
+@cache
+def runner_source() -> str:
+    """The program that runs in the box."""
+    folder = Path(__file__).parent
+    parts = [(folder / name).read_text("utf-8") for name in _PARTS]
+    return "(() => {\n'use strict';\n" + "".join(parts) + "\n})();"
 
 
 async def grade_node(task: Task, box: Sandbox, submission: Mapping[str, bytes] | None = None) -> Outcome:

@@ -1,16 +1,52 @@
-"""Search and replace in one file: exact, and once unless told otherwise. Nothing is repaired silently."""
+"""Search and replace in one file: exact, and once unless told otherwise. Nothing is repaired silently.
+
+Replace one whole line: the edit of tiny policies.
+
+Does Python source parse? Parsing runs nothing, so it happens in the harness.
+"""
 
 from __future__ import annotations
 
+import ast
+import warnings
+from functools import lru_cache
+
 from pydantic import Field
 
-from woodshed.harness.clip import clip
 from woodshed.harness.errors import ToolError
 from woodshed.harness.session import Session
 
-from .base import Arguments, Tool, ToolResult
+from .base import Arguments, Tool, ToolResult, clip
 from .read_file import numbered
-from .syntax import breaks_syntax
+
+MAX_SOURCE = 200_000
+
+
+@lru_cache(maxsize=2048)
+def syntax_error(source: str) -> str | None:
+    """None, or what is wrong and where. Source too long or too deeply nested to judge counts as fine."""
+    if len(source) > MAX_SOURCE:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(source)
+    except SyntaxError as error:
+        return f"{error.msg} (line {error.lineno})"
+    except ValueError as error:
+        return str(error)
+    except (RecursionError, MemoryError, OverflowError):
+        return None
+    return None
+
+
+def breaks_syntax(path: str, before: str, after: str) -> str | None:
+    """The error where a Python file that parsed before no longer does."""
+    if not path.endswith((".py", ".pyi")):
+        return None
+    error = syntax_error(after)
+    return error if error is not None and syntax_error(before) is None else None
+
 
 AROUND = 3
 
@@ -67,3 +103,32 @@ def encode(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise ToolError("invalid_arguments", "the text has lone surrogates, which UTF-8 cannot hold") from None
+
+
+class EditLineArgs(Arguments):
+    path: str = Field(description="file, relative to the workspace")
+    line: int = Field(description="number of the line to replace, from 1")
+    text: str = Field(description="the whole new line with its indentation")
+
+
+class EditLine(Tool):
+    name = "edit_line"
+    verb = "edit"
+    template = "{path}\n{line}{text}"
+    Args = EditLineArgs
+
+    def description(self) -> str:
+        return "Replace one line of a file. The text is the whole new line, indentation included."
+
+    async def run(self, args: EditLineArgs, session: Session) -> ToolResult:
+        path = session.path(args.path)
+        before = await session.read_text(path)
+        lines = before.split("\n")
+        count = len(lines) - (lines[-1] == "")
+        if not 1 <= args.line <= count:
+            raise ToolError("no_such_line", f"{args.path} has {count} lines")
+        if lines[args.line - 1] == args.text:
+            raise ToolError("no_change", f"line {args.line} already reads so")
+        lines[args.line - 1] = args.text
+        height = args.text.count("\n") + 1
+        return await apply(self, session, path, before, "\n".join(lines), args.line, height)

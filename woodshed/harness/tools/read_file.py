@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from woodshed.harness.clip import clean, clip
 from woodshed.harness.session import Session
 
-from .base import Arguments, Tool, ToolResult
+from .base import Arguments, Tool, ToolResult, clean, clip
 
 
 class ReadFileArgs(Arguments):

@@ -6,12 +6,11 @@ import secrets
 
 from pydantic import Field
 
-from woodshed.harness.clip import clip, decode
 from woodshed.harness.errors import ToolError, error_text
 from woodshed.harness.session import Session
 from woodshed.sandbox.protocol import ExecResult
 
-from .base import Arguments, Tool, ToolResult
+from .base import Arguments, Tool, ToolResult, clip, decode
 
 MAX_COMMAND = 32_768
 FLOOD = 1 << 20

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 
 from woodshed.harness.boxed import program
-from woodshed.harness.clip import decode
 from woodshed.harness.errors import ToolError
 from woodshed.harness.session import Session
 
-from .base import NoArguments, Tool, ToolResult
+from .base import NoArguments, Tool, ToolResult, decode
 from .run_command import FLOOD, ran
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from woodshed.harness.boxed import program
-from woodshed.harness.clip import clip, clip_lines, decode
 from woodshed.harness.errors import ToolError
 from woodshed.harness.session import Session
 
-from .base import Arguments, Tool, ToolResult
+from .base import Arguments, Tool, ToolResult, clip, clip_lines, decode
 
 TIMEOUT = 10.0
 MAX_PATTERN = 1000

@@ -8,8 +8,7 @@ from woodshed.harness.errors import ToolError
 from woodshed.harness.session import MAX_FILE, Session
 
 from .base import Arguments, Tool, ToolResult
-from .edit_file import encode
-from .syntax import breaks_syntax
+from .edit_file import breaks_syntax, encode
 
 
 class WriteFileArgs(Arguments):

@@ -21,8 +21,7 @@ from woodshed.record.large_json import loads
 from .base import FormatError, Message, ParsedMessage, Tool, ToolCall, calls_of, function_of, text_content
 from .grammar import GrammarRefused, Json, Node, Reply, Text, any_of, optional, seq
 from .reading import new_call_id
-from .verbs import RAW, Verb, verbs_of
-from .verbs_grammar import verb_grammar
+from .verbs import RAW, Verb, verb_grammar, verbs_of
 
 BOS, CALL, OBS, END = "<bos>", "<call>", "<obs>", "<end>"
 

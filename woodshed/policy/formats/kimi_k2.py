@@ -9,6 +9,10 @@
 (without the line breaks between tokens). The id names the tool and counts the calls of the conversation; what the
 policy wrote is the call's id towards clients too, and a result is headed by the id that the client answers. Thinking
 stays in the history where there is any; Kimi-K2-Thinking's empty ``<think></think>`` blocks are not written.
+
+The ``kimi_k2`` format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM).
+
+Ids of calls are taken as they are.
 """
 
 from __future__ import annotations
@@ -23,8 +27,60 @@ from woodshed.policy.tokenizer import Piece
 
 from .base import FormatError, Message, ParsedMessage, Tool, ToolCall, calls_of, schema_of, text_content
 from .grammar import Node, Reply, Seq, Text, any_of, arguments_of, optional, seq
-from .kimi_k2_template import TEMPLATE
 from .reading import THINK, THINK_END, read_json_at, skip_blanks, split_thinking, without_stop
+
+TEMPLATE = r"""
+{%- macro head(mark, message, word) %}
+    {{- '<|im_' + mark + '|>' + (message.name or word) + '<|im_middle|>' }}
+{%- endmacro %}
+{%- set ns = namespace(start=0) %}
+{%- if tools %}
+    {{- '<|im_system|>tool_declare<|im_middle|>' }}
+    {{- tools | tojson(separators=(',', ':'), sort_keys=true) }}
+    {{- '<|im_end|>' }}
+{%- endif %}
+{{- '<|im_system|>system<|im_middle|>' }}
+{%- if messages and messages[0].role == 'system' %}
+    {%- set ns.start = 1 %}
+    {{- messages[0].content }}
+{%- else %}
+    {{- 'You are Kimi, an AI assistant created by Moonshot AI.' }}
+{%- endif %}
+{{- '<|im_end|>' }}
+{%- for message in messages[ns.start:] %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_assistant|>assistant<|im_middle|>' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>' + message.reasoning_content + '</think>' }}
+        {%- endif %}
+        {{- message.content or '' }}
+        {%- if message.tool_calls %}
+            {{- '<|tool_calls_section_begin|>' }}
+            {%- for call in message.tool_calls %}
+                {{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' }}
+                {%- if call.function.arguments is string %}
+                    {{- call.function.arguments or '{}' }}
+                {%- else %}
+                    {{- call.function.arguments | tojson }}
+                {%- endif %}
+                {{- '<|tool_call_end|>' }}
+            {%- endfor %}
+            {{- '<|tool_calls_section_end|>' }}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}
+        {{- head('system', message, 'tool') + '## Return of ' + message.tool_call_id + '\n' + message.content }}
+    {%- elif message.role == 'user' %}
+        {{- head('user', message, 'user') + message.content }}
+    {%- else %}
+        {{- head('system', message, 'system') + message.content }}
+    {%- endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_assistant|>assistant<|im_middle|>' }}
+{%- endif %}
+"""
+
 
 BEGIN, END_OF_TEXT, END = "[BOS]", "[EOS]", "<|im_end|>"
 SYSTEM, USER, ASSISTANT, MIDDLE = "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"

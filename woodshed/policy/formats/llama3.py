@@ -5,6 +5,8 @@ no form for text with a call or for several calls: text before them is ended by 
 write before a call when they think of a tool environment, and calls are separated by ``"; "``. As in the template
 blanks around a text are dropped and a result is a JSON string; tools stand in the system turn (the template's
 ``tools_in_user_message=False``), as only that extends turn by turn.
+
+The ``llama3`` format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM).
 """
 
 from __future__ import annotations
@@ -18,8 +20,58 @@ from woodshed.policy.tokenizer import Piece
 
 from .base import FormatError, Message, ParsedMessage, Tool, ToolCall, calls_of, schema_of, text_content
 from .grammar import GrammarRefused, Json, Node, Reply, Seq, Text, any_of, arguments_of, seq
-from .llama3_template import TEMPLATE
 from .reading import call_of_json, read_json_at, without_stop
+
+TEMPLATE = r"""
+{%- set ns = namespace(start=0, system='') %}
+{%- if messages and messages[0].role == 'system' %}
+    {%- set ns.start = 1 %}
+    {%- set ns.system = messages[0].content | trim %}
+{%- endif %}
+{{- '<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n' }}
+{%- if tools %}
+    {{- 'Environment: ipython\n' }}
+{%- endif %}
+{{- 'Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n' }}
+{%- if tools %}
+    {{- 'You have access to the following functions. To call a function, please respond with JSON for a function' }}
+    {{- ' call.Respond in the format {"name": function name, "parameters": dictionary of argument name and its' }}
+    {{- ' value}.Do not use variables.\n\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson(indent=4) }}
+        {{- '\n\n' }}
+    {%- endfor %}
+{%- endif %}
+{{- ns.system + '<|eot_id|>' }}
+{%- for message in messages[ns.start:] %}
+    {%- set role = {'user': 'user', 'assistant': 'assistant', 'tool': 'ipython'}.get(message.role, 'system') %}
+    {{- '<|start_header_id|>' + role + '<|end_header_id|>\n\n' }}
+    {%- if message.role == 'tool' %}
+        {{- message.content | tojson }}
+    {%- else %}
+        {%- set content = (message.content or '') | trim %}
+        {{- content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '; ' if not loop.first else '<|python_tag|>' if content else '' }}
+            {%- set function = call.function or call %}
+            {{- '{"name": ' }}
+            {{- function.name | tojson }}
+            {{- ', "parameters": ' }}
+            {%- if function.arguments is string %}
+                {{- function.arguments or '{}' }}
+            {%- else %}
+                {{- function.arguments | tojson }}
+            {%- endif %}
+            {{- '}' }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"""
+
 
 BEGIN, END_OF_TEXT = "<|begin_of_text|>", "<|end_of_text|>"
 HEADER, HEADER_END = "<|start_header_id|>", "<|end_header_id|>"

@@ -27,10 +27,8 @@ from .base import Message, ParsedMessage, Tool, ToolCall, calls_of, text_content
 from .chatml import CALL, CALL_END, END, RESPONSE, START, ChatML, instruction, open_completion
 from .grammar import Node, seq
 from .qwen3_coder_grammar import parameters_grammar
-from .qwen3_coder_template import TEMPLATE
-from .qwen3_coder_tools import CALLING, tool_list
-from .reading import new_call_id, read_json_at, read_json_object
-from .values import Types, parameter_types, read_value, write_value
+from .qwen3_coder_template import CALLING, TEMPLATE, tool_list
+from .reading import Types, new_call_id, parameter_types, read_json_at, read_json_object, read_value, write_value
 
 DEFAULT_SYSTEM = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks."
 

@@ -9,7 +9,7 @@ from typing import Any
 from woodshed.policy.tokenizer import Piece
 
 from .grammar import GrammarRefused, Json, Node, Repeat, Text, any_of, optional, seq
-from .values import resolved, types_of
+from .reading import resolved, types_of
 
 END = "\n</parameter>\n"
 _NAME = re.compile(r"[^<>\n]+")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.record.extension import is_reference, load_reference
+from woodshed.record.settings import is_reference, load_reference
 from woodshed.record.trajectory import Trajectory
 
 Weights = Mapping[str, NDArray[np.float32]]

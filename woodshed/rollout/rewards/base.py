@@ -18,8 +18,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BeforeValidator, Field
 
-from woodshed.record.extension import is_reference, load_reference
-from woodshed.record.settings import Settings
+from woodshed.record.settings import Settings, is_reference, load_reference
 from woodshed.record.task import Task, TaskInfo
 from woodshed.record.trajectory import Outcome, Trajectory
 

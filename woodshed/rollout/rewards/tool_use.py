@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 
 from woodshed.harness.errors import ToolError
-from woodshed.harness.paths import confine
+from woodshed.harness.session import confine
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 

@@ -1,10 +1,19 @@
-"""How much of this machine is left, and whether that is enough for another box."""
+"""How much of this machine is left, and whether that is enough for another box.
+
+Who may make the next box: at most so many at once, and none while the machine has too little left.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import shutil
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from woodshed.sandbox.protocol import SandboxError
 
 _STALL = {"memory": "full", "cpu": "some"}
 
@@ -63,3 +72,78 @@ def _stall(proc: Path, name: str) -> float | None:
         if kind == _STALL[name]:
             return float(average.partition("=")[2])
     return None
+
+
+_FRESH = 0.25
+"""Seconds for which a look at the machine is good."""
+_TELL = 60.0
+log = logging.getLogger(__name__)
+
+
+class Admission:
+    """Boxes take a place and give it back. Whoever has to wait is let in by turns, one at each look.
+
+    One box is always let in where none lives: bounds that nothing can meet must not stop everything. ``relieve`` is
+    called while somebody waits for the machine. Belongs to the event loop that first uses it.
+    """
+
+    def __init__(
+        self, look: Callable[[], Load], bounds: Bounds, *, most: int | None = None, patience: float = 300.0,
+        relieve: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:  # fmt: skip
+        self._look, self._bounds, self._most, self._patience = look, bounds, most, patience
+        self._relieve = relieve
+        self._seen = (-_FRESH, "")
+        self._told = -_TELL
+        self._turn = asyncio.Lock()
+        self.living = self.waited = 0
+        self.seconds = 0.0
+        """How long those who waited did, together."""
+
+    async def take(self) -> None:
+        """Returns when there is room. Raises SandboxError with what is short after ``patience`` seconds without."""
+        if not self._turn.locked() and not self.problem():
+            self.living += 1
+            return
+        started = time.monotonic()
+        self.waited += 1
+        try:
+            async with asyncio.timeout(self._patience), self._turn:
+                while problem := self.problem():
+                    if problem != self._full():
+                        await self._tight(problem)
+                    await asyncio.sleep(_FRESH / 10 if self._full() else _FRESH)
+                self.living += 1
+        except TimeoutError:
+            raise SandboxError(
+                f"no room for another box in {self._patience:.0f} s: {self.problem() or 'others were first'}; run "
+                "fewer episodes at once, or lower that bound"
+            ) from None
+        finally:
+            self.seconds += time.monotonic() - started
+
+    def give(self) -> None:
+        self.living -= 1
+
+    def problem(self) -> str:
+        """What stands in the way of another box now, or nothing."""
+        return self._full() or ("" if self.living == 0 else self._short())
+
+    async def _tight(self, problem: str) -> None:
+        if time.monotonic() - self._told > _TELL:
+            self._told = time.monotonic()
+            log.warning("boxes wait for the machine: %s", problem)
+        if self._relieve is not None:
+            await self._relieve()
+
+    def _full(self) -> str:
+        if self._most is None or self.living < self._most:
+            return ""
+        return f"{self.living} boxes live, sandbox.max_boxes is {self._most}"
+
+    def _short(self) -> str:
+        at, text = self._seen
+        if time.monotonic() - at >= _FRESH:
+            text = self._bounds.problem(self._look())
+            self._seen = (time.monotonic(), text)
+        return text

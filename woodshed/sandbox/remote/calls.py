@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from woodshed.engine.access import AdminKey, bearer
+from woodshed.cluster.service import AdminKey, bearer
 from woodshed.sandbox.faults import answered
 from woodshed.sandbox.guest.frames import FrameError, encode
 from woodshed.sandbox.protocol import SandboxError

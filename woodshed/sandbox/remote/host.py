@@ -1,4 +1,7 @@
-"""A host of boxes as its client sees it: requests, the lease that keeps what was made there, whether it is lost."""
+"""A host of boxes as its client sees it: requests, the lease that keeps what was made there, whether it is lost.
+
+A file that is written in a thread and then sent in pieces, so that no layer is ever held in memory.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import errno
 import json
 import logging
 import secrets
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import httpx
@@ -22,7 +27,23 @@ from woodshed.sandbox.protocol import SandboxError, Unsupported
 
 from . import wire
 from .transfer import name_of, pack
-from .uploads import spooled
+
+_PIECE = 1 << 20
+
+
+@asynccontextmanager
+async def spooled(write: Callable[[BinaryIO], None]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Pieces of what ``write`` wrote."""
+    with tempfile.TemporaryFile() as file:
+        await asyncio.to_thread(write, file)
+        file.seek(0)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while piece := await asyncio.to_thread(file.read, _PIECE):
+                yield piece
+
+        yield pieces()
+
 
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from woodshed.engine.access import read_admin_key
+from woodshed.cluster.service import read_admin_key
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.opening import open_pool
 
@@ -21,8 +21,7 @@ def main(settings: BoxServerSettings) -> None:
 
 async def serve(settings: BoxServerSettings) -> None:
     """Answer requests, in the running event loop; refuses to start where the backend does not work here."""
-    from woodshed.engine.listen import listen
-    from woodshed.engine.settings import ServerSettings
+    from woodshed.cluster.service import listen
 
     from .service import Service
 
@@ -38,5 +37,10 @@ async def serve(settings: BoxServerSettings) -> None:
         service = Service(pool, probe, LayerStore(settings.state / "layers"), log, settings)
         watching = asyncio.create_task(service.leases.watch())
         stack.callback(watching.cancel)
-        address = ServerSettings(host=settings.host, port=settings.port, shutdown_seconds=settings.shutdown_seconds)
-        await listen(service.application(admin_key), address, stack)
+        await listen(
+            service.application(admin_key),
+            host=settings.host,
+            port=settings.port,
+            shutdown_seconds=settings.shutdown_seconds,
+            stack=stack,
+        )

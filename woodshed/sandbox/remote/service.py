@@ -10,13 +10,17 @@
 | ``GET /layers/NAME``, ``PUT /layers/NAME`` | is it here; a tar of it |
 | ``GET /probe`` | what the backend can do here |
 | ``GET /health``, ``GET /metrics`` | need no key |
+
+The lines that a host's egress log gets, handed to the clients whose boxes they are about.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +30,41 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from woodshed.engine.access import AdminKey, bearer
-from woodshed.engine.prometheus import CONTENT_TYPE, metric
+from woodshed.cluster.service import CONTENT_TYPE, AdminKey, bearer, metric
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.pool import Pool
 from woodshed.sandbox.protocol import Probe, Sandbox, SandboxError, Snapshot
 
 from . import wire
 from .calls import Call, Handler
-from .egress_lines import EgressLines
-from .layers_in import LayersIn
 from .leases import Lease, Leases
 from .operations import Reply, operate
 from .settings import BoxServerSettings
+from .transfer import LayersIn
+
+
+class EgressLines:
+    """Reads ``log`` from where it ends now, and numbers its lines from 1."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._count = 0
+        self._at = log.stat().st_size if log.exists() else 0
+
+    def deal(self, owner: Callable[[str], Lease | None]) -> None:
+        """Give each new line to the lease of its box; those of nobody stay in the file alone."""
+        if not self._log.exists():
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._at)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            row = json.loads(line)
+            self._count += 1
+            if (lease := owner(row["box"])) is not None:
+                lease.note(self._count, row)
 
 
 class Service:

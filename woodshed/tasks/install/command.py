@@ -1,13 +1,21 @@
-"""``woodshed tasks install``: several sources, one after the other, what is done is not done again."""
+"""``woodshed tasks install``: several sources, one after the other, what is done is not done again.
+
+Where a policy that plays the roles is served.
+
+What the roles said and did, one JSON line each.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from woodshed.grading.install.match import judge_by
+from woodshed.harness.endpoint import ChatEndpoint, HttpEndpoint
+from woodshed.record.atomic import write_whole
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.catalogue import load_catalogue
@@ -15,13 +23,48 @@ from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.sources.factory import claim
 from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source
 
-from .goals import SHARE
+from .kit import SHARE
 from .lock import NAME, Install, load_install
-from .place import PolicyPlace
 from .roles import AgentBuilder, AgentSetter, Transcript
 from .run import Builder, Outcome, RuleSetter, Setter, ground_of, install
 from .space import Boxes
-from .transcripts import write_transcripts
+
+
+@dataclass(frozen=True)
+class PolicyPlace:
+    """An OpenAI-compatible server: ``url`` (its root or its ``/v1``), ``model``, ``key``.
+
+    All roles share the key that a person gives, and so, behind a gateway, one trajectory.
+    """
+
+    url: str
+    model: str
+    key: str = field(repr=False)
+    _open: list[HttpEndpoint] = field(default_factory=list, repr=False)
+
+    async def open(self, role: str) -> ChatEndpoint:
+        """The endpoint of a role. All share one, which has to be closed."""
+        if not self._open:
+            self._open.append(HttpEndpoint(self.url, self.key, self.model))
+        return self._open[0]
+
+    async def close(self) -> None:
+        while self._open:
+            await self._open.pop().close()
+
+
+def write_transcripts(transcripts: Iterable[Transcript], path: Path) -> None:
+    """Role, how it ended, what it cost and all its messages. Nothing is written where no role was played."""
+    lines = [
+        json.dumps({
+            "role": t.role, "status": t.episode.status, "error": t.episode.error,
+            "turns": t.episode.effort.turns, "tool_calls": t.episode.effort.tool_calls,
+            "messages": t.episode.messages,
+        }) + "\n"
+        for t in transcripts
+    ]  # fmt: skip
+    if lines:
+        write_whole(path, "".join(lines))
 
 
 @dataclass(frozen=True)

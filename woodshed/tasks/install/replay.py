@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from woodshed.grading.install.box import SETUP, SETUP_SECONDS, TARGET_SECONDS, shell
+from woodshed.grading.install.changes import SETUP, SETUP_SECONDS, TARGET_SECONDS, shell
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached, reached
 from woodshed.sandbox.protocol import BoxError, BoxSpec, Sandbox

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from woodshed.grading.install.box import SCRATCH, SETUP
+from woodshed.grading.install.changes import SCRATCH, SETUP
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import search
 from woodshed.harness.endpoint import ChatEndpoint
@@ -19,7 +19,7 @@ from woodshed.harness.settings import CommandSettings, HarnessSettings, LimitSet
 from woodshed.sandbox.protocol import BoxError, BoxSpec, Sandbox
 from woodshed.tasks.generators.packages.index import PackageError
 
-from .goals import PROPOSED, parse_goals
+from .kit import PROPOSED, parse_goals
 from .replay import Recipe, Replay
 from .space import GOALS, START, Boxes, Ground
 

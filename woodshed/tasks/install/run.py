@@ -15,7 +15,7 @@ from woodshed.sandbox.services import try_services
 from woodshed.tasks.generators.packages.catalogue import Wheel
 from woodshed.tasks.install.node.kit import NodeKit
 from woodshed.tasks.install.python.kit import PythonKit
-from woodshed.tasks.languages.node.pin import described_node
+from woodshed.tasks.languages.node.modules import described_node
 from woodshed.tasks.languages.node.prepare import node_version
 from woodshed.tasks.languages.node.project import NodeProject, is_node_project
 from woodshed.tasks.sources.layout import find_layout
@@ -23,7 +23,7 @@ from woodshed.tasks.sources.obtain import described, obtain, project_names
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.spec import SourceSpec
 
-from .goals import SHARE, TRIES, draw
+from .kit import SHARE, TRIES, draw
 from .lock import Install
 from .replay import Recipe, Replay, replay, try_targets
 from .space import Boxes, Ground

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from woodshed.grading.install.box import SCRATCH
+from woodshed.grading.install.changes import SCRATCH
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
 from woodshed.tasks.generators.packages.catalogue import Package, Wheel
 from woodshed.tasks.generators.packages.prepare import WORKDIR
 
-from .goals import SHARE
-from .kit import INDEX_PORT, Kit, Pinned
+from .kit import INDEX_PORT, SHARE, Kit, Pinned
 
 START, GOALS = f"{SCRATCH}/start.sh", f"{SCRATCH}/goals.json"
 

@@ -1,30 +1,41 @@
-"""A proved install as a task: find out yourself how this repository is set up; the recipe that was proved solves it."""
+"""A proved install as a task: find out yourself how this repository is set up; the recipe that was proved solves it.
+
+``woodshed tasks install --tasks``: a task of each install that was proved.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from woodshed.grading.install.box import SETUP
+from woodshed.grading.install.changes import SETUP
 from woodshed.grading.install.grader import DEPOT, SPEC, InstallSpec, Observed, observe, target_id
-from woodshed.record.task import Task, TaskInfo, save_task
+from woodshed.record.task import Task, TaskError, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.generators.packages.catalogue import Wheel
+from woodshed.tasks.generators.packages.catalogue import Wheel, load_catalogue
+from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse, suite_files
-from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.source import fetch
+from woodshed.tasks.generators.packages.stream import STAGING, clear_staging
 from woodshed.tasks.generators.packages.workspace import is_test
 from woodshed.tasks.install.python.depot import wheel_name
 from woodshed.tasks.install.python.kit import PythonKit
 from woodshed.tasks.install.python.plugins import entry_points
+from woodshed.tasks.sources.factory import claim
 from woodshed.tasks.sources.requirements import canonical
 from woodshed.tasks.sources.resolve import import_names
+from woodshed.tasks.sources.spec import parse_source
 from woodshed.tasks.validate.gates import check_task
 
-from .lock import Install
+from .command import InstallWishes
+from .lock import NAME, Install, load_install
 from .roles import listed
+from .run import Outcome, ground_of
 from .space import Boxes, Ground, build_layers
 from .use import only_wheels, plugin_lines
 
@@ -183,3 +194,57 @@ def _test_script(spec: InstallSpec) -> bytes:
         codes = " ".join(map(str, goal.exit_codes))
         lines += [f"( {goal.command} )", f'case " {codes} " in *" $? "*) ;; *) reward=0 ;; esac']
     return ("\n".join([*lines, "echo $reward > /logs/verifier/reward.txt"]) + "\n").encode()
+
+
+async def install_tasks(
+    outcomes: Sequence[Outcome], backend: Backend, layers: LayerStore, installs: Path, out: Path,
+    wishes: InstallWishes, progress: Callable[[int, int, str], None] | None = None, cache: Path | None = None,
+) -> tuple[list[Task], dict[str, str]]:  # fmt: skip
+    """(tasks, source -> why it became none) of those ``outcomes`` that are installs in the folder ``installs``.
+
+    What ``out`` holds already is kept. Raises PackageError where ``out`` cannot be used.
+    """
+    found = {load_install(path.parent).origin: path.parent for path in sorted(installs.glob(f"*/{NAME}"))}
+    proved = [outcome.install for outcome in outcomes if outcome.install is not None]
+    depot = [wheel for folder in found.values() for wheel in only_wheels(load_install(folder).served)]
+    base = load_catalogue(Path(wishes.catalogue) if wishes.catalogue else None).wheels["pytest"]
+    made: list[Task] = []
+    refused: dict[str, str] = {}
+    with claim(out, "task.toml"):
+        clear_staging(out)
+        for number, install in enumerate(proved):
+            if progress:
+                progress(number, len(proved), f"{install.origin}: making its task, running its gates")
+            target = out / f"{found[install.origin].name}-install"
+            known = _known(target, install)
+            if known is not None:
+                made.append(known)
+                continue
+            try:
+                ground = await asyncio.to_thread(
+                    ground_of, parse_source(_stated(install)), found[install.origin].name, base, installs,
+                    code=wishes.code, tests=wishes.tests, roots=wishes.roots, markers=wishes.markers, cache=cache,
+                )  # fmt: skip
+                if ground.package.sha256 != install.source:
+                    raise Rejected("its source has other bytes by now; install it into another folder")
+                staged = out / f"{STAGING}{target.name}"
+                await make_install_task(ground, install, depot, Boxes(backend, layers), staged)
+                shutil.rmtree(target, ignore_errors=True)
+                staged.rename(target)
+                made.append(Task.load(target))
+            except (Rejected, PackageError) as error:
+                refused[install.origin] = str(error)
+    return made, refused
+
+
+def _stated(install: Install) -> str:
+    return f"{install.origin}@{install.commit}" if install.commit else install.origin
+
+
+def _known(target: Path, install: Install) -> Task | None:
+    """The task that is there, if it is of this install."""
+    try:
+        task = Task.load(target)
+    except TaskError:
+        return None
+    return task if task.info.provenance.get("install") == install.digest else None

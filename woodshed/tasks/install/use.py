@@ -10,7 +10,7 @@ from pathlib import Path
 from woodshed.record.atomic import write_whole
 from woodshed.tasks.generators.packages.catalogue import Module, Package, Wheel
 from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.kept import KEPT_SOURCES
+from woodshed.tasks.generators.packages.report import KEPT_SOURCES
 from woodshed.tasks.install.python.extensions import SUFFIX
 from woodshed.tasks.sources.layout import ini_lines
 from woodshed.tasks.sources.project import Project

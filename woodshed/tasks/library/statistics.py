@@ -1,4 +1,9 @@
-"""``woodshed tasks stats``: how many tasks there are and how large, beside published benchmarks."""
+"""``woodshed tasks stats``: how many tasks there are and how large, beside published benchmarks.
+
+Sizes of published benchmarks, to set our own beside them.
+
+The distributions of ``woodshed tasks stats`` as a picture.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,30 @@ from woodshed.record.history import History, Status, read_history
 from woodshed.record.task import Task, TaskError
 from woodshed.tasks.change import change_of, generator_of, source_of
 from woodshed.tasks.find import task_folders
-from woodshed.tasks.validate.duplicates import Pair, near_duplicates
+from woodshed.tasks.validate.splits import Pair, near_duplicates
 
 from .difficulty import Spread, spread
-from .published import BENCHMARKS
+
+
+@dataclass(frozen=True)
+class Published:
+    """Medians as printed by the source: a number, or the range over the suites that it groups."""
+
+    name: str
+    changed_lines: str
+    prompt_chars: str
+    source: str
+
+
+_REPORT = "Composer 2 Technical Report (Cursor, arXiv:2603.24477), section 5"
+
+BENCHMARKS = (
+    Published("SWE-bench (Verified, Multilingual)", "7-10", "1185-3055", _REPORT),
+    Published("CursorBench", "181", "390", _REPORT),
+)
+"""The report gives 7 to 10 changed lines for SWE-bench Verified and Multilingual, and 1,185 to 3,055 characters of
+prompt for the public suites that it compares. It says nothing about files and required tests.
+"""
 
 
 @dataclass(frozen=True)
@@ -149,3 +174,27 @@ def _score(task: Task) -> float | None:
 
 def _medians(sizes: list[Size]) -> dict[str, float]:
     return {"tasks": len(sizes), **{key: float(median(getattr(s, key) for s in sizes)) for key in MEASURES}}
+
+
+def draw(statistics: Statistics, path: Path) -> None:
+    """Histograms of changed lines and prompt length, with published medians as lines. ValueError for a file type that
+    cannot be written, OSError where the file cannot be."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    panels = (("changed_lines", "changed lines"), ("prompt", "characters of prompt"))
+    for axes, (measure, title) in zip(figure.subplots(1, 2), panels):
+        values = [max(1, getattr(s, measure)) for s in statistics.sizes]
+        published = [(b.name, b.changed_lines if measure == "changed_lines" else b.prompt_chars) for b in BENCHMARKS]
+        ends = [(name, [float(v) for v in text.split("-")]) for name, text in published]
+        low, high = min([*values, *(v[0] for _, v in ends)]), max([*values, *(v[-1] for _, v in ends)])
+        edges = [low * (high / low) ** (i / 24) for i in range(25)] if high > low else [low * 0.5, low * 2]
+        axes.hist(values, bins=edges, color="0.6")
+        for (name, bounds), colour in zip(ends, ("tab:blue", "tab:red")):
+            if len(bounds) == 2:
+                axes.axvspan(*bounds, color=colour, alpha=0.25, label=f"{name} (medians)")
+            else:
+                axes.axvline(bounds[0], color=colour, label=f"{name} (median)")
+        axes.set(xscale="log", xlabel=title, ylabel="tasks")
+        axes.legend(fontsize=7)
+    figure.savefig(path)

@@ -8,13 +8,12 @@ from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.install.lock import find_install
-from woodshed.tasks.languages.node.pin import wished_modules
+from woodshed.tasks.languages.node.modules import wished_modules
 
 from .lock import NAME
-from .options import marked
 from .pin import Wishes
 from .requirements import canonical, wished
-from .spec import SourceSpec, source_name
+from .spec import SourceSpec, marked, source_name
 
 
 def held_out(settings: PackageTaskSettings) -> PackageTaskSettings:

@@ -16,8 +16,7 @@ from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.build import Progress, build_tasks, separated
 from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
 from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.ledger import Ledger
-from woodshed.tasks.generators.packages.report import BuildReport, PackageYield
+from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.stream import clear_staging
 from woodshed.tasks.generators.packages.work import Propose

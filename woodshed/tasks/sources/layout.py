@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 from woodshed.tasks.generators.packages.index import PackageError
 
-from .options import own_options
 from .project import Project
+from .spec import own_options
 
 _NOT_CODE = {
     "test", "tests", "testing", "doc", "docs", "example", "examples", "bench", "benchmark", "benchmarks", "script",

@@ -10,7 +10,7 @@ from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 from woodshed.tasks.generators.packages.catalogue import Package
 from woodshed.tasks.generators.packages.index import Index, PackageError
-from woodshed.tasks.generators.packages.kept import KEPT_SOURCES, fetch_package
+from woodshed.tasks.generators.packages.report import KEPT_SOURCES, fetch_package
 from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.languages.node import npm
 

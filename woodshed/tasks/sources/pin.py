@@ -16,21 +16,13 @@ from woodshed.tasks.generators.packages.prepare import SUITE_SECONDS, Suite, Sui
 from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.install.lock import Install, find_install
 from woodshed.tasks.install.use import installed_package, only_modules, only_wheels
-from woodshed.tasks.languages.node.pin import described_node, pin_node
+from woodshed.tasks.languages.node.modules import described_node, pin_node
 from woodshed.tasks.languages.node.project import NodeProject, is_node_project
 
 from .layout import find_layout
 from .obtain import described, obtain, project_names
 from .project import UNKNOWN, Project
-from .requirements import (
-    canonical,
-    distribution_of,
-    missing_modules,
-    needed,
-    optional,
-    possible_names,
-    wished,
-)
+from .requirements import canonical, distribution_of, missing_modules, needed, optional, possible_names, wished
 from .resolve import check_import_names, resolve
 from .spec import SourceSpec
 

@@ -22,7 +22,7 @@ from woodshed.sandbox.host.spawner import owned_folder
 from woodshed.sandbox.host.together import all_or_none
 from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
-from . import probe
+from . import engine
 from .box import DockerBox, agent_binds, start
 from .engine import find_engine
 from .images import Image, Images
@@ -174,4 +174,4 @@ class DockerBackend:
 @lru_cache(maxsize=8)
 def probe_docker(name: str, root: Path | None = None) -> Probe:
     """Creates a box, runs commands, writes a file, commits and forks, within 90 s. Callable from anywhere."""
-    return probe_by(lambda: DockerBackend(name, root), probe.attempt, probe.SECONDS)
+    return probe_by(lambda: DockerBackend(name, root), engine.attempt, engine.SECONDS)

@@ -1,4 +1,7 @@
-"""The engine's command line: where it is, and one command of it at a time."""
+"""The engine's command line: where it is, and one command of it at a time.
+
+Finds out what a container engine can do on this machine, by doing it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,15 @@ import os
 import shutil
 from collections.abc import AsyncIterable, Awaitable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from woodshed.record.cache import cache_directory
-from woodshed.sandbox.protocol import SandboxError, Unsupported
+from woodshed.sandbox.backends.namespace.probe import CHECKS, in_force
+from woodshed.sandbox.protocol import BoxSpec, Limits, Probe, SandboxError, Unsupported
+
+if TYPE_CHECKING:
+    from .backend import DockerBackend
+
 
 ENGINES = ("docker", "podman")
 _HOW = {
@@ -79,3 +88,26 @@ async def _feed(sink: asyncio.StreamWriter | None, data: AsyncIterable[bytes] | 
         pass  # the command ended early; its status says why
     finally:
         sink.close()
+
+
+SECONDS = 90.0
+_ENFORCED = {  # no engine bounds a container's disk on an ordinary file system
+    "memory": "the engine's control group, address space, accounting", "processes": "the engine's control group",
+    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python", "file_size": "RLIMIT_FSIZE",
+    "wall_time": "deadline", "output": "cut off",
+}  # fmt: skip
+
+
+async def attempt(backend: DockerBackend) -> Probe:
+    """Try every operation and limit on a backend that was just opened."""
+    limits = Limits(memory=1 << 30, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
+    box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
+    result = await box.exec("cat hello")
+    if (result.returncode, result.stdout) != (0, b"written"):
+        return Probe(False, (f"a command fails: {result.stderr.decode(errors='replace').strip() or result}",))
+    [fork] = await backend.fork(await box.snapshot())
+    if await fork.read("hello") != b"written":
+        return Probe(False, ("a commit does not hold the box's files",), frozenset({"exec", "exec_python"}))
+    checked = await fork.exec_python(CHECKS)
+    held, missing = in_force(checked.stdout, _ENFORCED)
+    return Probe(not missing, tuple(missing), frozenset({"exec", "exec_python", "fs_snapshot", "fork", "images"}), held)

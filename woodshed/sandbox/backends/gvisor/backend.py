@@ -20,7 +20,7 @@ from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.box import OUT_OF_MEMORY
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
-from woodshed.sandbox.host.egress.record import Record
+from woodshed.sandbox.host.egress.rules import Record
 from woodshed.sandbox.host.kept import KeptBackend, KeptBox
 from woodshed.sandbox.host.probing import probe_by, try_live_fork
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported

@@ -17,7 +17,7 @@ from woodshed.sandbox.host.keeper import Keeper, descendants, run, tail
 from woodshed.sandbox.host.owner import Owner
 from woodshed.sandbox.host.payload import copy_agent
 
-from .bundle import configuration
+from .runsc import configuration
 
 _TICK = 0.5
 _OVERHEAD = 256 << 20

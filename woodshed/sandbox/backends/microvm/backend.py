@@ -4,16 +4,20 @@ What a box may write lies in its guest's memory, so a copy of memory is a copy o
 template, a guest that booted with the same layers and limits, and so is every fork of a snapshot: its memory is mapped
 from a file, and only what it changes is its own. Needs ``scripts/install-qemu``; without hardware to virtualise with
 it emulates, ten to thirty times slower.
+
+A virtual machine as the host sees it: the agent's channel, and QEMU's control socket for snapshots.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
+import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,19 +25,65 @@ from typing import Any
 from woodshed.sandbox.faults import of_the_machine
 from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.channel import Channel
-from woodshed.sandbox.host.kept import KeptBackend
+from woodshed.sandbox.host.kept import KeptBackend, KeptBox
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
 from . import probe
-from .accelerator import can_virtualise
-from .box import MicrovmBox
 from .images import ImageStore
-from .keeper import ENDED, STATE
-from .machine import MAX_IMAGES, clock_khz, command_line, guest_memory
-from .monitor import Monitor
+from .keeper import ENDED, STATE, Monitor
+from .machine import MAX_IMAGES, can_virtualise, clock_khz, command_line, guest_memory
 from .qemu import Missing, find_programs
 from .templates import Templates
+
+
+class MicrovmBox(KeptBox):
+    def __init__(
+        self, backend: KeptBackend[Any], spec: BoxSpec, number: int, channel: Channel, monitor: Monitor
+    ) -> None:
+        super().__init__(backend, spec, number, channel)
+        self._monitor = monitor
+
+    async def save(self, state: str, memory: Callable[[], Awaitable[int]]) -> int:
+        """Stop, have ``memory`` copied and the devices' state written to the file ``state``; go on."""
+        self.channel.hold()
+        try:
+            try:
+                await self.channel.request({"op": "freeze"})
+                try:
+                    await self._monitor.execute("stop")
+                    size = await memory()
+                    await self._write(state)
+                finally:
+                    await self._monitor.execute("cont")
+            finally:
+                await self.thaw()  # also where we were cancelled: the agent waits for it
+        finally:
+            self.channel.resume()
+        return size
+
+    async def stop_for_good(self, state: str) -> None:
+        """Stop with memory as it is and the devices' state in the file ``state``."""
+        await self.channel.request({"op": "freeze"})
+        await self._monitor.execute("stop")
+        await self._write(state)
+
+    async def _write(self, state: str) -> None:
+        """The command is named after Xen, which keeps memory itself as we do.
+
+        What it writes is what a machine that is started with ``-incoming`` reads, but for the memory.
+        """
+        await self._monitor.execute("xen-save-devices-state", filename=state, live=False)
+
+    async def thaw(self, env: Mapping[str, str] | None = None) -> None:
+        """Let the agent go on, at the time that it is, with randomness of its own; ``env`` joins its environment."""
+        seed = secrets.token_hex(32)
+        await self.channel.request({"op": "thaw", "time": time.time(), "seed": seed, "env": dict(env or {})})
+
+    def hang_up(self) -> None:
+        super().hang_up()
+        self._monitor.close()
+
 
 _KEEPER = "woodshed.sandbox.backends.microvm.keeper"
 _SLOW = "guests are emulated, ten to thirty times slower than the machine"

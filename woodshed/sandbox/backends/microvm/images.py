@@ -21,7 +21,7 @@ from woodshed.sandbox.guest.masks import installed_packages
 from woodshed.sandbox.host import payload
 from woodshed.sandbox.protocol import SandboxError
 
-from . import initrd, vmlinux
+from . import initrd
 from .qemu import Programs
 
 _OMITTED = (
@@ -69,7 +69,7 @@ class ImageStore:
     def kernel(self) -> Path:
         """What guests boot from."""
         if self._kernel is None:
-            self._kernel = self._keep("kernel", self._programs.kernel.read_bytes(), vmlinux.unpack)
+            self._kernel = self._keep("kernel", self._programs.kernel.read_bytes(), initrd.unpack)
         return self._kernel
 
     def initrd(self) -> Path:

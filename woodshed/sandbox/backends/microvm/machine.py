@@ -2,10 +2,13 @@
 
 One processor, memory that is a file, images read-only, one serial port that carries the agent's frames, a source of
 randomness. Every box of a template has the same machine, so that the state of one fits all.
+
+Whether this machine can run a guest's instructions itself.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -82,3 +85,14 @@ def clock_khz() -> int | None:
     """Rate of the host's time stamp counter, near enough for a guest's first guess."""
     found = re.search(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return round(float(found.group(1)) * 1000) if found else None
+
+
+@lru_cache(maxsize=1)
+def can_virtualise() -> bool:
+    """The processor has VT-x or AMD-V and ``/dev/kvm`` is ours to use.
+
+    The device alone says nothing: some nested hosts have one that runs ordinary kernels in an interpreter, or not at
+    all. What a guest's first boot shows decides in the end.
+    """
+    flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return bool(flags and {"vmx", "svm"} & set(flags.group(1).split())) and os.access("/dev/kvm", os.R_OK | os.W_OK)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from woodshed.sandbox.host.box import ChannelBox
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import Gate
-from woodshed.sandbox.host.egress.record import Record
+from woodshed.sandbox.host.egress.rules import Record
 from woodshed.sandbox.protocol import BoxSpec, Snapshot, Unsupported
 
 if TYPE_CHECKING:

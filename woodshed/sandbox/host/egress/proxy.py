@@ -1,17 +1,114 @@
-"""The forward proxy of one box: HTTP and CONNECT to the hosts that its rules allow; the rest is refused and noted."""
+"""The forward proxy of one box: HTTP and CONNECT to the hosts that its rules allow; the rest is refused and noted.
+
+The head of a proxy request, read strictly: what two programs could read differently is refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from . import http
 from .relay import Budget, Meter, Spent, Stream, copy, tunnel
-from .rules import Rule, allowed, reachable
+from .rules import Rule, allowed, reachable, split_host
+
+MAX_HEAD = 32 << 10
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(r"[!-~]+")
+# Between the client and this proxy only, or decided here.
+_HOP = frozenset(
+    ["host", "connection", "proxy-connection", "proxy-authorization", "proxy-authenticate", "keep-alive", "te",
+     "trailer", "upgrade", "content-length"]
+)  # fmt: skip
+
+
+class BadRequest(ValueError):
+    """Not a request that this proxy takes; ``status`` is the answer's."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Request:
+    """``head`` is what goes to the server (empty for CONNECT), followed by ``length`` bytes of body."""
+
+    method: str
+    host: str
+    port: int
+    path: str
+    head: bytes = b""
+    length: int = 0
+
+
+def parse_request(data: bytes) -> Request:
+    """``data`` ends with the empty line. Raises BadRequest."""
+    try:
+        first, *lines = data.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+        method, target, version = first.split(" ")
+    except ValueError:
+        raise BadRequest(400, "the request line is malformed") from None
+    if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target) or version not in ("HTTP/1.0", "HTTP/1.1"):
+        raise BadRequest(400, "the request line is malformed")
+    if method == "CONNECT":
+        host, port = _place(target)
+        if port is None:
+            raise BadRequest(400, "CONNECT needs HOST:PORT")
+        return Request(method, host, port, "")
+    url = urlsplit(target)
+    if url.scheme.lower() != "http" or "@" in url.netloc:
+        raise BadRequest(400, "this is a proxy: it takes CONNECT and http:// URLs without a password")
+    host, port = _place(url.netloc)
+    path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    fields = [_field(line) for line in lines]
+    length = _length(fields)
+    kept = [f"{name}: {value}" for name, value in fields if name.lower() not in _HOP]
+    if length or method in ("POST", "PUT", "PATCH"):
+        kept.append(f"Content-Length: {length}")
+    # One request a connection: a second one could name another host.
+    head = [f"{method} {path} HTTP/1.1", f"Host: {url.netloc}", *kept, "Connection: close", "", ""]
+    return Request(method, host, port or 80, path, "\r\n".join(head).encode("latin-1"), length)
+
+
+def answer(status: int, phrase: str, text: str = "") -> bytes:
+    """A whole response with a plain text, after which the connection ends."""
+    body = (text + "\n").encode() if text else b""
+    head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + body
+
+
+def _place(netloc: str) -> tuple[str, int | None]:
+    try:
+        return split_host(netloc)
+    except ValueError:
+        raise BadRequest(400, "the host is malformed") from None
+
+
+def _field(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not _TOKEN.fullmatch(name) or any(c in value for c in "\r\n\0"):
+        raise BadRequest(400, "a header field is malformed")
+    return name, value.strip(" \t")
+
+
+def _length(fields: list[tuple[str, str]]) -> int:
+    if any(name.lower() == "transfer-encoding" for name, _ in fields):
+        raise BadRequest(411, "send the body with Content-Length")
+    lengths = {value for name, value in fields if name.lower() == "content-length"}
+    if not lengths:
+        return 0
+    (text, *others) = lengths
+    if others or not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise BadRequest(400, "Content-Length is malformed")
+    return int(text)
+
 
 MAX_CONNECTIONS = 64
 _HEAD_SECONDS, _CONNECT_SECONDS = 30.0, 15.0
@@ -46,7 +143,7 @@ class Proxy:
         except Refused as refusal:
             entry |= {"status": refusal.status, "reason": str(refusal)}
             with contextlib.suppress(ConnectionError):
-                writer.write(http.answer(refusal.status, refusal.phrase, f"woodshed: {refusal}"))
+                writer.write(answer(refusal.status, refusal.phrase, f"woodshed: {refusal}"))
                 await writer.drain()
         except Spent:
             entry["reason"] = "the box has moved all the bytes that it may"
@@ -82,11 +179,11 @@ class Proxy:
         finally:
             far[1].close()
 
-    async def _request(self, reader: asyncio.StreamReader) -> http.Request:
+    async def _request(self, reader: asyncio.StreamReader) -> Request:
         try:
             async with asyncio.timeout(_HEAD_SECONDS):
-                return http.parse_request(await reader.readuntil(b"\r\n\r\n"))
-        except http.BadRequest as error:
+                return parse_request(await reader.readuntil(b"\r\n\r\n"))
+        except BadRequest as error:
             raise Refused(error.status, "Bad Request", str(error)) from None
         except asyncio.LimitOverrunError:
             raise Refused(431, "Request Header Fields Too Large", "the head of the request is too long") from None

@@ -20,11 +20,9 @@ from woodshed.tasks.validate.splits import TWIN, heldout_beside, twins_of_heldou
 
 from .catalogue import Catalogue, Package, load_catalogue
 from .index import PackageError
-from .kept import fetch_package
-from .ledger import Ledger
 from .partition import kept_splits
 from .proof import GATES
-from .report import BuildReport, PackageYield
+from .report import BuildReport, Ledger, PackageYield, fetch_package
 from .settings import PackageTaskSettings
 from .source import read_sdist
 from .stream import clear_staging

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from woodshed.tasks.languages.python import delete_body, merge, mutations, pick
 
-from .deletion import delete_group
-from .groups import GROUPS
+from .groups import GROUPS, delete_group
 from .history import Commit
 from .partition import Splits, function_key, plan_splits
 from .prepare import CoveredFunction, Suite

@@ -24,7 +24,7 @@ from woodshed.record.trajectory import Outcome
 from woodshed.tasks.languages.python import function_spans, mutations
 from woodshed.tasks.validate.guessing import ENDLESS, UNTOLD, by_heart, left_of, stubs, too_cheap, untold
 
-from .rejected import Rejected, Untold
+from .report import Rejected, Untold
 
 GATES = 9
 """Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported

@@ -23,7 +23,7 @@ from .index import PackageError
 from .partition import Splits
 from .prepare import CoveredFunction, Suite, suite_files
 from .proof import changed_functions
-from .rejected import Rejected
+from .report import Rejected
 from .stream import Attempt
 from .trial import Trial
 from .workspace import is_source, is_test, workspace_of

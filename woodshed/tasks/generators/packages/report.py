@@ -1,4 +1,11 @@
-"""What a build kept and rejected, and why: one line per source."""
+"""What a build kept and rejected, and why: one line per source.
+
+The bytes that packages are made from: from the index or its cache, or kept by the build itself.
+
+Verdicts on candidates, one JSON line each, so that a build that was stopped goes on where it was.
+
+Why a candidate became no task.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.record.atomic import write_whole
+from woodshed.record.jsonl import JsonLines
+from woodshed.record.task import Task, TaskError
 from woodshed.tasks.library.cost import rate
+
+from .catalogue import Package
+from .source import fetch
 
 
 @dataclass
@@ -96,3 +108,72 @@ class BuildReport:
             known = {}
         known.update({p.package: p.counts() for p in self.packages})
         write_whole(path, json.dumps([known[name] for name in sorted(known)], indent=1) + "\n")
+
+
+KEPT_SOURCES = "sources"
+"""Folder of a build that keeps the bytes of sources which no index has."""
+
+
+def fetch_package(package: Package, out: Path, *, cache: Path | None = None) -> Path:
+    """The verified archive of a package: what the build in ``out`` keeps itself, else from the index or its cache."""
+    kept = out / KEPT_SOURCES if package.kept else None
+    return fetch(package.name, package.version, package.file, package.sha256, cache=cache, kept=kept)
+
+
+def fetch_history(package: Package, out: Path) -> Path:
+    """The verified bundle of a package's commits."""
+    return fetch(
+        package.name, package.version, package.history, package.history_sha256, kept=out / KEPT_SOURCES
+    )  # fmt: skip
+
+
+class Ledger:
+    """The verdicts in ``path`` that were reached under ``fingerprint``; others are reached again."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        self._lines = JsonLines(path)
+        rows = [row for row in self._lines.rows() if row.get("fingerprint") == fingerprint]
+        self.verdicts: dict[str, str | None] = {row["slug"]: row["rejected"] for row in rows if "rejected" in row}
+        self.untold: dict[str, tuple[str, ...]] = {row["slug"]: tuple(row["untold"]) for row in rows if "untold" in row}
+        """Of candidates that were rejected with ``Untold``: which functions."""
+        self._passed = {(row["slug"], row["passed"]) for row in rows if "passed" in row}
+
+    def find(self, slug: str, out: Path) -> tuple[Task | None, str | None]:
+        """(task, None) if it was kept and is still whole, (None, reason) if rejected, (None, None) if unknown."""
+        if slug not in self.verdicts:
+            return None, None
+        why = self.verdicts[slug]
+        if why is not None:
+            return None, why
+        try:
+            return Task.load(out / slug), None
+        except TaskError:
+            return None, None
+
+    def note(self, slug: str, rejected: str | None, untold: tuple[str, ...] = ()) -> None:
+        self.verdicts[slug] = rejected
+        more = {"untold": untold} if untold else {}
+        if untold:
+            self.untold[slug] = untold
+        self._lines.append({"slug": slug, "rejected": rejected, **more, "fingerprint": self.fingerprint})
+
+    def has_passed(self, slug: str, gate: str) -> bool:
+        """Whether a kept task has passed a gate that only some have to."""
+        return (slug, gate) in self._passed
+
+    def note_passed(self, slug: str, gate: str) -> None:
+        self._passed.add((slug, gate))
+        self._lines.append({"slug": slug, "passed": gate, "fingerprint": self.fingerprint})
+
+
+class Rejected(Exception):
+    """The candidate is no good task; the message is the reason, as counted in the yield table."""
+
+
+class Untold(Rejected):
+    """For some of the changed ``functions`` (``CoveredFunction.place``) no value tells a fix from a guess."""
+
+    def __init__(self, why: str, functions: tuple[str, ...]) -> None:
+        super().__init__(why)
+        self.functions = functions

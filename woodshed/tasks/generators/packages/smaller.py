@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from .candidates import Candidate, group_functions
-from .deletion import delete_group
-from .groups import GROUPS, is_private
+from .groups import GROUPS, delete_group, is_private
 from .prepare import CoveredFunction
 from .trial import Trial
 

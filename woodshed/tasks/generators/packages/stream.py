@@ -18,8 +18,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.protocol import BoxError
 
-from .ledger import Ledger
-from .rejected import Rejected, Untold
+from .report import Ledger, Rejected, Untold
 
 STAGING = ".new-"
 """Prefix of folders that hold a task whose turn has not come."""

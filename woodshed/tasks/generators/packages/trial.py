@@ -34,10 +34,10 @@ from .guards import Guard, Imports, guard
 from .partition import Splits, unplanned
 from .prepare import WORKDIR, Suite, coarse, cost, package_spec, suite_files
 from .proof import difference, prove, python_variants
-from .rejected import Rejected
+from .report import Rejected
 from .save import PYTHON_FORM, Draft, Form, is_test_module, save_draft
 from .settings import PackageTaskSettings
-from .surroundings import is_surrounding
+from .workspace import is_surrounding
 
 _COLLECTED = (0, 1, 5)
 """Exit statuses of pytest where it only collected: all well, some files could not be, no test was run."""

@@ -18,15 +18,12 @@ from woodshed.tasks.generators.prompts.write import Writer
 from woodshed.tasks.sources.repository import Objects
 from woodshed.tasks.validate.splits import TWIN
 
-from .attack import REWARDED, UNREWARDED, attack, attacked
 from .candidates import Candidate, candidates, combinations
 from .catalogue import Catalogue
 from .groups import GROUPS
-from .kept import fetch_history
-from .ledger import Ledger
-from .rejected import Rejected
+from .guards import REWARDED, UNREWARDED, attack, attacked
 from .replay import Replay
-from .report import PackageYield
+from .report import Ledger, PackageYield, Rejected, fetch_history
 from .settings import PackageTaskSettings
 from .smaller import LEFT_OUT, smaller
 from .stream import Attempt, Stream, Verdict

@@ -1,26 +1,121 @@
-"""Which words a task gets: the template of its kind and level, and a policy's where one is asked."""
+"""Which words a task gets: the template of its kind and level, and a policy's where one is asked.
+
+Reports of one wrong line, less precise than ``packages/instruction.py`` writes them.
+
+Instructions of replayed commits, from their messages.
+"""
 
 from __future__ import annotations
 
+import ast
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.candidates import Candidate
 from woodshed.tasks.generators.packages.groups import GROUPS
+from woodshed.tasks.generators.packages.history import Commit
 from woodshed.tasks.generators.packages.instruction import (
     bug_report,
     feature_request,
     located_bug_report,
+    module_name,
     pointed_bug_report,
+    signature_of,
+    without_addresses,
 )
+from woodshed.tasks.generators.packages.proof import changed_functions
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.validate.reasons import defined_names
 
-from .bugs import vague_report
-from .commits import commit_request
 from .deletions import deletion_request
 from .reword import Reworder
+
+_NORMAL = (
+    "`{module}` misbehaves. A check that should hold says:\n\n    {observed}\n\nFind out why and fix it; "
+    "{file} has the expectations.\n",
+    "Something in `{module}` broke ({file} shows it):\n\n    {observed}\n\nPlease repair the library, not the tests.\n",
+)
+_TERSE = (
+    "{module} gives wrong results since the last change, pls fix\n",
+    "something is off with {area} in {module}, can you have a look and fix it?\n",
+    "{file} is red again. The library is at fault.\n",
+)
+
+
+def vague_report(rng: random.Random, level: str, module: str, name: str, test: str, observed: str) -> str:
+    """``name``: the function at fault, of which at most the last part is told; ``observed``: what a test says."""
+    lines = [line.strip() for line in without_addresses(observed).splitlines() if line.strip()]
+    values = {
+        "module": module_name(module), "file": test.partition("::")[0], "area": name.rpartition(".")[2].strip("_"),
+        "observed": (lines or ["a test fails"])[0][:160],
+    }  # fmt: skip
+    return rng.choice(_NORMAL if level == "normal" else _TERSE).format(**values)
+
+
+_TRAILER = re.compile(r"(?im)^\s*(?:[A-Z][\w-]+-by|change-id|cc|co-authored-by|reviewed-on)\s*:.*$\n?")
+_REFERENCE = re.compile(
+    r"\s*\(?(?<!\w)(?:(?:fix(?:e[sd])?|close[sd]?|resolve[sd]?|see|refs?|issue|pr|gh)[\s:]*)?(?:#|gh-)\d+\)?|https?://\S+",
+    re.IGNORECASE,
+)
+_PREFIX = re.compile(r"^(?:fix|feat|feature|bug|refactor|perf)(?:\([^)]*\))?!?:\s*", re.IGNORECASE)
+
+
+def commit_request(level: str, commit: Commit, start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> str:
+    """``terse``: the message's subject; ``normal``: all of it; ``precise``: also the interface that the commit has.
+
+    Names that do not exist yet and that others will use are told at each level: nobody could guess them.
+    """
+    subject, body = cleaned(commit.message)
+    text = subject if level == "terse" or not body else f"{subject}\n\n{body}"
+    new = sorted(name for name in defined_names(start, gold) if _is_public(name, gold))
+    if level == "precise":
+        text += "\n\nInterface:\n\n" + "\n\n".join(_interface(start, gold))
+    elif new:
+        text += "\n\nNew names: " + ", ".join(f"`{name}`" for name in new[:12])
+    return text + "\n"
+
+
+def cleaned(message: str) -> tuple[str, str]:
+    """(subject, body) without trailers and references to trackers, which say nothing to somebody who is offline."""
+    text = _REFERENCE.sub("", _TRAILER.sub("", message))
+    subject, _, body = text.strip().partition("\n")
+    lines = [line.rstrip() for line in body.strip().splitlines()]
+    return _PREFIX.sub("", subject.strip()).rstrip(" .:-"), "\n".join(lines).strip()
+
+
+def _is_public(name: str, gold: Mapping[str, bytes]) -> bool:
+    """Functions and classes of a module, methods, and modules themselves; local variables are nobody's business."""
+    if name.startswith("_"):
+        return False
+    return any(name == defined for data in gold.values() for defined in _definitions(data))
+
+
+def _definitions(data: bytes) -> Iterator[str]:
+    """None in what does not parse: templates, Python 2."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for child in node.body:
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield child.name
+                elif isinstance(child, ast.Assign):
+                    yield from (t.id for t in child.targets if isinstance(t, ast.Name))
+
+
+def _interface(start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> Iterator[str]:
+    for path, data in sorted(gold.items()):
+        source = data.decode("utf-8", "replace")
+        names = changed_functions(start.get(path, b"").decode("utf-8", "replace"), source)
+        public = [n for n in names if not n.rpartition(".")[2].startswith("_") or n.endswith("__init__")]
+        shown = "\n\n".join(f"# {n}\n{signature_of(source, n)}" for n in public[:8])
+        yield f"`{path}`" + (f":\n\n```python\n{shown}\n```" if shown else "")
+
 
 LEVELS = ("precise", "normal", "terse")
 

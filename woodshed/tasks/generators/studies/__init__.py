@@ -5,20 +5,8 @@ semantic keys (which condition is combined with which expression in which shape)
 *compositional* generalisation, not generalisation to new kinds of code.
 """
 
-from .draw import draw_studies
-from .function import (
-    HIDDEN,
-    TEMPLATES,
-    VISIBLE,
-    Case,
-    Split,
-    StudyFunction,
-    draw_functions,
-    is_heldout,
-    semantic_keys,
-)
-from .nouns import NOUNS
-from .spec import StudySpec
+from .function import HIDDEN, TEMPLATES, VISIBLE, Case, Split, StudyFunction, draw_functions, is_heldout, semantic_keys
+from .spec import NOUNS, StudySpec, draw_studies
 from .write import solution_edit, write_study
 
 __all__ = [

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from .template import Template
-from .vocabulary import (
-    CHANGES,
-    CONDITIONS,
-    EXPRESSIONS,
-    FEW_CHANGES,
-    FEW_CONDITIONS,
-    FEW_EXPRESSIONS,
-)
+from .template import CHANGES, CONDITIONS, EXPRESSIONS, FEW_CHANGES, FEW_CONDITIONS, FEW_EXPRESSIONS, Template
 
 XS = {"xs": "ints"}
 _ANSWER = [("", "i", "-1"), ("from_1", "i + 1", "0"), ("to_end", "len(xs) - i", "0")]

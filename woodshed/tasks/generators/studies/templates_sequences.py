@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .template import Template
-from .vocabulary import (
+from .template import (
     CONDITIONS,
     EXPRESSIONS,
     FEW_CHANGES,
@@ -13,6 +12,7 @@ from .vocabulary import (
     PAIR_VALUES,
     REDUCTIONS,
     SUMMARIES,
+    Template,
 )
 
 XS = {"xs": "ints"}

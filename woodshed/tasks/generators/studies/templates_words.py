@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .template import Template
-from .vocabulary import CHANGES, FEW_EXPRESSIONS
+from .template import CHANGES, FEW_EXPRESSIONS, Template
 
 TEXT = {"text": "text"}
 WORDS = {"words": "words"}

@@ -19,8 +19,7 @@ from typing import Any
 from woodshed.tasks.languages.python import Mutation, mutations, pick
 
 from .function import VISIBLE, Case, Split, StudyFunction, draw_function
-from .nouns import NOUNS
-from .spec import StudySpec
+from .spec import NOUNS, StudySpec
 
 MUTANT_SECONDS = 0.03
 """CPU time for all cases of one mutant; a correct function needs about a thousandth of it."""

@@ -1,14 +1,18 @@
-"""Node: npm unpacks archives of a registry into ``node_modules``; mocha, tape or node:test run the tests."""
+"""Node: npm unpacks archives of a registry into ``node_modules``; mocha, tape or node:test run the tests.
+
+Which files a recipe may add to a Node project.
+"""
 
 from __future__ import annotations
 
 import glob
 import json
+import re
 import shutil
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
-from woodshed.grading.install.changes import changes
+from woodshed.grading.install.changes import COMPILED, CONFIGURES, OWN_TESTS, TAKES, Refusal, changes
 from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.guest.template import command_path
 from woodshed.sandbox.layers import LayerStore
@@ -18,18 +22,49 @@ from woodshed.tasks.generators.packages.dependencies import remembered
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.prepare import WORKDIR
 from woodshed.tasks.generators.packages.source import read_sdist
+from woodshed.tasks.generators.packages.workspace import below
 from woodshed.tasks.install.kit import TOOLS, Archive, Left, Pinned, Served
 from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_modules
-from woodshed.tasks.languages.node.modules import unpack
+from woodshed.tasks.languages.node.modules import unpack, wished_modules
 from woodshed.tasks.languages.node.npm import archive_path
-from woodshed.tasks.languages.node.pin import wished_modules
 from woodshed.tasks.languages.node.project import RUNNERS
 
-from .additions import PASSING, node_refusal
-from .goals import node_goals
 from .registry import Registry
-from .rules import NodeRuleBuilder
+from .rules import NodeRuleBuilder, node_goals
+
+PASSING = frozenset([".nyc_output", "coverage", "package-lock.json", ".package-lock.json"])
+"""Names of what tools leave behind, besides those of ``changes``."""
+
+_CONFIGURATION = re.compile(
+    r"package\.json|npm-shrinkwrap\.json|\.npmrc|\.mocharc(\..*)?|\.taprc|\.c8rc.*|\.nycrc.*|\.babelrc.*"
+)
+_SUFFIXES = (".js", ".cjs", ".mjs", ".json", ".node")
+_TEST = re.compile(r"(?:.*[._-])?(?:tests?|spec)|test[-_].*")
+
+
+def node_refusal(before: Mapping[str, bytes], tests: Sequence[str]) -> Refusal:
+    """``before``: the repository; ``tests``: files and folders of its tests."""
+    folders = {str(parent) for name in before for parent in PurePosixPath(name).parents}
+    stems = {str(PurePosixPath(name).with_suffix("")) for name in before if name.endswith(_SUFFIXES)}
+
+    def why(path: PurePosixPath) -> str:
+        if _CONFIGURATION.fullmatch(path.name):
+            return f", which {CONFIGURES}"
+        if "node_modules" in path.parts:
+            return ", a package that is not in node_modules of the working directory"
+        if path.suffix == ".node":
+            return f", {COMPILED}"
+        if path.suffix not in _SUFFIXES:
+            return ""
+        stem = str(path.with_suffix(""))
+        if path.suffix != ".json" and (any(below(str(path), t) for t in tests) or _TEST.fullmatch(path.stem)):
+            return OWN_TESTS
+        shadows = stem in folders or stem in stems or (path.stem == "index" and str(path.parent) in stems)
+        return f", which {TAKES}" if shadows else ""
+
+    return why
+
 
 _LIST = """
 import json, os

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from woodshed.grading.install.box import SETUP_SECONDS, shell
+from woodshed.grading.install.changes import SETUP_SECONDS, shell
 from woodshed.sandbox.protocol import BoxError
 from woodshed.tasks.install.kit import Pinned
 from woodshed.tasks.install.space import Boxes, Ground

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from woodshed.grading.install.goal import Goal
-from woodshed.tasks.install.goals import PROPOSED
+from woodshed.tasks.install.kit import PROPOSED
 from woodshed.tasks.install.space import Ground
 from woodshed.tasks.sources.project import Project
 

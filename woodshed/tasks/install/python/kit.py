@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from woodshed.grading.install.box import installed_in
-from woodshed.grading.install.changes import changes, python_refusal
+from woodshed.grading.install.changes import changes, installed_in, python_refusal
 from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.guest.template import HOME, command_path
 from woodshed.sandbox.layers import LayerStore

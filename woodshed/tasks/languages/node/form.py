@@ -1,20 +1,80 @@
-"""What tasks of Node projects look like on disk."""
+"""What tasks of Node projects look like on disk.
+
+What other Harbor tools need of a task of a Node project; see ``packages/harbor.py``.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from woodshed.grading.node.run import framework_of
+from woodshed.grading.node.grader import REPORTER, framework_of, request_of, runner_source
+from woodshed.grading.pytest_grader import STRAY
 from woodshed.record.task import TaskInfo
-from woodshed.tasks.generators.packages.catalogue import Package
+from woodshed.tasks.generators.packages.catalogue import Module, Package
+from woodshed.tasks.generators.packages.harbor import dockerfile, required, required_json, script
 from woodshed.tasks.generators.packages.prepare import WORKDIR
 from woodshed.tasks.generators.packages.save import Draft, Form
 
-from .harbor import node_check, node_image
 from .workspace import is_test, protected_globs, submission_globs
+
+_FETCH = "RUN cd /opt/modules && npm ci --ignore-scripts --no-audit --no-fund && mv node_modules / && rm -rf /root/.npm"
+_IMAGE = "FROM node:20-slim"
+
+
+def node_image(package: Package, workdir: str) -> dict[str, bytes]:
+    """``environment/`` of a task besides its workspace: what ``module_layers`` holds, from the npm registry."""
+    modules = [m for m in package.below if isinstance(m, Module)]
+    if not modules:
+        return {"Dockerfile": dockerfile([_IMAGE], {}, workdir)}
+    lines = [_IMAGE, "COPY modules /opt/modules", _FETCH]
+    return {"Dockerfile": dockerfile(lines, {}, workdir), **lock_of(modules)}
+
+
+def lock_of(modules: list[Module]) -> dict[str, bytes]:
+    """The two files by which ``npm ci`` installs exactly these modules at exactly their places.
+
+    A module needs what lies in its own folder, and the whole needs the rest: npm would remove what nothing needs.
+    """
+    entries: dict[str, dict[str, Any]] = {"": {"name": "modules", "dependencies": {}}}
+    for module in sorted(modules, key=lambda m: m.place):
+        above, _, name = module.place.rpartition("/node_modules/")
+        entry: dict[str, Any] = {"version": module.version, "integrity": module.integrity}
+        renamed = name != module.package
+        if renamed:
+            entry["name"] = module.package
+        entries[f"node_modules/{module.place}"] = entry
+        wanted = f"npm:{module.package}@{module.version}" if renamed else module.version
+        holder = entries[f"node_modules/{above}" if above else ""]
+        holder.setdefault("dependencies", {})[name] = wanted
+    described = {"name": "modules", "private": True, "dependencies": entries[""]["dependencies"]}
+    lock = {"name": "modules", "lockfileVersion": 3, "requires": True, "packages": entries}
+    return {
+        f"modules/{name}": (json.dumps(table, indent=1) + "\n").encode()
+        for name, table in (("package.json", described), ("package-lock.json", lock))
+    }
+
+
+def node_check(info: TaskInfo, tests: Mapping[str, bytes], start: Mapping[str, bytes]) -> dict[str, bytes]:
+    """``tests/`` of a task besides the ``tests``. ``start``: what the agent gets."""
+    names = sorted({i.partition("::")[0] for i in required(info)})
+    files = [
+        request_of(name, tests[name].decode("utf-8", "replace"), info.workdir, max(1.0, info.timeout_sec / 3))
+        for name in names
+    ]
+    return {
+        "test.sh": script("node", "check.js"),
+        "check.js": Path(__file__).with_name("harbor_check.js").read_bytes(),
+        "runner.js": runner_source().encode(),
+        "required.json": required_json(
+            info, start, STRAY | {"package.json"}, files=files, reporter=REPORTER
+        ),
+    }  # fmt: skip
+
 
 _COMMANDS = {
     "mocha": "node /node_modules/mocha/bin/mocha.js --no-config",

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import cache as cached
 from pathlib import Path
 
-from woodshed.grading.node.run import run_node
+from woodshed.grading.node.grader import run_node
 from woodshed.grading.results import TestRun
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory

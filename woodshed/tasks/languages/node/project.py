@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from woodshed.grading.node.run import framework_of
+from woodshed.grading.node.grader import framework_of
 from woodshed.grading.node.syntax import SUFFIXES
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.workspace import below

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from woodshed.grading.heldout import EndlessError, reference
-from woodshed.grading.node.grader import NODE
-from woodshed.grading.node.run import run_node
+from woodshed.grading.node.grader import NODE, run_node
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.grading.telling import problem_of
@@ -16,7 +15,7 @@ from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
 from woodshed.tasks.generators.packages.candidates import Candidate
 from woodshed.tasks.generators.packages.prepare import WORKDIR
-from woodshed.tasks.generators.packages.rejected import Rejected, Untold
+from woodshed.tasks.generators.packages.report import Rejected, Untold
 from woodshed.tasks.generators.packages.save import Form
 from woodshed.tasks.generators.packages.trial import Trial, uncollected
 from woodshed.tasks.generators.prompts.write import Shown

@@ -8,8 +8,7 @@ from pathlib import PurePosixPath
 from woodshed.grading.node.syntax import SUFFIXES
 from woodshed.tasks.generators.packages.catalogue import Package
 from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.surroundings import is_text, surroundings
-from woodshed.tasks.generators.packages.workspace import below
+from woodshed.tasks.generators.packages.workspace import below, is_text, surroundings
 
 from .project import NodeProject
 

@@ -1,8 +1,8 @@
 """Changes to Python functions: one changed line, or deleted bodies and definitions. Pure syntax; runs nothing."""
 
 from .delete import FunctionSpan, delete_bodies, delete_body, function_spans, remove_functions
-from .merge import merge
 from .mutations import Mutation, apply_line, mutations, normalise, pick
+from .splice import merge
 
 __all__ = [
     "FunctionSpan",

@@ -3,14 +3,17 @@
 Quotes, spacing, comments and parentheses stay as their authors wrote them, so that a mutant does not tell where it is.
 Positions of the tree are bytes of UTF-8. Where the plain edit would bind otherwise than the changed tree does,
 parentheses are added; what the text means is compared with the changed tree each time.
+
+Several changes of one text in one.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .kinds import Change
 
@@ -173,3 +176,25 @@ def _applied(data: bytes, start: int, end: int, edits: list[Edit]) -> bytes:
             parts += [data[at:first], new]
             at = last
     return b"".join([*parts, data[at:end]])
+
+
+def merge(before: str, changed: Sequence[str]) -> str | None:
+    """``before`` with what each of ``changed`` makes other; None where two of them touch the same or adjacent lines.
+
+    The lines from the first to the last difference are one edit.
+    """
+    lines = before.split("\n")
+    edits = sorted(_edit(lines, text.split("\n")) for text in changed)
+    if any(second[0] <= first[1] for first, second in pairwise(edits)):
+        return None
+    for start, end, new in reversed(edits):
+        lines[start:end] = new
+    return "\n".join(lines)
+
+
+def _edit(before: list[str], after: list[str]) -> tuple[int, int, list[str]]:
+    """(first line, line after the last, what stands there instead)."""
+    most = min(len(before), len(after))
+    head = next((i for i in range(most) if before[i] != after[i]), most)
+    tail = next((i for i in range(most - head) if before[-1 - i] != after[-1 - i]), most - head)
+    return head, len(before) - tail, after[head : len(after) - tail]

@@ -1,4 +1,7 @@
-"""``woodshed tasks import FILE --repositories FOLDER``: instances of datasets in, tasks out, through every gate."""
+"""``woodshed tasks import FILE --repositories FOLDER``: instances of datasets in, tasks out, through every gate.
+
+The repositories that instances are about, in a folder of the user's.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,9 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.build import Progress, separated
 from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.ledger import Ledger
 from woodshed.tasks.generators.packages.prepare import Suite
 from woodshed.tasks.generators.packages.proof import GATES
-from woodshed.tasks.generators.packages.report import BuildReport, PackageYield
+from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.stream import Verdict, clear_staging
 from woodshed.tasks.generators.packages.toolchain import PYTHON
@@ -32,9 +34,31 @@ from woodshed.tasks.sources.pin import Wishes
 from woodshed.tasks.sources.project import UNKNOWN
 
 from .instances import Instance, read_instances
-from .local import find_repository, looked_for
 from .needs import Needs
 from .trials import InstanceTrials
+
+
+def find_repository(folder: Path, instance: Instance) -> Path | None:
+    """The repository of an instance, bare or not; None where it is in none of ``places``."""
+    return next((place for place in places(folder, instance) if _is_repository(place)), None)
+
+
+def places(folder: Path, instance: Instance) -> list[Path]:
+    """Where the repository of an instance may be, in the order of looking."""
+    owner, name = instance.owner, instance.name
+    stems = [f"{owner}__{name}", f"{owner}/{name}", name]
+    return [folder / f"{stem}{end}" for stem in stems for end in (".git", "")]
+
+
+def looked_for(folder: Path, instance: Instance) -> str:
+    """For a person: the places that were looked at."""
+    names = ", ".join(place.relative_to(folder).as_posix() for place in places(folder, instance))
+    return f"{folder} has none of {names}; clone {instance.owner}/{instance.name} there"
+
+
+def _is_repository(folder: Path) -> bool:
+    return (folder / ".git").exists() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
+
 
 NOT_THERE = "its repository is not there"
 

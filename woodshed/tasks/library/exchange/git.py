@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from woodshed.record.task import TaskError
-from woodshed.tasks.gitobjects import QUIET, blobs_of, git_command
+from woodshed.tasks.sources.repository import QUIET, blobs_of, git_command
 
 _WHO = b"committer woodshed <woodshed@localhost> 0 +0000\n"
 

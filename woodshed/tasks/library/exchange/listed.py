@@ -14,7 +14,7 @@ from woodshed.tasks.generators.packages.catalogue import Package
 from woodshed.tasks.generators.packages.dependencies import python_path
 from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse
 from woodshed.tasks.generators.packages.proof import difference
-from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.report import Rejected
 
 from .instances import Instance
 

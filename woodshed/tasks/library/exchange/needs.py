@@ -12,7 +12,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.generators.packages.catalogue import Package, Wheel
 from woodshed.tasks.generators.packages.dependencies import dependency_layers
 from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.install.lock import Install
 from woodshed.tasks.install.use import installed_package, only_wheels

@@ -17,8 +17,8 @@ from woodshed.tasks.generators.packages.catalogue import Package
 from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.partition import unplanned
 from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.generators.packages.rejected import Rejected
 from woodshed.tasks.generators.packages.replay import split_of_change
+from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.stream import Attempt
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.generators.packages.workspace import is_source, is_test, workspace_of

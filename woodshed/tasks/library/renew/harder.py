@@ -10,7 +10,7 @@ from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.candidates import Candidate, combinations, group_candidate
 from woodshed.tasks.generators.packages.groups import GROUPS
 from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.generators.packages.rejected import Rejected
+from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.generators.prompts.write import LEVELS, level_of
 

@@ -1,0 +1,111 @@
+"""What every HTTP service of Woodshed shares: its admin key, serving until a signal, numbers as Prometheus text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from woodshed.record.atomic import write_whole
+
+ADMIN_VARIABLE = "WOODSHED_ADMIN_KEY"
+
+
+def key_hash(key: str) -> bytes:
+    """SHA-256. Keys are 256 random bits, so neither salt nor stretching would add anything."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class AdminKey:
+    """The key of a service's operator. Raises ValueError where it is too short."""
+
+    def __init__(self, key: str) -> None:
+        if len(key) < 16:
+            raise ValueError("the admin key is shorter than 16 characters; write a long random one")
+        self._digest = key_hash(key)
+
+    def matches(self, key: str | None) -> bool:
+        return key is not None and hmac.compare_digest(key_hash(key), self._digest)
+
+
+def bearer(header: bytes | None) -> str | None:
+    """The key in an ``Authorization: Bearer KEY`` header."""
+    if header is None or header[:7].lower() != b"bearer ":
+        return None
+    return header[7:].decode("latin-1").strip() or None
+
+
+def read_admin_key(path: Path | None) -> str:
+    """From the file if one is given, else from the environment. Raises ValueError saying what to do."""
+    if path is not None:
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ValueError(f"{path}: cannot read the admin key: {error.strerror}") from None
+    key = os.environ.get(ADMIN_VARIABLE, "").strip()
+    if not key:
+        raise ValueError(f"no admin key: name a file with --admin-key-file, or set {ADMIN_VARIABLE}")
+    return key
+
+
+async def listen(
+    app: ASGIApp,
+    *,
+    host: str,
+    port: int,
+    shutdown_seconds: float,
+    stack: contextlib.AsyncExitStack,
+    ready_file: Path | None = None,
+) -> None:
+    """Serve ``app`` until SIGTERM or SIGINT; requests still running then have ``shutdown_seconds`` to end.
+
+    Port 0 takes a free one. Once the service answers, ``ready_file`` is written as JSON ``{"url", "pid"}``. Raises
+    OSError if the address cannot be bound.
+    """
+    listener = socket.create_server((host, port), backlog=1024)
+    stack.callback(listener.close)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
+        timeout_keep_alive=75,
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    if ready_file is not None:
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        write_whole(ready_file, json.dumps({"url": url, "pid": os.getpid()}))
+    await serving
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4"
+
+
+def metric(name: str, kind: str, about: str, value: float) -> list[str]:
+    """Lines of one metric."""
+    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", f"{name} {value}"]
+
+
+def engine_lines(stats: Mapping[str, Any]) -> list[str]:
+    """The numbers among an engine's ``stats()``."""
+    lines: list[str] = []
+    for key, value in stats.items():
+        if isinstance(value, (int, float)):
+            lines += metric(f"woodshed_engine_{key}", "gauge", f"Engine: {key.replace('_', ' ')}", float(value))
+    return lines
