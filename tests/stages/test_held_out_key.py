@@ -10,7 +10,7 @@ from woodshed.grading.settings import GradingSettings
 from woodshed.recipe.load import dump_recipe, load_recipe
 from woodshed.record.run_directory import DirectoryError, RunDirectory
 from woodshed.run.run import RunError, claim
-from woodshed.stages.held_out_key import VARIABLE, key_digest, with_key
+from woodshed.stages.tasks import VARIABLE, key_digest, with_key
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.train.batch import BatchError, Sequence, TrainBatch, pack
 from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
 from woodshed.train.loss import Observed, backward
-from woodshed.train.metrics import summarise
 from woodshed.train.parts import Tokens, ref_kl
 from woodshed.train.settings import ClipSettings, ImportanceSettings, KlSettings, TrainSettings
+from woodshed.train.trainer import summarise
 
 from .conftest import CONFIG, MOE
 

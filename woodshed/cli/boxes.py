@@ -44,7 +44,7 @@ def boxes(
 
     from woodshed.record.cache import cache_directory
     from woodshed.sandbox.protocol import SandboxError
-    from woodshed.sandbox.remote.serve import main
+    from woodshed.sandbox.remote.service import main
     from woodshed.sandbox.remote.settings import BoxServerSettings
 
     extra = dict(field.partition("=")[::2] for field in set or [])

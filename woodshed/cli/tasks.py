@@ -311,7 +311,7 @@ def import_(
     if source.is_file():
         raise _fail(ValueError(f"{source}: give the folder that holds the repositories with --repositories"))
     from woodshed.record.task import TaskError
-    from woodshed.tasks.library.exchange.bring import import_tasks
+    from woodshed.tasks.library.exchange.export import import_tasks
 
     try:
         with Bar(Console(stderr=True)) as progress:

@@ -45,11 +45,10 @@ from .protocol import (
     check_sampling,
     checked_prompt,
 )
-from .request import Outbox, Request, seeded
+from .request import KvPolicy, Outbox, Request, Swap, seeded
 from .sampler import TokenCounts
 from .scheduler import FairQueue, Scheduler
 from .settings import EngineSettings
-from .swap import KvPolicy, Swap
 
 log = logging.getLogger(__name__)
 

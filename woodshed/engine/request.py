@@ -3,6 +3,8 @@
 Hands results from the engine's thread to asyncio callers: one wake-up per event loop and iteration.
 
 How far to guess ahead. Imports no torch.
+
+A weight swap that waits for the end of an iteration.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import asyncio
 import itertools
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .grammar import Matcher
 from .protocol import Completion, OnReport, OnToken, Sampling, StopReason, TokenReport
 from .sampler import Counts, TokenCounts
+from .settings import KvPolicy
 
 REST = 16
 """Tokens without guesses after guesses of one token kept being wrong."""
@@ -179,3 +183,14 @@ class Outbox:
             except RuntimeError:  # the caller's loop was closed: nobody is left to tell
                 pass
         self._pending.clear()
+
+
+@dataclass(eq=False)
+class Swap:
+    """``future`` gets the seconds for which sampling stood still."""
+
+    version: int
+    state: Mapping[str, Tensor]
+    kv: KvPolicy
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[float]

@@ -19,7 +19,7 @@ from woodshed.gateway.dialects.base import ReplyStream
 from .errors import ApiError
 from .messages import Message
 from .turns import Answer
-from .unsent import Parse, Unsent
+from .watch import Parse, Unsent
 
 _JSON = (b"content-type", b"application/json")
 

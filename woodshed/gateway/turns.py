@@ -28,13 +28,11 @@ from .journal import Journal, JournalError
 from .messages import Message
 from .metrics import Metrics
 from .recorder import OpenSegment, Turn
-from .redelivery import completion_of, recorded
 from .rendering import Rendering
 from .request import Request
 from .terms import Tally, TurnUsage, Used
-from .trajectories import OpenTrajectory
-from .unsent import Parse
-from .watch import Watch
+from .trajectories import OpenTrajectory, completion_of, recorded
+from .watch import Parse, Watch
 
 log = logging.getLogger(__name__)
 

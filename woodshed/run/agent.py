@@ -26,9 +26,8 @@ from woodshed.sandbox.services import create_box
 from woodshed.sandbox.settings import RAY
 from woodshed.sandbox.taskbox import agent_box_spec
 from woodshed.stages.boxes import backend_of, layer_store
-from woodshed.stages.held_out_key import with_key
 from woodshed.stages.servers import address_of
-from woodshed.stages.tasks import load_split
+from woodshed.stages.tasks import load_split, with_key
 
 from .placed import served
 

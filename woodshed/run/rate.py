@@ -23,7 +23,7 @@ from woodshed.rollout.rollout import Arena
 from woodshed.sandbox.settings import RAY
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.stages.arena import open_arena
-from woodshed.stages.held_out_key import settle_key, with_key
+from woodshed.stages.tasks import settle_key, with_key
 
 from .placed import served
 

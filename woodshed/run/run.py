@@ -29,8 +29,7 @@ from woodshed.sandbox.protocol import SandboxError
 from woodshed.stages.boxes import check_boxes, layer_store
 from woodshed.stages.demonstrator import must_search
 from woodshed.stages.failures import disk_problem
-from woodshed.stages.held_out_key import settle_key
-from woodshed.stages.tasks import built_tasks
+from woodshed.stages.tasks import built_tasks, settle_key
 from woodshed.tasks.generators.packages.catalogue import load_catalogue
 from woodshed.tasks.generators.packages.index import Index, PackageError
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from woodshed.sandbox.host.bases import Bases
+from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.pressure import Admission, Bounds, Load
-from woodshed.sandbox.host.together import all_or_none
 
 from .faults import of_the_machine
 from .protocol import Backend, BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported

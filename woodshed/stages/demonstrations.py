@@ -25,10 +25,9 @@ from woodshed.sandbox.taskbox import agent_box_spec
 from .boxes import backend_of, layer_store
 from .demonstrator import Script, line_script, package_script
 from .examples import Example, save_examples
-from .held_out_key import with_key
 from .pace import Every, Pace
 from .render import chat_format, render_conversation
-from .tasks import load_split
+from .tasks import load_split, with_key
 
 
 class ScriptedEndpoint:

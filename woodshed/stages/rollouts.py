@@ -34,9 +34,8 @@ from woodshed.weights.fence import Head
 from woodshed.weights.follow import Follower
 
 from .arena import open_arena
-from .held_out_key import key_digest, with_key
 from .pace import Pace
-from .tasks import check_training_data, load_split
+from .tasks import check_training_data, key_digest, load_split, with_key
 
 
 def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:

@@ -5,6 +5,8 @@ repeatable and the checkpoint comes first, so a process killed anywhere continue
 once: what is behind the checkpoint (chain, metrics) is brought up to it on start, what is ahead does not exist.
 Versions are published in the background: where that takes longer than a step, the chain has the newest version and
 leaves out some between.
+
+Log-probabilities under the reference policy, for the loss part ``ref_kl``.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ import logging
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from woodshed.cluster.supervisor import FATAL
+from woodshed.policy.decoder import Decoder
 from woodshed.policy.device import resolve
 from woodshed.policy.hf import load_policy
 from woodshed.policy.state import hf_state, load_hf_state
@@ -29,10 +34,44 @@ from woodshed.weights.errors import ChainError
 
 from .batch import BatchError, TrainBatch
 from .checkpoint import CheckpointError, latest_checkpoint, load_reference, save_checkpoint, save_reference, steps
+from .collate import collate, input_lengths, micro_batches
+from .loss import target_logps
 from .metrics_log import MetricsLog
-from .reference import Reference, needs_reference
+from .settings import TrainSettings
 from .trainer import Trainer
 from .worker_config import WorkerConfig
+
+
+def needs_reference(batch: TrainBatch) -> bool:
+    """Whether ``ref_kl`` weighs tokens and their log-probabilities under the reference are not there yet."""
+    return batch.ref_logprobs is None and "ref_kl" in batch.weights and bool(batch.weights["ref_kl"].any())
+
+
+class Reference:
+    """A frozen policy: the one that RL started from, or one that follows the trained one in steps."""
+
+    def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
+        self.decoder, self.settings = decoder.requires_grad_(False), settings
+
+    @torch.no_grad()
+    def fill(self, batch: TrainBatch) -> TrainBatch:
+        """``batch`` with the log-probabilities of the tokens that ``ref_kl`` weighs, among those that grammars allowed.
+        Experts are the reference's own choice, not the replayed ones."""
+        used_N = batch.weights["ref_kl"] != 0
+        lengths = input_lengths(batch, used_N)
+        ref_N = np.full(len(batch.tokens), np.nan, np.float32)
+        chunk = max(1, self.settings.logits_elements // self.decoder.config.vocab_size)
+        bare = replace(batch, routes=None)
+        for rows in micro_batches(lengths, self.settings.microbatch_tokens):
+            micro = collate(bare, rows, lengths, used_N, self.decoder.device)
+            hidden_ND = self.decoder.forward(micro.tokens_N, micro.positions_N, micro.attend)
+            hidden_MD = hidden_ND.index_select(0, micro.at_M)
+            for start in range(0, len(hidden_MD), chunk):
+                span = slice(start, start + chunk)
+                logp_C = target_logps(self.decoder, hidden_MD[span], micro, span)
+                ref_N[micro.index_M[span]] = logp_C.float().cpu().numpy()
+        return replace(batch, ref_logprobs=ref_N)
+
 
 log = logging.getLogger("woodshed.train.worker")
 

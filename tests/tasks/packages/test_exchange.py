@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from woodshed.cli.main import app
 from woodshed.record.task import Task, TaskError, TaskInfo, save_task
-from woodshed.tasks.library.exchange.bring import import_tasks
-from woodshed.tasks.library.exchange.export import Format, export_tasks
+from woodshed.tasks.library.exchange.export import Format, export_tasks, import_tasks
 from woodshed.tasks.library.exchange.git import GitRepository
 
 from .conftest import Built

@@ -14,7 +14,7 @@ from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.candidates import Candidate, candidates, group_candidate
 from woodshed.tasks.generators.packages.partition import unplanned
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.smaller import LEFT_OUT, smaller
+from woodshed.tasks.generators.packages.work import LEFT_OUT, smaller
 from woodshed.tasks.validate.guessing import UNTOLD
 
 from . import repos

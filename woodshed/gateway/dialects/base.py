@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from woodshed.gateway.errors import ApiError
 from woodshed.gateway.request import Request
 from woodshed.gateway.turns import Answer
-from woodshed.gateway.unsent import Delta
+from woodshed.gateway.watch import Delta
 
 R = TypeVar("R", bound=Request)
 

@@ -12,7 +12,7 @@ from woodshed.gateway.errors import ApiError, ContextTooLong
 from woodshed.gateway.messages import Message
 from woodshed.gateway.request import Request
 from woodshed.gateway.turns import Answer
-from woodshed.gateway.unsent import Delta
+from woodshed.gateway.watch import Delta
 
 from .base import encode_json, event
 from .messages_requests import parse_messages, to_input

@@ -9,7 +9,7 @@ from typing import Any
 
 from woodshed.gateway.errors import ApiError
 from woodshed.gateway.turns import Answer
-from woodshed.gateway.unsent import Delta
+from woodshed.gateway.watch import Delta
 from woodshed.policy.tokenizer import Tokenizer
 
 from .base import encode_json, event

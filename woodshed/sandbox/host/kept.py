@@ -1,11 +1,14 @@
-"""Boxes that a keeper owns, one process of its own for each: what gVisor's and QEMU's have in common on the host."""
+"""Boxes that a keeper owns, one process of its own for each: what gVisor's and QEMU's have in common on the host.
+
+Several boxes at once, or none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -15,7 +18,17 @@ from woodshed.sandbox.protocol import BoxSpec, Sandbox, SandboxError, Snapshot, 
 from .box import ChannelBox
 from .channel import Channel
 from .spawner import Spawner
-from .together import all_or_none
+
+
+async def all_or_none(starting: Iterable[Awaitable[Sandbox]]) -> list[Sandbox]:
+    """The boxes; where one cannot be made the others are closed and its error is raised."""
+    made = await asyncio.gather(*starting, return_exceptions=True)
+    boxes = [m for m in made if not isinstance(m, BaseException)]
+    failed = [m for m in made if isinstance(m, BaseException)]
+    if failed:
+        await asyncio.gather(*(box.close() for box in boxes))
+        raise failed[0]
+    return boxes
 
 
 class KeptBox(ChannelBox):

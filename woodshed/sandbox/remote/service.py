@@ -12,11 +12,14 @@
 | ``GET /health``, ``GET /metrics`` | need no key |
 
 The lines that a host's egress log gets, handed to the clients whose boxes they are about.
+
+A box server as a program: ``woodshed boxes``. On SIGTERM every box ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -30,8 +33,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from woodshed.cluster.service import CONTENT_TYPE, AdminKey, bearer, metric
+from woodshed.cluster.service import CONTENT_TYPE, AdminKey, bearer, metric, read_admin_key
 from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.opening import open_pool
 from woodshed.sandbox.pool import Pool
 from woodshed.sandbox.protocol import Probe, Sandbox, SandboxError, Snapshot
 
@@ -203,3 +207,35 @@ def _token(head: dict[str, Any]) -> str:
     if not isinstance(value, str) or not 8 <= len(value) <= 64:
         raise ValueError("token: must be a string of 8 to 64 characters, another for each request")
     return value
+
+
+def main(settings: BoxServerSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ValueError, SandboxError or OSError before the first request."""
+    import uvloop
+
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: BoxServerSettings) -> None:
+    """Answer requests, in the running event loop; refuses to start where the backend does not work here."""
+    from woodshed.cluster.service import listen
+
+    admin_key = read_admin_key(settings.admin_key_file)
+    settings.state.mkdir(parents=True, exist_ok=True)
+    log = settings.state / "egress.jsonl"
+    async with contextlib.AsyncExitStack() as stack:
+        pool = open_pool(settings.sandbox, log)
+        stack.push_async_callback(pool.close)
+        probe = await asyncio.to_thread(pool.probe)
+        if not probe.ok:
+            raise ValueError(f"{pool.name} boxes do not work here: " + "; ".join(probe.reasons))
+        service = Service(pool, probe, LayerStore(settings.state / "layers"), log, settings)
+        watching = asyncio.create_task(service.leases.watch())
+        stack.callback(watching.cancel)
+        await listen(
+            service.application(admin_key),
+            host=settings.host,
+            port=settings.port,
+            shutdown_seconds=settings.shutdown_seconds,
+            stack=stack,
+        )

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from woodshed.sandbox.faults import of_the_machine
 from woodshed.sandbox.guest.frames import pack_files
+from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.payload import copy_agent
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import owned_folder
-from woodshed.sandbox.host.together import all_or_none
 from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import engine

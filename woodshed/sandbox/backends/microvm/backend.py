@@ -29,7 +29,7 @@ from woodshed.sandbox.host.kept import KeptBackend, KeptBox
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
-from . import probe
+from . import qemu
 from .images import ImageStore
 from .keeper import ENDED, STATE, Monitor
 from .machine import MAX_IMAGES, can_virtualise, clock_khz, command_line, guest_memory
@@ -229,4 +229,4 @@ def probe_microvm(root: Path | None = None) -> Probe:
 
     Takes seconds, and minutes the first time on a machine, when it makes the image of /usr.
     """
-    return probe_by(lambda: MicrovmBackend(root), probe.attempt, probe.SECONDS)
+    return probe_by(lambda: MicrovmBackend(root), qemu.attempt, qemu.SECONDS)

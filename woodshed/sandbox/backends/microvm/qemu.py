@@ -1,4 +1,7 @@
-"""Finds the programs and the kernel that the microvm backend needs."""
+"""Finds the programs and the kernel that the microvm backend needs.
+
+Finds out what the microvm backend can do on this machine, by doing it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,18 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from woodshed.record.cache import cache_directory
+from woodshed.sandbox.host.probing import try_live_fork
+from woodshed.sandbox.protocol import Probe
+
+if TYPE_CHECKING:
+    from .backend import MicrovmBackend
+
 
 _HOW = "run `scripts/install-qemu` (Debian on amd64, no root needed), or set WOODSHED_QEMU to a folder that it made"
 _OLDEST = (8, 2)
@@ -94,3 +103,22 @@ def _version(command: list[str], programs: Programs) -> str:
         detail = getattr(error, "stderr", "") or str(error)
         raise Missing(f"{command[0]} does not run: {detail.strip()[:300]}; {_HOW}") from None
     return done.stdout
+
+
+SECONDS = 300.0
+_LIMITS = {
+    "memory": "size of the machine, address space, accounting", "processes": "RLIMIT_NPROC",
+    "cpu_seconds": "accounting", "file_size": "RLIMIT_FSIZE", "disk": "size of a tmpfs", "wall_time": "deadline",
+    "output": "cut off",
+}  # fmt: skip
+
+
+async def attempt(backend: MicrovmBackend) -> Probe:
+    """Try every operation and limit on a backend that was just opened."""
+    found = await try_live_fork(backend, memory=256 << 20, limits_in_force=_LIMITS)
+    slow = "no hardware virtualisation: guests are emulated, ten to thirty times slower than the machine"
+    return replace(
+        found,
+        reasons=(slow,) if found.ok and backend.accelerator == "tcg" else found.reasons,
+        capabilities=found.capabilities | {backend.accelerator},
+    )

@@ -24,9 +24,9 @@ from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from woodshed.sandbox.host.egress.rules import Record
+from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import Spawner
-from woodshed.sandbox.host.together import all_or_none
 from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import probe
