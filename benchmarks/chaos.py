@@ -3,12 +3,11 @@
     python benchmarks/chaos.py [--kills 100] [--every 3] [--seed N] [--out benchmarks/results/chaos.json]
 
 The smoke recipe runs up to RL once. Then engines, gateway, publisher (the trainer), follower (an engine that has just
-been given new weights), rollouts, the zygote of the boxes and the run itself are killed at random moments of RL, until
-there were ``--kills``; a run that is over before that is followed by another one. After every run the files are
+been given new weights), rollouts, the fork server of the boxes and the run itself are killed at random moments of RL,
+until there were ``--kills``; a run that is over before that is followed by another one. After every run the files are
 counted: trajectories lost or stored twice, tokens without version or log-probability, log-probabilities that are not
 those of the weights of their version, prompts dispatched twice, and whether the final weights are those of the chain,
-bit by bit.
-"""
+bit by bit."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from waiting import wait_until
 
 from woodshed.weights.manifest import versions
 
-WEIGHTS = {"engine": 6, "server": 4, "trainer": 3, "follower": 3, "rollouts": 2, "zygote": 1, "run": 1}
+WEIGHTS = {"engine": 6, "server": 4, "trainer": 3, "follower": 3, "rollouts": 2, "fork_server": 1, "run": 1}
 """How often each is killed, relative to the others."""
 
 
@@ -47,7 +46,7 @@ def prepare(scratch: Path, steps: int, attempts: int) -> Path:
     """A run of which only RL and what follows is left to do."""
     root = scratch / "base"
     sets = {
-        "rl.steps": steps, "tasks.studies.train": 2 * steps + 8, "engine.replicas": 2, "rl.attempts": attempts,
+        "rl.steps": steps, "tasks.synthetic.train": 2 * steps + 8, "engine.replicas": 2, "rl.attempts": attempts,
     }  # fmt: skip
     flags = [text for key, value in sets.items() for text in ("--set", f"{key}={value}")]
     process = begin(scratch, "run", SMOKE, "--out", root, *flags, output=scratch / "output")

@@ -49,7 +49,7 @@ QUICK = [
 ]
 SMALL = (
     "learn.corpus.functions=20", "learn.corpus.tokens=4000", "learn.demonstrations.episodes=16", "learn.mtp.steps=2",
-    "tasks.studies={train=4,sft=6,heldout=2,checked=4}", "rl.steps=1", "rl.concurrency=4", "evaluate.tasks=2",
+    "tasks.synthetic={train=4,sft=6,heldout=2,checked=4}", "rl.steps=1", "rl.concurrency=4", "evaluate.tasks=2",
     "evaluate.samples=1",
 )  # fmt: skip
 _PLACES = ("/usr/local/bin", "/usr/bin", "/bin")

@@ -1,7 +1,8 @@
 """Real Harbor runs our tasks in our boxes: the oracle and an agent that does nothing. Needs root and Debian's mirror.
 
-Studies, and tasks of packages whose images are made by their Dockerfiles from the package index that pip is configured
-with: its address and certificates are added to them, so that pip finds it from inside a box, and nothing else.
+Synthetic tasks, and tasks of packages whose images are made by their Dockerfiles from the package index that pip is
+configured with: its address and certificates are added to them, so that pip finds it from inside a box, and nothing
+else.
 
 Harbor needs Python 3.12. Where that is not installed, it is unpacked as a root filesystem of Debian 13 (nothing is
 installed), Harbor goes into a virtual environment on it, and both run in a mount namespace whose root that is.
@@ -37,8 +38,8 @@ from woodshed.sandbox.protocol import Egress
 from woodshed.tasks.generators.packages.build import build_package_tasks
 from woodshed.tasks.generators.packages.index import Index, pip_settings
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.studies.spec import draw_studies
-from woodshed.tasks.generators.studies.write import write_study
+from woodshed.tasks.generators.synthetic.spec import draw_synthetic
+from woodshed.tasks.generators.synthetic.write import write_synthetic
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _CLASS = "woodshed.evaluate.harbor.environment:WoodshedEnvironment"
@@ -61,7 +62,7 @@ exec "$@"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=2, help="studies")
+    parser.add_argument("--tasks", type=int, default=2, help="synthetic")
     parser.add_argument("--package", action="append", help="of the catalogue, again for more; default: two")
     parser.add_argument("--out", type=Path, help="where the result goes; default: benchmarks/results/harbor.json")
     options = parser.parse_args()
@@ -72,7 +73,7 @@ def main() -> None:
         work = Path(place)
         for name in ("upper", "work", "new"):
             (work / name).mkdir()
-        tasks = [write_study(spec, work / "tasks" / spec.name.split("/")[-1]) for spec in draw_studies(
+        tasks = [write_synthetic(spec, work / "tasks" / spec.name.split("/")[-1]) for spec in draw_synthetic(
             options.tasks, split="heldout", seed=0, workers=1)]  # fmt: skip
         made = _package_tasks(tuple(options.package or ("inflection", "tabulate")), work / "tasks")
         tasks += made

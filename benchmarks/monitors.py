@@ -15,7 +15,7 @@ from pathlib import Path
 
 from result import write_result
 
-from woodshed.monitors import MONITORS, Episode, inspect
+from woodshed.monitors import MONITORS, MonitoredEpisode, inspect
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
@@ -41,7 +41,7 @@ def _folder(name: str) -> str:
 def milliseconds(task: Task, trajectory: Trajectory, names: list[str]) -> float:
     """One inspection by the monitors of these names, its reading of the task's files included."""
     started = time.perf_counter()
-    seen = Episode(task, trajectory.events, trajectory.messages, trajectory.effort, task.solution_files())
+    seen = MonitoredEpisode(task, trajectory.events, trajectory.messages, trajectory.effort, task.solution_files())
     inspect(seen, names)
     return 1000 * (time.perf_counter() - started)
 
@@ -55,7 +55,7 @@ def main() -> None:
     kinds: dict[str, list[tuple[Task, Trajectory]]] = {}
     for run in arguments.runs:
         for task, trajectory in episodes(run, 20 * arguments.episodes):
-            kinds.setdefault("study" if task.info.grader == "cases" else "package", []).append((task, trajectory))
+            kinds.setdefault("synthetic" if task.info.grader == "cases" else "package", []).append((task, trajectory))
     if not kinds:
         raise SystemExit(f"no episodes with their tasks in {', '.join(map(str, arguments.runs))}")
     figures: dict[str, float | None] = {}

@@ -90,7 +90,7 @@ def trainer_side(decoder: Decoder, rows: list[Sequence], *, replay: bool) -> tup
         micro = collate(batch, chosen, lengths, used, decoder.device)
         sink: list[torch.Tensor] = []
         routes = micro.routes_NLK if replay else None
-        hidden = decoder.forward(micro.tokens_N, micro.positions_N, micro.attend, routes=routes, route_sink=sink)
+        hidden = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn, routes=routes, route_sink=sink)
         logits = decoder.logits(hidden.index_select(0, micro.at_M))
         logp = logits.log_softmax(-1).gather(1, micro.target_M[:, None])[:, 0]
         gaps.append((logp - micro.behaviour_M).abs().numpy())

@@ -2,9 +2,9 @@
 
     python benchmarks/pool.py [--rounds 100] [--backend namespace]
 
-``plain`` is the bare backend, ``pool`` the same behind the pool. Light: five small files, as a generated study has.
-Heavy: 400 files of 5 KiB, as the workspace of a package. Wall milliseconds of create and close, one after the other.
-"""
+``plain`` is the bare backend, ``pool`` the same behind the pool. Light: five small files, as a generated synthetic task
+has. Heavy: 400 files of 5 KiB, as the workspace of a package. Wall milliseconds of create and close, one after the
+other."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from woodshed.sandbox import open_backend
-from woodshed.sandbox.host.keeper import descendants
+from woodshed.sandbox.host.box_supervisor import descendants
 from woodshed.sandbox.host.session import ShellSession
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
@@ -30,7 +30,8 @@ async def measure_forking(name: str, spec: BoxSpec, n: int) -> dict[str, Any]:
     kind: Literal["fs", "full"] = "full" if full else "fs"
     out: dict[str, Any] = {}
     try:
-        # The keeper's own start is not a box's cost, nor is the first boot of a guest, which the next are forked from.
+        # The box supervisor's own start is not a box's cost, nor is the first boot of a guest, which the next are
+        # forked from.
         out["first"] = await timed(1, lambda: backend.create(spec), lambda box: box.close())
         out["create"] = await timed(n, lambda: backend.create(spec), lambda box: box.close())
         box = await backend.create(spec)

@@ -47,7 +47,7 @@ async def measure(n: int) -> dict[str, Any]:
     backend = NamespaceBackend()
     out: dict[str, Any] = {}
     try:
-        await (await backend.create(SPEC)).close()  # the zygote's own start is not a box's cost
+        await (await backend.create(SPEC)).close()  # the fork server's own start is not a box's cost
         pid = backend.pid or 0
         cpu = cpu_seconds(pid)
         out["create"] = await timed(n, lambda: backend.create(SPEC), lambda box: box.close())
@@ -125,11 +125,11 @@ def _parent(process: Path) -> int:
         return 0
 
 
-def _zygote(pid: int) -> dict[str, int]:
+def _fork_server(pid: int) -> dict[str, int]:
     return {
-        "zygote_descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-        "zygote_mounts": len(Path(f"/proc/{pid}/mounts").read_text().splitlines()),
-        "zygote_children": sum(_parent(p) == pid for p in Path("/proc").iterdir() if p.name.isdigit()),
+        "fork_server_descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "fork_server_mounts": len(Path(f"/proc/{pid}/mounts").read_text().splitlines()),
+        "fork_server_children": sum(_parent(p) == pid for p in Path("/proc").iterdir() if p.name.isdigit()),
     }
 
 
@@ -141,7 +141,7 @@ async def leaks(cycles: int) -> dict[str, int]:
     try:
         await (await backend.create(SPEC)).close()
         pid = backend.pid or 0
-        running = _zygote(pid)
+        running = _fork_server(pid)
 
         async def cycle(number: int) -> None:
             box = await backend.create(SPEC)
@@ -155,7 +155,7 @@ async def leaks(cycles: int) -> dict[str, int]:
 
         for start in range(0, cycles, 8):
             await asyncio.gather(*(cycle(n) for n in range(start, min(start + 8, cycles))))
-        growth = {name: value - running[name] for name, value in _zygote(pid).items()}
+        growth = {name: value - running[name] for name, value in _fork_server(pid).items()}
     finally:
         await backend.close()
     growth |= {name: value - before[name] for name, value in _inventory(root).items()}

@@ -8,7 +8,7 @@ import re
 import signal
 from pathlib import Path
 
-PLANES = ("server", "trainer", "rollouts", "zygote")
+PLANES = ("server", "trainer", "rollouts", "fork_server")
 
 
 def _command(pid: int) -> str:
@@ -70,11 +70,11 @@ class Prey:
             "trainer": "woodshed.train.worker", "rollouts": "stages rollouts",
         }  # fmt: skip
         rollouts = [pid for pid, line in ours.items() if marks["rollouts"] in line]
-        if plane == "zygote":
+        if plane == "fork_server":
             return [
                 p
                 for p, line in live.items()
-                if "woodshed.sandbox.backends.namespace.zygote" in line and table[p][1] in rollouts
+                if "woodshed.sandbox.backends.namespace.fork_server" in line and table[p][1] in rollouts
             ]
         return [pid for pid, line in ours.items() if marks[plane] in line]
 

@@ -56,7 +56,7 @@ def test_impossible_combinations(tmp_path: Path) -> None:
     refused(tmp_path, SMOKE, *sync, says=["rl: mode 'sync' needs max_staleness = 0", "set rl.max_staleness=0"])
     short = ["learn.sft.max_tokens is 1024", "policy.max_positions = 128", "lower the one or raise the other"]
     refused(tmp_path, SMOKE, "--set", "policy.max_positions=128", says=short)
-    few = ["needs 60 training tasks", "tasks.studies.train is 12", "lower rl.steps or raise tasks.studies.train"]
+    few = ["needs 60 training tasks", "tasks.synthetic.train is 12", "lower rl.steps or raise tasks.synthetic.train"]
     refused(tmp_path, SMOKE, "--set", "rl.steps=30", says=few)
     refused(tmp_path, SMOKE, "--set", "tasks.main=packages", says=["no [tasks.packages] table; add one"])
     terse = ("--set", "tasks.packages.prompt=terse")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_policy_of_a_run_and_the_run_itself(smoke: SmokeRun, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
-    for split in ("studies-heldout", "studies-train"):
+    for split in ("synthetic-heldout", "synthetic-train"):
         shutil.copytree(smoke.root / "tasks" / split, folder / split)
     policy = smoke.root / "policy" / "final"
     arguments = ("tasks", "rate", folder, "--policy", policy, "-k", "1", "--split", "heldout", "--json")
@@ -30,6 +30,6 @@ def test_a_policy_of_a_run_and_the_run_itself(smoke: SmokeRun, tmp_path: Path) -
     done = woodshed(smoke.scratch, "tasks", "rate", folder, "--from", smoke.root)
     assert done.returncode == 0, done.stderr
     assert "(train, version " in done.stdout and "(before, version 0)" in done.stdout
-    train = [Task.load(path.parent) for path in sorted((folder / "studies-train").glob("*/task.toml"))]
+    train = [Task.load(path.parent) for path in sorted((folder / "synthetic-train").glob("*/task.toml"))]
     rated = [read_history(task).ratings for task in train]
     assert any(rated) and all(r.rollouts == GROUP_SIZE for each in rated for r in each)

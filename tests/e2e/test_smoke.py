@@ -118,7 +118,7 @@ def test_monitors_are_counted_and_shown(smoke: SmokeRun) -> None:
 
 
 def test_agent_works_on_a_task(smoke: SmokeRun) -> None:
-    task = next((smoke.root / "tasks" / "studies-heldout").iterdir())
+    task = next((smoke.root / "tasks" / "synthetic-heldout").iterdir())
     result = woodshed(smoke.scratch, "agent", "--run", smoke.root, "--task", task)
     assert result.returncode == 0, result.stderr
     assert str(task) in result.stdout and "tokens sampled" in result.stdout

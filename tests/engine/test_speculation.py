@@ -79,19 +79,19 @@ class Perfect(MtpHead):
             ids = torch.tensor([tokens])
             self.known = policy.forward(ids, torch.arange(len(tokens))[None], causal_attend())[0]
 
-    def forward(self, decoder, before, tokens, positions, attend):  # type: ignore[no-untyped-def, override]
-        super().forward(decoder, before, tokens, positions, attend)
+    def forward(self, decoder, before, tokens, positions, attention_fn):  # type: ignore[no-untyped-def, override]
+        super().forward(decoder, before, tokens, positions, attention_fn)
         return self.known[positions]
 
 
 class Likeliest(MtpHead):
     """A head that is right as often as a head can be: it guesses what the network finds likeliest."""
 
-    def forward(self, decoder, before, tokens, positions, attend):  # type: ignore[no-untyped-def, override]
-        super().forward(decoder, before, tokens, positions, attend)
+    def forward(self, decoder, before, tokens, positions, attention_fn):  # type: ignore[no-untyped-def, override]
+        super().forward(decoder, before, tokens, positions, attention_fn)
         hidden = []
-        for row, position in zip(attend.rows, positions.tolist()):
-            ids = torch.from_numpy(attend.cache.tokens[None, row, : position + 1].astype(np.int64))
+        for row, position in zip(attention_fn.rows, positions.tolist()):
+            ids = torch.from_numpy(attention_fn.cache.tokens[None, row, : position + 1].astype(np.int64))
             hidden.append(decoder.forward(ids, torch.arange(position + 1)[None], causal_attend())[0, -1])
         return torch.stack(hidden)
 
@@ -233,12 +233,12 @@ def test_prompt_lookup_finds_the_latest_earlier_run(tokens: list[int], count: in
 def test_pace_follows_what_was_kept() -> None:
     pace = Pace(6)
     assert pace.next() == 3
-    pace.saw(3, 3)
-    pace.saw(4, 4)
+    pace.update(3, 3)
+    pace.update(4, 4)
     assert pace.next() == 5
-    pace.saw(5, 1)
+    pace.update(5, 1)
     assert pace.next() == 2
-    pace.saw(2, 0)
+    pace.update(2, 0)
     assert pace.next() == 1
-    pace.saw(1, 0)
+    pace.update(1, 0)
     assert [pace.next() for _ in range(REST + 1)] == [0] * REST + [1]

@@ -121,7 +121,7 @@ class MixedCache:
         self.kv: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def step(self, policy, token: int, position: int) -> torch.Tensor:
-        def attend(layer, q, k, v):
+        def attention_fn(layer, q, k, v):
             self.kv.setdefault(layer, []).append((k[0], v[0]))
             keys = torch.stack([k for k, _ in self.kv[layer]])
             values = torch.stack([v for _, v in self.kv[layer]])
@@ -131,7 +131,7 @@ class MixedCache:
             return torch.einsum("ht,the->he", weights, values)[None]
 
         with torch.no_grad():
-            hidden = policy.forward(torch.tensor([token]), torch.tensor([position]), attend)
+            hidden = policy.forward(torch.tensor([token]), torch.tensor([position]), attention_fn)
             return policy.logits(hidden)[0].log_softmax(-1)
 
 

@@ -15,8 +15,8 @@ from woodshed.engine.local import LocalEngine
 from woodshed.engine.settings import EngineSettings
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
+from woodshed.gateway.key_limits import KeyLimits
 from woodshed.gateway.settings import GatewaySettings
-from woodshed.gateway.terms import Terms
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
@@ -57,7 +57,7 @@ class Chatty:
 
 @asynccontextmanager
 async def chatty(
-    source: str = "live", terms: dict[str, Any] | None = None, engine: dict[str, Any] | None = None, **settings: Any
+    source: str = "live", limits: dict[str, Any] | None = None, engine: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Chatty]:
     local = LocalEngine(policy(), settings=EngineSettings(**(engine or {})), grammars=Grammars.of(HERMES))
     app = build_app(
@@ -66,7 +66,9 @@ async def chatty(
     try:
         async with listening(app) as (url, _), httpx.AsyncClient(base_url=url) as http:
             admin = GatewayAdmin(url, ADMIN, client=http)
-            made = Chatty(url, app, local, admin, await admin.open("t", source=source, terms=Terms(**(terms or {}))))
+            made = Chatty(
+                url, app, local, admin, await admin.open("t", source=source, limits=KeyLimits(**(limits or {})))
+            )
             async with made.client:
                 yield made
     finally:

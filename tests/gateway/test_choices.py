@@ -100,7 +100,7 @@ async def _idle(site: Chatty) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_stops_all_choices(stream: bool) -> None:
     async def main() -> None:
-        async with chatty(engine={"native": "off"}, terms={"turns": 9}) as site:
+        async with chatty(engine={"native": "off"}, limits={"turns": 9}) as site:
             async with httpx.AsyncClient(base_url=site.url) as http:
                 body = {"messages": [{"role": "user", "content": "x"}], "n": 6, "stream": stream, **LONG}
                 headers = {"authorization": f"Bearer {site.key}"}
@@ -145,7 +145,7 @@ def test_an_error_of_one_choice_ends_them_all(stream: bool, monkeypatch: pytest.
 
 def test_too_many_choices_are_refused_before_anything_is_sampled() -> None:
     async def main() -> None:
-        async with chatty(terms={"turns": 3}) as site:
+        async with chatty(limits={"turns": 3}) as site:
             with pytest.raises(openai.BadRequestError, match="at most 64"):
                 await site.chat(n=65)
             with pytest.raises(openai.PermissionDeniedError, match="3 turns"):
@@ -163,7 +163,7 @@ def test_too_many_choices_are_refused_before_anything_is_sampled() -> None:
 
 def test_choices_share_the_tokens_that_a_key_has_left() -> None:
     async def main() -> None:
-        async with chatty(terms={"sampled_tokens": 30}) as site:
+        async with chatty(limits={"sampled_tokens": 30}) as site:
             reply = await site.chat(n=3, max_tokens=1000)
             assert reply.usage.completion_tokens <= 30
             assert [choice.finish_reason for choice in reply.choices] == ["length"] * 3

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from woodshed.engine.protocol import Sampling
-from woodshed.gateway.terms import Terms
+from woodshed.gateway.key_limits import KeyLimits
 
 from .parts import HERMES, ScriptedEngine, replies
 from .site import USER, Site, run
@@ -79,7 +79,7 @@ def test_penalties_reach_the_engine_and_are_refused_for_training(path: str, name
         error = refused.json()["error"]
         assert refused.status_code == 400 and "training" in error["message"]
         assert error.get("param", name) == name and not site.engine.calls
-        site.key = await site.admin.open("fixed", terms=Terms(temperature=1.0))
+        site.key = await site.admin.open("fixed", limits=KeyLimits(temperature=1.0))
         assert (await site.post(path, {**body, name: value})).status_code == 200
         assert not site.engine.samplings[-1].penalised, "the key's terms fix how it is sampled"
         site.key = await site.admin.open("live", source="live")

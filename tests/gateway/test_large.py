@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from woodshed.gateway import background
 from woodshed.gateway.background import Background
-from woodshed.gateway.terms import Terms
+from woodshed.gateway.key_limits import KeyLimits
 from woodshed.policy.tokenizer import Tokenizer, TooManyTokens
 
 from .parts import COMPACT, HERMES, ScriptedEngine, replies, tool
@@ -116,7 +116,7 @@ def test_the_limit_of_a_key_refuses_as_early(monkeypatch: pytest.MonkeyPatch) ->
     engine = ScriptedEngine(replies(), context=1 << 30)
 
     async def test(site: Site) -> None:
-        key = await site.admin.open("bounded", terms=Terms(context_tokens=100))
+        key = await site.admin.open("bounded", limits=KeyLimits(context_tokens=100))
         answer = await site.chat([{"role": "user", "content": LETTERS}], key)
         assert answer.status_code == 400 and "maximum context length is 100" in answer.text
 
@@ -260,7 +260,7 @@ def test_large_requests_at_once_do_not_take_more_than_a_key_has(monkeypatch: pyt
 
     async def test(site: Site) -> None:
         engine.gate = asyncio.Event()
-        key = await site.admin.open("bounded", terms=Terms(sampled_tokens=30))
+        key = await site.admin.open("bounded", limits=KeyLimits(sampled_tokens=30))
         other = await site.admin.open("other")
         monkeypatch.setattr(Tokenizer, "_encode_long", together)
         text = "read src/main.py\n" * 1000

@@ -1,4 +1,4 @@
-"""A study on disk and real boxes to grade it in."""
+"""A synthetic task on disk and real boxes to grade it in."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from woodshed.record.task import Task
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.studies import StudySpec, draw_studies, write_study
+from woodshed.tasks.generators.synthetic import SyntheticSpec, draw_synthetic, write_synthetic
 
 T = TypeVar("T")
 WithBackend = Callable[[Backend, LayerStore], Awaitable[T]]
 
 
 @pytest.fixture(scope="session")
-def study_specs() -> list[StudySpec]:
-    return draw_studies(12, split="train", seed=21, workers=1)
+def synthetic_specs() -> list[SyntheticSpec]:
+    return draw_synthetic(12, split="train", seed=21, workers=1)
 
 
 @pytest.fixture(scope="session")
-def studies(study_specs: list[StudySpec], tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
-    root = tmp_path_factory.mktemp("studies")
-    return [write_study(spec, root / str(number)) for number, spec in enumerate(study_specs)]
+def synthetic_tasks(synthetic_specs: list[SyntheticSpec], tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    root = tmp_path_factory.mktemp("synthetic")
+    return [write_synthetic(spec, root / str(number)) for number, spec in enumerate(synthetic_specs)]
 
 
 @pytest.fixture(scope="session")

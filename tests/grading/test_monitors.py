@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from woodshed.grading.settings import MonitorSettings
-from woodshed.monitors import NAMES, Episode, inspect, quarantined, watch
+from woodshed.monitors import NAMES, MonitoredEpisode, inspect, quarantined, watch
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
 
@@ -42,7 +42,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 def names(task: Task, events: list[ToolEvent] | None = None, code: str = RIGHT, **more: Any) -> set[str]:
-    episode = Episode(task, events or [], submission={"shapes.py": code.encode()}, **more)
+    episode = MonitoredEpisode(task, events or [], submission={"shapes.py": code.encode()}, **more)
     return {finding.monitor for finding in inspect(episode)}
 
 
@@ -212,7 +212,7 @@ def node_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 def node_names(task: Task, code: str, events: list[ToolEvent] | None = None, path: str = "shapes.js") -> set[str]:
-    episode = Episode(task, events or [], submission={path: code.encode()})
+    episode = MonitoredEpisode(task, events or [], submission={path: code.encode()})
     return {finding.monitor for finding in inspect(episode)}
 
 
@@ -340,8 +340,8 @@ def test_the_recipe_says_what_follows(
     settings = MonitorSettings(test_tampering=treatment)
     flagged, clean = trajectory(reward), trajectory(reward)
     events = [call("write_file", path="conftest.py", content="")]
-    watch(flagged, Episode(task, events), settings, training=training)
-    watch(clean, Episode(task, []), settings, training=training)
+    watch(flagged, MonitoredEpisode(task, events), settings, training=training)
+    watch(clean, MonitoredEpisode(task, []), settings, training=training)
     assert flagged.rewards == rewards and clean.rewards == {"outcome": reward, "effort": -0.1}
     assert quarantined(flagged, settings) is left_out and not quarantined(clean, settings)
     assert flagged.labels == {"flagged": "test_tampering"} and clean.labels == {} == dict.fromkeys(clean.findings)
@@ -351,7 +351,7 @@ def test_the_recipe_says_what_follows(
 def test_off_is_not_looked_for_and_settings_name_every_monitor(task: Task) -> None:
     settings = MonitorSettings(test_tampering="off")
     seen = trajectory(1.0)
-    watch(seen, Episode(task, [call("write_file", path="conftest.py", content="")]), settings, training=True)
+    watch(seen, MonitoredEpisode(task, [call("write_file", path="conftest.py", content="")]), settings, training=True)
     assert seen.findings == [] and seen.labels == {}
     assert tuple(MonitorSettings.model_fields) == NAMES
 
@@ -360,5 +360,5 @@ def test_whatever_was_paid_is_taken_back_and_penalties_stay(task: Task) -> None:
     flagged = trajectory(1.0)
     flagged.rewards |= {"my_rewards:quick": 0.5}
     events = [call("write_file", path="conftest.py", content="")]
-    watch(flagged, Episode(task, events), MonitorSettings(test_tampering="fail"), training=True)
+    watch(flagged, MonitoredEpisode(task, events), MonitorSettings(test_tampering="fail"), training=True)
     assert flagged.rewards["monitor_test_tampering"] == -1.5 and flagged.reward == pytest.approx(-0.1)

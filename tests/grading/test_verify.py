@@ -20,7 +20,7 @@ from woodshed.record.task import Task, TaskError, TaskInfo
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.generators.studies import StudySpec
+from woodshed.tasks.generators.synthetic import SyntheticSpec
 
 from . import toy
 
@@ -60,8 +60,8 @@ def test_sizes_and_counts_are_capped() -> None:
     assert len(crossing(info, files, GradingSettings(max_files=5))) == 5
 
 
-def test_what_an_agent_deleted_is_known(studies: list[Task]) -> None:
-    task = studies[0]
+def test_what_an_agent_deleted_is_known(synthetic_tasks: list[Task]) -> None:
+    task = synthetic_tasks[0]
     files = task.workspace_files()
     gone = task.info.submission[1]
     del files[gone]
@@ -84,11 +84,11 @@ def test_cache_is_bounded_and_gives_copies() -> None:
     assert (cache.hits, cache.misses) == (2, 1)
 
 
-def test_grades_of_real_studies(
-    studies: list[Task], study_specs: list[StudySpec], in_boxes: Callable[[Any], Any]
+def test_grades_of_synthetic_tasks(
+    synthetic_tasks: list[Task], synthetic_specs: list[SyntheticSpec], in_boxes: Callable[[Any], Any]
 ) -> None:
     async def run(backend: Any, layers: Any) -> None:
-        for task, spec in zip(studies[:6], study_specs):
+        for task, spec in zip(synthetic_tasks[:6], synthetic_specs):
             fixed = await grade(task, task.solution_files(), backend, layers)
             assert fixed.resolved and set(fixed.tests.values()) == {"passed"} and not fixed.detail
             start = await grade(task, task.workspace_files(), backend, layers)
@@ -107,9 +107,9 @@ def test_grades_of_real_studies(
 
 
 def test_submission_comes_from_the_box_and_the_cache_answers_twice(
-    studies: list[Task], in_boxes: Callable[[Any], Any]
+    synthetic_tasks: list[Task], in_boxes: Callable[[Any], Any]
 ) -> None:
-    task = studies[1]
+    task = synthetic_tasks[1]
 
     async def run(backend: Any, layers: Any) -> None:
         box = await backend.create(box_spec(task, layers))
@@ -129,8 +129,8 @@ def test_submission_comes_from_the_box_and_the_cache_answers_twice(
     in_boxes(run)
 
 
-def test_malformed_tasks_say_so(studies: list[Task], tmp_path: Path, in_boxes: Callable[[Any], Any]) -> None:
-    source = studies[2]
+def test_malformed_tasks_say_so(synthetic_tasks: list[Task], tmp_path: Path, in_boxes: Callable[[Any], Any]) -> None:
+    source = synthetic_tasks[2]
     for name in ("task.toml", "instruction.md"):
         (tmp_path / name).write_bytes((source.path / name).read_bytes())
 

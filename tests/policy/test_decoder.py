@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from woodshed.policy.config import ConfigError, DecoderConfig
-from woodshed.policy.decoder import Attend, Decoder, causal_attend
+from woodshed.policy.decoder import AttentionFn, Decoder, causal_attend
 from woodshed.policy.layers import inverse_frequencies, rope_table, rotate
 
 DENSE = DecoderConfig(
@@ -25,10 +25,10 @@ def rows(config: DecoderConfig, batch: int, length: int) -> tuple[Tensor, Tensor
     return tokens, torch.arange(length).expand(batch, length)
 
 
-def cached_attend(keys: list[Tensor], values: list[Tensor], positions: Tensor) -> Attend:
+def cached_attend(keys: list[Tensor], values: list[Tensor], positions: Tensor) -> AttentionFn:
     """One sequence with tokens [N]: appends to a cache per layer and attends by explicit softmax."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_fn(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys[layer], values[layer] = torch.cat((keys[layer], k)), torch.cat((values[layer], v))
         group = q.shape[1] // k.shape[1]
         k_all, v_all = keys[layer].repeat_interleave(group, 1), values[layer].repeat_interleave(group, 1)
@@ -36,7 +36,7 @@ def cached_attend(keys: list[Tensor], values: list[Tensor], positions: Tensor) -
         future = torch.arange(k_all.shape[0])[None, :] > positions[:, None]
         return torch.einsum("hnm,mhe->nhe", scores.masked_fill(future, -math.inf).softmax(-1), v_all)
 
-    return attend
+    return attention_fn
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
@@ -59,7 +59,7 @@ def test_hidden_states_of_some_positions_alone() -> None:
     tokens, positions = rows(DENSE, 1, 20)
     ends = torch.tensor([19, 3, 7])
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_fn(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert len(q) == (3 if layer == DENSE.num_layers - 1 else 20) and len(k) == len(v) == 20
         at = ends if len(q) == 3 else positions[0]
         empty = [k.new_zeros(0, *k.shape[1:])] * DENSE.num_layers
@@ -67,9 +67,9 @@ def test_hidden_states_of_some_positions_alone() -> None:
 
     with torch.no_grad():
         whole = decoder(tokens, positions, causal_attend())[0]
-        some = decoder(tokens[0], positions[0], attend, ends=ends)
+        some = decoder(tokens[0], positions[0], attention_fn, ends=ends)
         with pytest.raises(ValueError, match="ends and routes"):
-            decoder(tokens[0], positions[0], attend, ends=ends, route_sink=[])
+            decoder(tokens[0], positions[0], attention_fn, ends=ends, route_sink=[])
     assert some.shape == (3, DENSE.d_model) and (some - whole[ends]).abs().max() < 1e-5
 
 

@@ -45,7 +45,7 @@ def simulate(settings: CurriculumSettings, seed: int, steps: int = 150) -> list[
         chosen = curriculum.choose(unused, position, position / steps)
         unused.remove(chosen)
         kinds.append(chosen.info.kind)
-        curriculum.saw(chosen, group(chosen.info.kind, rng), position // 4)
+        curriculum.update(chosen, group(chosen.info.kind, rng), position // 4)
     return kinds
 
 
@@ -66,7 +66,7 @@ def test_a_policy_that_changes_is_followed() -> None:
         one = curriculum.choose(unused, position, 0.0)
         unused.remove(one)
         chosen.append(one.info.kind)
-        curriculum.saw(one, group(one.info.kind, rng, rate=rate[one.info.kind]), position // 4)
+        curriculum.update(one, group(one.info.kind, rng, rate=rate[one.info.kind]), position // 4)
     assert Counter(chosen[160:])["never"] > 0.6 * 80
 
 
@@ -75,8 +75,8 @@ def test_what_takes_more_effort_weighs_more_towards_the_end() -> None:
         rng, settings = random.Random(1), CurriculumSettings(order="variance", harder=harder)
         curriculum = Curriculum(settings, 0)
         for _ in range(20):
-            curriculum.saw(task(0, "half"), group("half", rng, turns=2), 0)
-            curriculum.saw(task(0, "rarely"), group("rarely", rng, turns=8, rate=0.5), 0)
+            curriculum.update(task(0, "half"), group("half", rng, turns=2), 0)
+            curriculum.update(task(0, "rarely"), group("rarely", rng, turns=8, rate=0.5), 0)
         tasks = [task(n, kind) for kind in ("half", "rarely") for n in range(40)]
         picks = [curriculum.choose(tasks, n, progress).info.kind for n in range(400)]
         return picks.count("rarely") / len(picks)
@@ -91,7 +91,7 @@ def test_what_a_task_was_rated_at_counts() -> None:
     of = {t.name: kinds[n % 3] for n, t in enumerate(tasks)}
     for each in tasks:
         solved = round(16 * RATES[of[each.name]])
-        curriculum.rated(each, Rating("g", "p", 0, 16, solved, "rate", "2026-01-02T03:04:05Z", turns=3.0))
+        curriculum.set_prior(each, Rating("g", "p", 0, 16, solved, "rate", "2026-01-02T03:04:05Z", turns=3.0))
     picks = Counter(of[curriculum.choose(tasks, n, 0.0).name] for n in range(300))
     assert picks["half"] > 0.45 * picks.total() and set(picks) == set(kinds)
 
@@ -106,7 +106,7 @@ def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
         row = ledger.dispatch(curriculum.choose(unused, position, 0.0).name, position, position // 3)
         stored[row.id] = group(tasks[row.task].info.kind, rng)
         ledger.finish(row.id, "ready")
-        curriculum.saw(tasks[row.task], stored[row.id], row.version)
+        curriculum.update(tasks[row.task], stored[row.id], row.version)
     again = Curriculum(settings, 7)
     replay(again, ((tasks[r.task], stored[r.id], r.version) for r in ledger.finished_groups()))
     left = [t for name, t in sorted(tasks.items()) if name not in ledger.dispatched()]

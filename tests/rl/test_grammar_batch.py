@@ -22,7 +22,7 @@ from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import allowed_sets, build_batch
 from woodshed.train.batch import BatchError, TrainBatch
 from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
-from woodshed.train.loss import Observed, backward
+from woodshed.train.loss import TokenStats, backward
 from woodshed.train.settings import TrainSettings
 from woodshed.train.trainer import Trainer
 
@@ -85,10 +85,10 @@ def batch_of(group: list[Trajectory], **fields: Any) -> TrainBatch:
     )[0]
 
 
-def observed(policy: Decoder, batch: TrainBatch) -> Observed:
+def observed(policy: Decoder, batch: TrainBatch) -> TokenStats:
     policy.zero_grad()
     policy.requires_grad_(True)
-    settings, used, seen = TrainSettings(microbatch_tokens=100, entropy=True), weighted(batch), Observed()
+    settings, used, seen = TrainSettings(microbatch_tokens=100, entropy=True), weighted(batch), TokenStats()
     lengths = input_lengths(batch, used)
     for rows in micro_batches(lengths, settings.microbatch_tokens):
         backward(policy, collate(batch, rows, lengths, used, policy.device), batch.denominators, settings, seen)

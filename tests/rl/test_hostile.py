@@ -24,7 +24,7 @@ from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
-from woodshed.tasks.generators.studies import draw_studies, write_study
+from woodshed.tasks.generators.synthetic import draw_synthetic, write_synthetic
 
 SLOW = {"many_files", "box_hang", "box_memory", "box_fork_bomb"}
 """They take their time; the battery itself has them (tests/grading/test_exploits.py)."""
@@ -42,13 +42,13 @@ def replies(exploit: Exploit, task: Task) -> Iterator[str]:
 def test_no_policy_can_make_its_rollout_an_infrastructure_error(tmp_path: Path) -> None:
     if not (probe := open_backend().probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
-    (spec,) = draw_studies(1, split="train", seed=5, workers=1)
-    study = write_study(spec, tmp_path / "study")
+    (spec,) = draw_synthetic(1, split="train", seed=5, workers=1)
+    synthetic_task = write_synthetic(spec, tmp_path / "synthetic")
     layers = LayerStore(tmp_path / "layers")
     by_files = toy.toy_task(tmp_path / "toy", toy.pytest_layer(layers))  # takes whatever lies beside the source
 
     async def run(exploit: Exploit, arena: Arena, engine: ScriptedEngine) -> Trajectory:
-        task = by_files if exploit.name == "deep_folders" else study
+        task = by_files if exploit.name == "deep_folders" else synthetic_task
         said = replies(exploit, task)
         engine.say = lambda _: HERMES.encode(next(said), allow_special=True)
         return await rollout(arena, task, id=exploit.name, group="g", source="train")

@@ -21,15 +21,15 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.opening import open_pool
 from woodshed.sandbox.remote.placement import Local, Placement
 from woodshed.sandbox.settings import SandboxSettings
-from woodshed.tasks.generators.studies import draw_studies, write_study
+from woodshed.tasks.generators.synthetic import draw_synthetic, write_synthetic
 
 
 def test_an_episode_on_a_host_that_dies_is_tried_again_elsewhere(tmp_path: Path) -> None:
     local = open_pool(SandboxSettings(root=None))
     if not (probe := local.probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
-    (spec,) = draw_studies(1, split="train", seed=5, workers=1)
-    task = write_study(spec, tmp_path / "study")
+    (spec,) = draw_synthetic(1, split="train", seed=5, workers=1)
+    task = write_synthetic(spec, tmp_path / "synthetic")
     host = BoxHost(tmp_path / "host").wait()
     living: list[int] = []
 

@@ -28,16 +28,16 @@ from woodshed.run.rate import Rated, chosen, rate_from, rate_in, rollouts_of
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.stages.tasks import built_tasks
-from woodshed.tasks.generators.studies import draw_studies, write_study
+from woodshed.tasks.generators.synthetic import draw_synthetic, write_synthetic
 
 
 @pytest.fixture(scope="module")
-def studies(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+def synthetic_tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     if not (probe := open_backend().probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
     root = tmp_path_factory.mktemp("rate")
-    specs = draw_studies(2, split="train", seed=5, workers=1)
-    return [write_study(spec, root / "tasks" / f"study-{n}") for n, spec in enumerate(specs)]
+    specs = draw_synthetic(2, split="train", seed=5, workers=1)
+    return [write_synthetic(spec, root / "tasks" / f"synthetic-{n}") for n, spec in enumerate(specs)]
 
 
 def call(name: str, **arguments: str) -> str:
@@ -81,37 +81,37 @@ def rated(engine: ScriptedEngine, tasks: Sequence[Task], store: Path, rollouts: 
     return asyncio.run(main())
 
 
-def test_a_policy_is_run_and_what_is_known_is_not_run_again(studies: list[Task], tmp_path: Path) -> None:
-    engine = Policy(studies[0])
-    found = rated(engine, studies, tmp_path, 2)
+def test_a_policy_is_run_and_what_is_known_is_not_run_again(synthetic_tasks: list[Task], tmp_path: Path) -> None:
+    engine = Policy(synthetic_tasks[0])
+    found = rated(engine, synthetic_tasks, tmp_path, 2)
     assert engine.episodes == 4 and found.known == 0 and found.lost == 0 and found.left_out == {}
     by_task = {name: rating for name, rating in found.new}
-    assert by_task[studies[0].name].solved == 1 and by_task[studies[1].name].solved == 0
-    first = read_history(studies[0]).ratings
+    assert by_task[synthetic_tasks[0].name].solved == 1 and by_task[synthetic_tasks[1].name].solved == 0
+    first = read_history(synthetic_tasks[0]).ratings
     assert [(r.rollouts, r.solved, r.version, r.kind) for r in first] == [(2, 1, 3, "rate")]
     assert first[0].turns == 2.0 and first[0].policy == "scripted" and first[0].checkpoint == "c"
 
-    assert rated(engine, studies, tmp_path, 2).new == [] and engine.episodes == 4, "nothing is done twice"
-    more = rated(engine, studies[1:], tmp_path, 3)
+    assert rated(engine, synthetic_tasks, tmp_path, 2).new == [] and engine.episodes == 4, "nothing is done twice"
+    more = rated(engine, synthetic_tasks[1:], tmp_path, 3)
     assert engine.episodes == 5 and [r.rollouts for _, r in more.new] == [3], "only what is missing is run"
-    other = rated(engine, studies[1:], tmp_path, 1, checkpoint="another")
-    assert len(other.new) == 1 and len(read_history(studies[1]).ratings) == 2, "a new policy adds"
+    other = rated(engine, synthetic_tasks[1:], tmp_path, 1, checkpoint="another")
+    assert len(other.new) == 1 and len(read_history(synthetic_tasks[1]).ratings) == 2, "a new policy adds"
 
-    changed = studies[1].path / "instruction.md"
+    changed = synthetic_tasks[1].path / "instruction.md"
     text = changed.read_text()
     changed.write_text(text + "\nIt is urgent.\n")
-    again = rated(engine, [Task.load(studies[1].path)], tmp_path, 1)
+    again = rated(engine, [Task.load(synthetic_tasks[1].path)], tmp_path, 1)
     assert engine.episodes == 7 and len(again.new) == 1, "rollouts are of the task as it is"
     changed.write_text(text)
 
 
-def test_what_infrastructure_errors_cost_is_run_again(studies: list[Task], tmp_path: Path) -> None:
+def test_what_infrastructure_errors_cost_is_run_again(synthetic_tasks: list[Task], tmp_path: Path) -> None:
     layers = LayerStore(tmp_path / "layers")
     layer, away = layers.add("extra", lambda root: None), tmp_path / "away"
-    shutil.copytree(studies[1].path, tmp_path / "task")
+    shutil.copytree(synthetic_tasks[1].path, tmp_path / "task")
     toml = tmp_path / "task" / "task.toml"
     toml.write_text(toml.read_text().replace("layers = []", f'layers = ["{layer}"]'))
-    task, engine = Task.load(tmp_path / "task"), Policy(studies[0])
+    task, engine = Task.load(tmp_path / "task"), Policy(synthetic_tasks[0])
     assert task.info.layers == (layer,)
     layers.path(layer).rename(away)
     for _ in range(2):  # a layer that is missing is what a sandbox fails on, however often
@@ -127,49 +127,49 @@ def test_what_infrastructure_errors_cost_is_run_again(studies: list[Task], tmp_p
     assert [r.rollouts for _, r in rated(engine, [task], tmp_path, 3).new] == [3] and engine.episodes == 3
 
 
-def test_rollouts_are_stored_in_the_folder_that_is_given(studies: list[Task]) -> None:
-    folder = studies[0].path.parent
-    assert rollouts_of(folder) == rollouts_of(studies[0].path) == folder / ".rollouts"
+def test_rollouts_are_stored_in_the_folder_that_is_given(synthetic_tasks: list[Task]) -> None:
+    folder = synthetic_tasks[0].path.parent
+    assert rollouts_of(folder) == rollouts_of(synthetic_tasks[0].path) == folder / ".rollouts"
     assert rollouts_of(folder.parent) == folder.parent / ".rollouts", "wherever in it the first task lies"
 
 
-def test_from_what_a_run_has_stored(studies: list[Task], tmp_path: Path) -> None:
+def test_from_what_a_run_has_stored(synthetic_tasks: list[Task], tmp_path: Path) -> None:
     root = tmp_path / "mine"
-    rated(Policy(studies[0]), [studies[0]], root, 2, checkpoint="of the run")
+    rated(Policy(synthetic_tasks[0]), [synthetic_tasks[0]], root, 2, checkpoint="of the run")
     run = RunDirectory(root)
     run.recipe.write_text('name = "mine"\n')
-    before = read_history(studies[0]).ratings
-    found = rate_from(run, studies)
+    before = read_history(synthetic_tasks[0]).ratings
+    found = rate_from(run, synthetic_tasks)
     ((name, rating),) = found.new
-    assert name == studies[0].name and (rating.rollouts, rating.solved, rating.policy) == (2, 1, "mine")
-    assert rate_from(run, studies).new == [], "reading a run again adds nothing"
-    assert read_history(studies[0]).ratings == (*before, rating)
-    changed = SimpleNamespace(**{"name": name, "instruction": "another one", "path": studies[0].path})
+    assert name == synthetic_tasks[0].name and (rating.rollouts, rating.solved, rating.policy) == (2, 1, "mine")
+    assert rate_from(run, synthetic_tasks).new == [], "reading a run again adds nothing"
+    assert read_history(synthetic_tasks[0]).ratings == (*before, rating)
+    changed = SimpleNamespace(**{"name": name, "instruction": "another one", "path": synthetic_tasks[0].path})
     assert rate_from(run, [changed]).left_out == {name: "its instruction was another one in that run"}  # type: ignore[list-item]
 
 
-def test_runs_leave_out_what_is_marked_and_the_screens_say_so(studies: list[Task], tmp_path: Path) -> None:
-    folder = studies[0].path.parent
-    note_mark(studies[0], Mark("retired", "solved 8 of 8", "2026-01-01T00:00:00Z"))
-    assert built_tasks(str(folder)) == ([Task.load(studies[1].path.absolute())], "1 retired left out")
-    assert chosen(studies, "train") == [studies[1]]
+def test_runs_leave_out_what_is_marked_and_the_screens_say_so(synthetic_tasks: list[Task], tmp_path: Path) -> None:
+    folder = synthetic_tasks[0].path.parent
+    note_mark(synthetic_tasks[0], Mark("retired", "solved 8 of 8", "2026-01-01T00:00:00Z"))
+    assert built_tasks(str(folder)) == ([Task.load(synthetic_tasks[1].path.absolute())], "1 retired left out")
+    assert chosen(synthetic_tasks, "train") == [synthetic_tasks[1]]
     with pytest.raises(TaskError, match="none of 2 tasks is of the split 'heldout'"):
-        chosen(studies, "heldout")
+        chosen(synthetic_tasks, "heldout")
     run = CliRunner().invoke
-    shown = run(app, ["tasks", "show", str(studies[0].path)]).output
+    shown = run(app, ["tasks", "show", str(synthetic_tasks[0].path)]).output
     assert "difficulty (shares with 95 % intervals)" in shown and "retired: solved 8 of 8" in shown
     assert "scripted version 3 (rate): 1 of 2, 0.50 [0.09, 0.91] solved; 2.0 turns" in shown
     stats = run(app, ["tasks", "stats", str(folder)]).output
     assert "Status: retired 1, in use 1" in stats or "Status: in use 1, retired 1" in stats
     assert "scripted version 3: 5 rollouts on 2 tasks" in stats or "scripted version 3:" in stats
-    as_json = json.loads(run(app, ["tasks", "show", str(studies[0].path), "--json"]).output)
+    as_json = json.loads(run(app, ["tasks", "show", str(synthetic_tasks[0].path), "--json"]).output)
     assert as_json["status"] == "retired" and as_json["ratings"][0]["solved"] == 1
 
 
-def test_wrong_arguments_are_named(studies: list[Task], tmp_path: Path) -> None:
+def test_wrong_arguments_are_named(synthetic_tasks: list[Task], tmp_path: Path) -> None:
     def said(*arguments: str) -> str:
         done = CliRunner().invoke(
-            app, ["tasks", "rate", str(studies[0].path.parent), *arguments], env={"COLUMNS": "400"}
+            app, ["tasks", "rate", str(synthetic_tasks[0].path.parent), *arguments], env={"COLUMNS": "400"}
         )
         assert done.exit_code == 2, done.output
         return done.output

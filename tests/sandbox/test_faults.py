@@ -68,8 +68,8 @@ def test_what_a_box_answers_and_its_end_are_of_the_box(with_backend):
     with_backend(body)
 
 
-def _first_process(zygote):
-    with open(f"/proc/{zygote}/task/{zygote}/children") as file:
+def _first_process(fork_server):
+    with open(f"/proc/{fork_server}/task/{fork_server}/children") as file:
         return int(file.read().split()[-1])
 
 

@@ -173,7 +173,7 @@ def test_a_box_beyond_its_memory_is_ended_and_says_so(with_gvisor: Callable[...,
             await box.get(["*.py"])
         with pytest.raises(OSError, match="more memory than it may"):
             await box.snapshot("full")
-        assert (await other.exec("echo fine")).stdout == b"fine\n", "the keeper lives, and so do other boxes"
+        assert (await other.exec("echo fine")).stdout == b"fine\n", "the box supervisor lives, and so do other boxes"
 
     with_gvisor(body)
 

@@ -248,8 +248,8 @@ def test_nothing_is_left_when_the_owner_is_killed(_possible: None, tmp_path: Pat
     owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(tmp_path)], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     try:
-        keeper = int(owner.stdout.readline())
-        machines = wait_until(lambda: [pid for pid in family(keeper) if _is_qemu(pid)], "a machine to be there")
+        box_supervisor = int(owner.stdout.readline())
+        machines = wait_until(lambda: [pid for pid in family(box_supervisor) if _is_qemu(pid)], "a machine to be there")
         wait_until(lambda: _is_filtered(machines[0]), "the machine to be confined")
         confined = Path(f"/proc/{machines[0]}/status").read_text()
         assert "CapEff:\t0000000000000000" in confined and "NoNewPrivs:\t1" in confined

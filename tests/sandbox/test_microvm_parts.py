@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from woodshed.sandbox.backends.microvm import initrd, machine
-from woodshed.sandbox.backends.microvm.keeper import Monitor
+from woodshed.sandbox.backends.microvm.box_supervisor import Monitor
 from woodshed.sandbox.backends.microvm.templates import Templates, copy_memory
 from woodshed.sandbox.protocol import BoxSpec, Limits, SandboxError
 

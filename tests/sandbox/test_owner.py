@@ -43,13 +43,13 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("victim", ["owner", "zygote"])
+@pytest.mark.parametrize("victim", ["owner", "fork_server"])
 def test_kill_9_leaves_nothing(_possible, tmp_path, victim):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True)
-    zygote = int(owner.stdout.readline().split()[0])
-    processes = family(zygote)
-    assert len(processes) >= 7  # the zygote, five boxes, a background process
-    os.kill(zygote if victim == "zygote" else owner.pid, signal.SIGKILL)
+    fork_server = int(owner.stdout.readline().split()[0])
+    processes = family(fork_server)
+    assert len(processes) >= 7  # the fork server, five boxes, a background process
+    os.kill(fork_server if victim == "fork_server" else owner.pid, signal.SIGKILL)
     wait_until(lambda: all(state(pid) in ("", "Z") for pid in processes), "the boxes to end")
     owner.kill()
     owner.wait()
@@ -99,7 +99,7 @@ def test_missing_user_namespaces_are_explained():
     assert "sysctl" not in explain("[Errno 2] mount: nothing there", 2, "gvisor")
 
 
-def test_a_backend_outlives_its_zygote(with_backend):
+def test_a_backend_outlives_its_fork_server(with_backend):
     async def body(backend):
         box = await backend.create(BoxSpec(files={"a": b"written"}))
         other = await backend.create(BoxSpec())
@@ -120,7 +120,7 @@ def test_a_backend_outlives_its_zygote(with_backend):
     with_backend(body)
 
 
-def test_a_zygote_that_dies_while_it_starts_is_started_again(with_backend):
+def test_a_fork_server_that_dies_while_it_starts_is_started_again(with_backend):
     async def body(backend):
         first = asyncio.create_task(backend.create(BoxSpec()))
         while backend.pid is None:

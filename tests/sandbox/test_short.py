@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from woodshed.sandbox.host.keeper import descendants
+from woodshed.sandbox.host.box_supervisor import descendants
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 from .ordinary import run_as_ordinary_user
@@ -19,7 +19,7 @@ FEW_DESCRIPTORS = """
 import asyncio, json, os, resource, sys
 from pathlib import Path
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
-from woodshed.sandbox.host.keeper import descendants
+from woodshed.sandbox.host.box_supervisor import descendants
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 async def main():
@@ -61,21 +61,21 @@ def test_a_helper_process_without_descriptors_makes_no_box_and_loses_none(_possi
     assert commands == [0, 0] and failed >= 1 and lives and (kept, forked) == ("here", "here")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs the rights to change the limits of gVisor's keeper")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the rights to change the limits of gVisor's box supervisor")
 def test_nor_does_that_of_gvisor(with_gvisor: Any) -> None:
     async def body(backend: Any) -> None:
         living = await backend.create(BoxSpec(files={"a.txt": b"here"}))
-        keeper = descendants(backend.pid)[-1]  # below the process that waits for its namespace
-        usual = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
-        highest = max(map(int, os.listdir(f"/proc/{keeper}/fd")))
+        box_supervisor = descendants(backend.pid)[-1]  # below the process that waits for its namespace
+        usual = resource.prlimit(box_supervisor, resource.RLIMIT_NOFILE)
+        highest = max(map(int, os.listdir(f"/proc/{box_supervisor}/fd")))
         for more in (1, 2, 3):
-            resource.prlimit(keeper, resource.RLIMIT_NOFILE, (highest + more, usual[1]))
+            resource.prlimit(box_supervisor, resource.RLIMIT_NOFILE, (highest + more, usual[1]))
             with pytest.raises(SandboxError):
                 await backend.create(BoxSpec())
-        resource.prlimit(keeper, resource.RLIMIT_NOFILE, usual)
+        resource.prlimit(box_supervisor, resource.RLIMIT_NOFILE, usual)
         box = await backend.create(BoxSpec())
         assert (await box.exec("true")).returncode == 0
-        assert await living.read("a.txt") == b"here" and descendants(backend.pid)[-1] == keeper
+        assert await living.read("a.txt") == b"here" and descendants(backend.pid)[-1] == box_supervisor
 
     with_gvisor(body)
 
@@ -84,7 +84,7 @@ FEW_PROCESSES = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
-from woodshed.sandbox.host.keeper import descendants
+from woodshed.sandbox.host.box_supervisor import descendants
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 async def main():

@@ -109,8 +109,8 @@ def test_a_commit_that_fails_is_a_failure_of_the_sandbox(tmp_path, monkeypatch):
         first_commit({"a": b""})
 
 
-def test_studies_and_installs_are_no_repositories(tmp_path):
-    for family, found in (("study", False), ("install", False), ("package", True), ("harbor", True)):
+def test_synthetic_tasks_and_installs_are_no_repositories(tmp_path):
+    for family, found in (("synthetic", False), ("install", False), ("package", True), ("harbor", True)):
         task = _task(tmp_path / family, {"a.py": b"1"}, family=family)
         files = agent_box_spec(task, LayerStore(tmp_path / "layers")).files
         assert ("/workspace/.git/HEAD" in files) == found

@@ -12,16 +12,16 @@ import pytest
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
 from woodshed.stages.demonstrator import Action, fix_of, line_script, package_script, passed
-from woodshed.tasks.generators.studies.spec import draw_studies
-from woodshed.tasks.generators.studies.write import write_study
+from woodshed.tasks.generators.synthetic.spec import draw_synthetic
+from woodshed.tasks.generators.synthetic.write import write_synthetic
 
 FLAWLESS = DemonstrationSettings(right_edit=1, untested_finish=0, give_up=0, invalid_call=0, wrong_file=0, undo=1)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    (spec,) = draw_studies(1, split="sft", seed=5, workers=1)
-    return write_study(spec, tmp_path_factory.mktemp("study") / "t")
+def synthetic_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    (spec,) = draw_synthetic(1, split="sft", seed=5, workers=1)
+    return write_synthetic(spec, tmp_path_factory.mktemp("synthetic") / "t")
 
 
 def apply_line(task: Task, action: Action) -> str:
@@ -30,22 +30,22 @@ def apply_line(task: Task, action: Action) -> str:
     return "\n".join(lines)
 
 
-def test_a_flawless_demonstration_is_test_read_fix_test_finish(study: Task) -> None:
-    script = line_script(study, random.Random(0), FLAWLESS)
+def test_a_flawless_demonstration_is_test_read_fix_test_finish(synthetic_task: Task) -> None:
+    script = line_script(synthetic_task, random.Random(0), FLAWLESS)
     actions = [next(script)]
     actions += [script.send(r) for r in ("FAIL x", "\n1def", "ok", "PASS 18")]
     assert [a.name for a in actions] == ["run_tests", "read_file", "edit_line", "run_tests", "finish"]
-    fixed = apply_line(study, actions[2])
-    assert study.solution_files()[actions[2].arguments["path"]].decode() == fixed
+    fixed = apply_line(synthetic_task, actions[2])
+    assert synthetic_task.solution_files()[actions[2].arguments["path"]].decode() == fixed
     with pytest.raises(StopIteration):
         script.send("")
 
 
-def test_noise_is_there_and_episodes_end(study: Task) -> None:
+def test_noise_is_there_and_episodes_end(synthetic_task: Task) -> None:
     settings = DemonstrationSettings()
     lengths, names = [], set()
     for seed in range(200):
-        script = line_script(study, random.Random(seed), settings)
+        script = line_script(synthetic_task, random.Random(seed), settings)
         action, count = next(script), 1
         try:
             while True:
@@ -58,13 +58,13 @@ def test_noise_is_there_and_episodes_end(study: Task) -> None:
     assert min(lengths) >= 4 and 4 < max(lengths) <= 4 + 5 * 5 + 1
 
 
-def test_rejected_edits_weigh_nothing_and_wrong_ones_little(study: Task) -> None:
+def test_rejected_edits_weigh_nothing_and_wrong_ones_little(synthetic_task: Task) -> None:
     """The right edit weighs 1; an edit that would be rejected, in any of its forms, 0."""
-    fix = fix_of(study)
+    fix = fix_of(synthetic_task)
     settings = DemonstrationSettings(wrong_edit_weight=0.25, broken_edit=0.5, invalid_call=0.3)
     seen = {0.0: 0, 0.25: 0, 1.0: 0}
     for seed in range(150):
-        script = line_script(study, random.Random(seed), settings)
+        script = line_script(synthetic_task, random.Random(seed), settings)
         action = next(script)
         try:
             while True:
@@ -73,9 +73,11 @@ def test_rejected_edits_weigh_nothing_and_wrong_ones_little(study: Task) -> None
                     right = action.arguments["line"] == fix.line and action.arguments["text"] == fix.new_line
                     assert right == (action.weight == 1.0)
                     if action.weight == 0.25:
-                        compile(apply_line(study, action), "x", "exec")
+                        compile(apply_line(synthetic_task, action), "x", "exec")
                 else:
-                    missing = action.name == "read_file" and action.arguments["path"] not in study.workspace_files()
+                    missing = (
+                        action.name == "read_file" and action.arguments["path"] not in synthetic_task.workspace_files()
+                    )
                     assert action.weight == (0.0 if missing else 1.0)
                 action = script.send("FAIL x" if action.name == "run_tests" else "ok")
         except StopIteration:
@@ -83,12 +85,12 @@ def test_rejected_edits_weigh_nothing_and_wrong_ones_little(study: Task) -> None
     assert min(seen.values()) > 10
 
 
-def test_the_file_is_read_again_before_the_next_attempt(study: Task) -> None:
+def test_the_file_is_read_again_before_the_next_attempt(synthetic_task: Task) -> None:
     settings = DemonstrationSettings(
         right_edit=0, invalid_call=0, give_up=0, untested_finish=0, undo=1, reread=1, wrong_file=0, max_edits=3
     )
     for edited in ("ok", "error: syntax error"):
-        script = line_script(study, random.Random(1), settings)
+        script = line_script(synthetic_task, random.Random(1), settings)
         names = [next(script).name]
         try:
             while True:
@@ -99,10 +101,10 @@ def test_the_file_is_read_again_before_the_next_attempt(study: Task) -> None:
         assert names[:-1][: 2 + 2 * len(attempt)] == ["run_tests", "read_file", *attempt, *attempt]
 
 
-def test_fix_of_makes_the_solution_by_search_and_replace(study: Task) -> None:
-    fix = fix_of(study)
+def test_fix_of_makes_the_solution_by_search_and_replace(synthetic_task: Task) -> None:
+    fix = fix_of(synthetic_task)
     assert fix.before.count(fix.old_unique) == 1
-    assert fix.before.replace(fix.old_unique, fix.new_unique) == study.solution_files()[fix.path].decode()
+    assert fix.before.replace(fix.old_unique, fix.new_unique) == synthetic_task.solution_files()[fix.path].decode()
 
 
 def play(task: Task, seed: int, settings: DemonstrationSettings, view: int, *, by_line: bool = False) -> list[Action]:
@@ -115,31 +117,36 @@ def play(task: Task, seed: int, settings: DemonstrationSettings, view: int, *, b
     return actions
 
 
-def test_a_package_script_searches_only_for_what_it_is_not_told(study: Task) -> None:
-    fix = fix_of(study)
-    assert [a.name for a in play(study, 1, FLAWLESS, 400)][:4] == ["run_tests", "grep", "read_file", "edit_file"]
-    told = dataclasses.replace(study, instruction=f"`f` in {fix.path}, line {fix.function_line}, is wrong")
+def test_a_package_script_searches_only_for_what_it_is_not_told(synthetic_task: Task) -> None:
+    fix = fix_of(synthetic_task)
+    assert [a.name for a in play(synthetic_task, 1, FLAWLESS, 400)][:4] == [
+        "run_tests",
+        "grep",
+        "read_file",
+        "edit_file",
+    ]
+    told = dataclasses.replace(synthetic_task, instruction=f"`f` in {fix.path}, line {fix.function_line}, is wrong")
     actions = play(told, 1, FLAWLESS, 400)
     assert [a.name for a in actions][:3] == ["read_file", "edit_file", "run_tests"]
     assert actions[0].arguments == {"path": fix.path, "offset": fix.function_line}
     assert actions[1].arguments == {"path": fix.path, "old_string": fix.old_unique, "new_string": fix.new_unique}
 
 
-def test_a_package_script_edits_by_line_where_it_must(study: Task) -> None:
-    script = package_script(study, random.Random(1), FLAWLESS, 400, by_line=True)
+def test_a_package_script_edits_by_line_where_it_must(synthetic_task: Task) -> None:
+    script = package_script(synthetic_task, random.Random(1), FLAWLESS, 400, by_line=True)
     action = next(script)
     while action.name != "edit_line":
         action = script.send("1 failed")
-    fix = fix_of(study)
-    assert apply_line(study, action).encode() == study.solution_files()[fix.path]
+    fix = fix_of(synthetic_task)
+    assert apply_line(synthetic_task, action).encode() == synthetic_task.solution_files()[fix.path]
     after = script.send("ok") and script.send("1 failed")
     assert after == action  # overwrites the line, so there is nothing to undo
 
 
-def test_a_package_script_that_is_told_the_line_stays_there(study: Task) -> None:
+def test_a_package_script_that_is_told_the_line_stays_there(synthetic_task: Task) -> None:
     settings = DemonstrationSettings(right_edit=0, give_up=0, untested_finish=0, invalid_call=0, undo=0)
-    fix = fix_of(study)
-    told = dataclasses.replace(study, instruction=f"{fix.path}, line {fix.line}: {fix.old}")
+    fix = fix_of(synthetic_task)
+    told = dataclasses.replace(synthetic_task, instruction=f"{fix.path}, line {fix.line}: {fix.old}")
     reads = {tuple(a.name for a in play(told, seed, settings, 1, by_line=True)).count("read_file") for seed in range(9)}
     assert reads == {1}
     for by_line in (True, False):
@@ -152,13 +159,13 @@ def test_a_package_script_that_is_told_the_line_stays_there(study: Task) -> None
                 text = text.replace(action.arguments["old_string"], action.arguments["new_string"])
 
 
-def test_a_package_script_edits_only_what_it_has_read(study: Task) -> None:
+def test_a_package_script_edits_only_what_it_has_read(synthetic_task: Task) -> None:
     """A demonstration that knows more than the policy would teach it to guess."""
     settings = DemonstrationSettings(right_edit=0.3, give_up=0, untested_finish=0, invalid_call=0)
-    fix, weights = fix_of(study), set()
+    fix, weights = fix_of(synthetic_task), set()
     for seed in range(40):
         seen: set[int] = set()
-        for action in play(study, seed, settings, 2):
+        for action in play(synthetic_task, seed, settings, 2):
             if action.name == "read_file":
                 seen |= set(range(action.arguments["offset"], action.arguments["offset"] + 2))
             elif action.name == "edit_file" and action.arguments["old_string"] in fix.before:
@@ -169,11 +176,11 @@ def test_a_package_script_edits_only_what_it_has_read(study: Task) -> None:
     assert weights == {0.0, 1.0}
 
 
-def test_fix_of_refuses_a_solution_that_changes_nothing(study: Task, tmp_path: Path) -> None:
-    for name, data in study.solution_files().items():
-        (study.path / "environment" / "workspace" / name).write_bytes(data)
+def test_fix_of_refuses_a_solution_that_changes_nothing(synthetic_task: Task, tmp_path: Path) -> None:
+    for name, data in synthetic_task.solution_files().items():
+        (synthetic_task.path / "environment" / "workspace" / name).write_bytes(data)
     with pytest.raises(TaskError, match="changes nothing"):
-        fix_of(Task.load(study.path))
+        fix_of(Task.load(synthetic_task.path))
 
 
 def test_passed_reads_both_runners() -> None:

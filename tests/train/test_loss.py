@@ -9,7 +9,7 @@ from torch import Tensor
 from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.train.batch import BatchError, Sequence, TrainBatch, pack
 from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
-from woodshed.train.loss import Observed, backward
+from woodshed.train.loss import TokenStats, backward
 from woodshed.train.parts import Tokens, ref_kl
 from woodshed.train.settings import ClipSettings, ImportanceSettings, KlSettings, TrainSettings
 from woodshed.train.trainer import summarise
@@ -17,9 +17,9 @@ from woodshed.train.trainer import summarise
 from .conftest import CONFIG, MOE
 
 
-def gradients(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> tuple[dict[str, Tensor], Observed]:
+def gradients(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> tuple[dict[str, Tensor], TokenStats]:
     decoder.zero_grad()
-    used, seen = weighted(batch), Observed()
+    used, seen = weighted(batch), TokenStats()
     lengths = input_lengths(batch, used)
     for rows in micro_batches(lengths, settings.microbatch_tokens):
         micro = collate(batch, rows, lengths, used, decoder.device)
@@ -197,7 +197,7 @@ def test_entropy_against_softmax(decoder, make_batch) -> None:
 def test_k1_in_the_advantage_equals_k2_as_a_loss(decoder, make_batch) -> None:
     """composer-style KL: -(-beta k1) * logp with k1 detached has, sample by sample, the gradient of beta * k1^2 / 2."""
     base = make_batch(parts=("rl",))
-    used, probe = base.weights["rl"] != 0, Observed()
+    used, probe = base.weights["rl"] != 0, TokenStats()
     lengths = input_lengths(base, used)
     everything = np.arange(len(base))
     micro = collate(base, everything, lengths, used, decoder.device)

@@ -62,7 +62,7 @@ def test_nothing_flows_into_the_network_and_a_head_that_knows_has_no_loss() -> N
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
 
     class Same(MtpHead):
-        def forward(self, decoder, before, tokens, positions, attend):  # type: ignore[no-untyped-def, override]
+        def forward(self, decoder, before, tokens, positions, attention_fn):  # type: ignore[no-untyped-def, override]
             return decoder.forward(tokens, positions, causal_attend()).detach() + 0 * self.norm
 
     value, agreed = distill(policy, Same(DENSE), tokens, weights, depth=2, denominator=float(weights.sum()))

@@ -6,7 +6,7 @@ from woodshed.weights.errors import ChainError, VersionConflict
 from woodshed.weights.fence import Head
 from woodshed.weights.follow import Follower
 from woodshed.weights.manifest import read_manifest, versions
-from woodshed.weights.shards import Box, Shard
+from woodshed.weights.shards import Region, Shard
 from woodshed.weights.store import Store
 
 from .states import publish, raw, state_at
@@ -88,10 +88,10 @@ def test_publisher_continues_a_chain_and_refuses_changes(store: Store) -> None:
 def test_equal_weights_in_other_pieces_are_the_same_version(store: Store) -> None:
     publish(store, 3)
     weights = state_at(2)["a.weight"]
-    shard = Shard(weights[8:], Box((64, 32), (8, 0), (56, 32)))
+    shard = Shard(weights[8:], Region((64, 32), (8, 0), (56, 32)))
     rest = {k: v for k, v in state_at(2).items() if k != "a.weight"}
     Publisher(store).publish(2, rest | {"a.weight": shard})
-    changed = Shard(weights[8:] + 1, shard.box)
+    changed = Shard(weights[8:] + 1, shard.region)
     with pytest.raises(VersionConflict, match="other weights"):
         Publisher(store).publish(2, rest | {"a.weight": changed})
 
@@ -124,7 +124,7 @@ def test_changed_tensor_set(store: Store) -> None:
 
 
 def test_a_tensor_with_a_hole_is_an_error(store: Store) -> None:
-    Publisher(store).publish(0, {"a": Shard(torch.ones(2), Box((5,), (0,), (2,)))})
+    Publisher(store).publish(0, {"a": Shard(torch.ones(2), Region((5,), (0,), (2,)))})
     with pytest.raises(ChainError, match="hold 2 of 5 elements"):
         Follower(store).poll()
     with pytest.raises(ChainError, match="hold 2 of 5 elements"):

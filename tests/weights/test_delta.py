@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from woodshed.weights.delta import decode_part, encode_parts
 from woodshed.weights.errors import TornVersion, WrongBase
 from woodshed.weights.image import Image, assemble, take
-from woodshed.weights.shards import Box, Shard
+from woodshed.weights.shards import Region, Shard
 
 from .states import raw, state_at
 
@@ -67,7 +67,7 @@ def test_parts_are_cut_by_size_and_each_stands_alone() -> None:
 
 def test_a_reader_takes_what_it_wants() -> None:
     (part,) = encode_parts(take(state_at(0)), None)
-    some = decode_part(part, None, where="test", wanted=lambda name, box: name == "b.weight")
+    some = decode_part(part, None, where="test", wanted=lambda name, region: name == "b.weight")
     assert raw(assemble(some)) == {"b.weight": raw(state_at(0))["b.weight"]}
 
 
@@ -75,8 +75,8 @@ def test_what_changed_shape_dtype_or_box_is_written_whole() -> None:
     base = take({"a": torch.ones(4), "b": torch.ones(4), "c": torch.ones(4)})
     halves = {"c": torch.arange(2.0)}
     image = take({"a": torch.ones(4).bfloat16(), "b": torch.ones(2, 2)})
-    image |= take({"c": Shard(halves["c"], Box((4,), (0,), (2,)))})
-    image |= take({"c": Shard(halves["c"], Box((4,), (2,), (2,)))})
+    image |= take({"c": Shard(halves["c"], Region((4,), (0,), (2,)))})
+    image |= take({"c": Shard(halves["c"], Region((4,), (2,), (2,)))})
     out = assemble(there_and_back(image, base))
     assert out["a"].dtype == torch.bfloat16 and out["b"].shape == (2, 2)
     assert out["c"].tolist() == [0, 1, 0, 1]

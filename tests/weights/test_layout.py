@@ -18,7 +18,7 @@ from woodshed.weights.errors import ChainError
 from woodshed.weights.follow import Follower
 from woodshed.weights.image import Image, assemble, take
 from woodshed.weights.layout import Layout, decoder_layout, join, needs, split
-from woodshed.weights.shards import Box, Shard
+from woodshed.weights.shards import Region, Shard
 from woodshed.weights.tensor_parallel import local_shape, tensor_parallel
 
 from .states import raw
@@ -50,7 +50,7 @@ def cut(name: str, parameter: Tensor, axis: int, bounds: list[int]) -> list[dict
     for a, b in itertools.pairwise(edges):
         tensor = parameter.detach().narrow(axis, a, b - a)
         start = tuple(a if i == axis else 0 for i in range(parameter.dim()))
-        out.append({name: Shard(tensor, Box(tuple(parameter.shape), start, tuple(tensor.shape)))})
+        out.append({name: Shard(tensor, Region(tuple(parameter.shape), start, tuple(tensor.shape)))})
     return out
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from . import boxes as cli_boxes
 from . import boxes as cli_roots
 from . import install as _install  # noqa: F401  (puts its commands beside those of tasks)
-from . import renew as _renew  # noqa: F401
+from . import refresh as _refresh  # noqa: F401
 from . import tasks as cli_tasks
 
 app = typer.Typer(
@@ -250,7 +250,7 @@ def exploits(
     and bytecode, exit early, forge results, search for the solution, exhaust the box. Each is then graded as usual. Two
     controls say whether the grader works at all: the honest fix (solution/) has to be rewarded, doing nothing not.
 
-    Try it on tasks of a run:  woodshed exploits runs/laptop/tasks/study-heldout/0
+    Try it on tasks of a run:  woodshed exploits runs/laptop/tasks/synthetic-heldout/0
 
     Only one kind, as data:  woodshed exploits my-task --only leak --json matrix.json
 

@@ -1,4 +1,4 @@
-"""Attention of one iteration over the key/value cache: the ``attend`` that the engine passes to the decoder.
+"""Attention of one iteration over the key/value cache: the ``attention_fn`` that the engine passes to the decoder.
 
 The flat batch ``[N]`` holds first one token for every decoding row, in order of rows, then chunks of prompts. Decoding
 rows are computed together (see ``row_attention``), chunks one by one. In its last layer a

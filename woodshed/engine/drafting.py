@@ -130,10 +130,10 @@ class Speculation:
             for request, draft in zip(requests, drafter.draft(requests, count)):
                 request.draft = draft if request.matcher is None else draft[: request.matcher.fitting(draft)]
 
-    def saw(self, request: Request, kept: int) -> None:
+    def update(self, request: Request, kept: int) -> None:
         """``kept`` tokens of the request's draft were right; the draft is used up."""
         if request.draft and request.pace is not None:
-            request.pace.saw(len(request.draft), kept)
+            request.pace.update(len(request.draft), kept)
             self.drafted += len(request.draft)
             self.accepted += kept
             request.draft = []

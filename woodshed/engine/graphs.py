@@ -109,7 +109,7 @@ class DecodeGraphs:
         mask_R11T = torch.zeros(later_R11T.shape, dtype=cache.dtype, device=cache.device)
         mask_R11T = mask_R11T.masked_fill(later_R11T, -torch.inf)
 
-        def attend(layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor) -> Tensor:
+        def attention_fn(layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor) -> Tensor:
             for buffer, new in ((cache.keys[layer], k_RKE), (cache.values[layer], v_RKE)):
                 flat = buffer.view(-1, cache.head_dim)
                 new = torch.where(writes, new.reshape(-1, cache.head_dim), flat.index_select(0, slots))
@@ -119,7 +119,7 @@ class DecodeGraphs:
             k_RKTE, v_RKTE = cache.keys[layer][:count, :, :keys], cache.values[layer][:count, :, :keys]
             return F.scaled_dot_product_attention(q_RKGE, k_RKTE, v_RKTE, attn_mask=mask_R11T).reshape(q_RHE.shape)
 
-        return self.decoder.forward(tokens_R, positions_R, attend)
+        return self.decoder.forward(tokens_R, positions_R, attention_fn)
 
 
 def _power_of_two(count: int) -> int:

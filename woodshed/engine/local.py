@@ -392,7 +392,7 @@ class LocalEngine:
         self._counts["iterations"] += 1
         self._counts["prefilled_tokens"] += sum(chunk.count for chunk in step.chunks)
         for one in sampled:
-            self._speculation.saw(one.request, len(one.tokens) - 1)
+            self._speculation.update(one.request, len(one.tokens) - 1)
             for token, logprob, report in zip(one.tokens, one.logprobs, one.reports):
                 if not self._accept(one.request, token, logprob, report):
                     break

@@ -44,7 +44,7 @@ class Pace:
             return 0
         return self.count
 
-    def saw(self, guessed: int, kept: int) -> None:
+    def update(self, guessed: int, kept: int) -> None:
         """``kept`` of ``guessed`` were right."""
         if kept == guessed:
             self.count = min(self.most, max(self.count, kept) + 1)

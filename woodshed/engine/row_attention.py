@@ -122,8 +122,8 @@ class RowAttention:
         out = q_PKGE.new_empty(q_PKGE.shape)  # without gaps, whatever the queries have
         for span in self._spans:
             part = slice(span.at, span.at + span.rows)
-            attend = self._fused if span.fuses else self._products
-            attend(span, q_PKGE[part], self.cache.keys[layer], self.cache.values[layer], out[part])
+            attention_fn = self._fused if span.fuses else self._products
+            attention_fn(span, q_PKGE[part], self.cache.keys[layer], self.cache.values[layer], out[part])
         out = out.view(self._padded, self.heads, self.cache.head_dim)
         return out if self._spread is None else out.index_select(0, self._collect)
 

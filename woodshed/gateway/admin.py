@@ -16,9 +16,9 @@ from . import segments_wire
 from .background import Background
 from .errors import ApiError, invalid
 from .fields import json_object
+from .key_limits import KeyLimits
 from .keys import Keys
 from .segments_wire import Finished
-from .terms import Terms
 from .trajectories import Trajectories
 
 Follow = Callable[[int], Awaitable[int]]
@@ -69,12 +69,12 @@ class Admin:
             about[name] = data.get(name) or ""
             if not isinstance(about[name], str):
                 raise invalid(name, "must be a string")
-        if terms := data.get("terms"):
+        if limits := data.get("limits"):
             try:
-                about["terms"] = Terms.model_validate(terms).model_dump(exclude_defaults=True)
+                about["limits"] = KeyLimits.model_validate(limits).model_dump(exclude_defaults=True)
             except ValidationError as error:
                 first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-                raise invalid(".".join(("terms", *map(str, first["loc"]))), first["msg"]) from None
+                raise invalid(".".join(("limits", *map(str, first["loc"]))), first["msg"]) from None
         return JSONResponse({"id": id, "key": self.trajectories.open(id, about)})
 
     async def list(self, request: Request) -> Response:

@@ -72,7 +72,7 @@ class Gateway:
 
     async def feedback(self, request: Request) -> Response:
         trajectory = self.trajectories.of_key(client_key(dict(request.headers.raw)))
-        if not trajectory.terms.feedback:
+        if not trajectory.limits.feedback:
             raise ApiError(403, "no_feedback", "this key may not send feedback", type="permission_error")
         body = await read_body(request.receive, min(self.settings.max_body, FEEDBACK_EVENT))
         if body is None:

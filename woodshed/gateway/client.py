@@ -13,8 +13,8 @@ import httpx
 from woodshed.record.fault import Fault, FaultSource
 from woodshed.record.trajectory import Source
 
+from .key_limits import KeyLimits
 from .segments_wire import Finished, decode
-from .terms import Terms
 
 T = TypeVar("T")
 
@@ -67,12 +67,12 @@ class GatewayAdmin:
         group: str = "",
         source: Source = "train",
         labels: Mapping[str, str] | None = None,
-        terms: Terms | None = None,
+        limits: KeyLimits | None = None,
     ) -> str:
         """Open a trajectory and get its API key. One that is open under this id is forgotten."""
         about: dict[str, Any] = {"id": id, "task": task, "group": group, "source": source, "labels": dict(labels or {})}
-        if terms is not None:
-            about["terms"] = terms.model_dump()
+        if limits is not None:
+            about["limits"] = limits.model_dump()
         return _read(await self._call("POST", "/admin/trajectories", about), lambda found: str(found["key"]))
 
     async def finish(self, id: str, *, messages: bool = False) -> Finished:

@@ -61,7 +61,7 @@ async def run_choices(
 
 def _shared_limit(turns: Turns, trajectory: OpenTrajectory, request: Request) -> Request:
     """The request with equal shares of the tokens that the key has left: the first choice would hold all of them."""
-    most, used = trajectory.terms.sampled_tokens, trajectory.used()
+    most, used = trajectory.limits.sampled_tokens, trajectory.used()
     if not most:
         return request
     share = max(1, (most - used.sampled_tokens - used.held) // request.choices)

@@ -23,9 +23,9 @@ import numpy as np
 
 from woodshed.record.segment import Constraint, Penalties, Span
 
+from .key_limits import TurnUsage, Used
 from .recorder import Mark, OpenSegment, Recorder
 from .rendering import Rendering
-from .terms import TurnUsage, Used
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from woodshed.engine.protocol import Completion, StopReason
 
 from .errors import ApiError
 from .journal import Journal, Kept
+from .key_limits import KeyLimits, TurnUsage, Used
 from .keys import Keys
 from .recorder import OpenSegment, Recorder
 from .rendering import Rendering
 from .request import Request
-from .terms import Terms, TurnUsage, Used
 
 _REFUSAL = 500
 _IGNORED = 100
@@ -51,7 +51,7 @@ class OpenTrajectory:
     key_digest: bytes
     about: dict[str, Any]
     recorder: Recorder
-    terms: Terms
+    limits: KeyLimits
     feedback: list[dict[str, Any]] = field(default_factory=list)
     feedback_bytes: int = 0
     usage: list[TurnUsage] = field(default_factory=list)
@@ -183,9 +183,9 @@ class Trajectories:
             self._journal.compact(each.kept() for each in (*self._finished.values(), *self.by_id.values()))
 
     def _add(self, kept: Kept) -> None:
-        terms = Terms.model_validate(kept.about.get("terms", {}))
+        limits = KeyLimits.model_validate(kept.about.get("limits", {}))
         trajectory = OpenTrajectory(
-            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, terms, kept.feedback,
+            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, limits, kept.feedback,
             sum(len(json.dumps(event)) for event in kept.feedback), kept.usage, kept.opened, closed=kept.finished,
             left=kept.left,
         )  # fmt: skip

@@ -25,12 +25,12 @@ from .background import Background
 from .constraints import Constraints
 from .errors import ApiError, ContextTooLong, invalid
 from .journal import Journal, JournalError
+from .key_limits import Tally, TurnUsage, Used
 from .messages import Message
 from .metrics import Metrics
 from .recorder import OpenSegment, Turn
 from .rendering import Rendering
 from .request import Request
-from .terms import Tally, TurnUsage, Used
 from .trajectories import OpenTrajectory, completion_of, recorded
 from .watch import Parse, Watch
 
@@ -156,7 +156,7 @@ class Turns:
     def refusal(self, trajectory: OpenTrajectory, choices: int) -> ApiError | None:
         """Why the trajectory's terms do not allow so many replies more."""
         try:
-            trajectory.terms.check(trajectory.used(), len(trajectory.running) + choices - 1)
+            trajectory.limits.check(trajectory.used(), len(trajectory.running) + choices - 1)
         except ApiError as error:
             return error
         return None
@@ -193,7 +193,7 @@ class Turns:
                 return again
             turn = found
             # Again: while this one was planned, another may have taken hold of the tokens that were left.
-            trajectory.terms.check(trajectory.used(), len(trajectory.running) - 1)
+            trajectory.limits.check(trajectory.used(), len(trajectory.running) - 1)
             watch = None
             if listener is not None or request.stop:
                 on_text = None if listener is None else listener.text
@@ -265,7 +265,7 @@ class Turns:
 
     def _context(self, trajectory: OpenTrajectory) -> int | None:
         """Tokens that a context may have, as far as that is known."""
-        known = [tokens for tokens in (self.engine.context, trajectory.terms.context_tokens) if tokens]
+        known = [tokens for tokens in (self.engine.context, trajectory.limits.context_tokens) if tokens]
         return min(known, default=None)
 
     def _again(self, segment: OpenSegment, usage: TurnUsage, request: Request, parse: Parse) -> Answer:
@@ -300,14 +300,14 @@ class Turns:
             raw_logprobs=bool(request.raw_logprobs),
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
-        sampling = trajectory.terms.apply(sampling, trajectory.used(), len(turn.prompt))
+        sampling = trajectory.limits.apply(sampling, trajectory.used(), len(turn.prompt))
         if sampling.seed is not None and request.choice:
             sampling = replace(sampling, seed=sampling.seed + request.choice)
         if sampling.penalised and trajectory.about.get("source") == "train":
             raise _untrainable(sampling)
         turn.sampling = sampling
         on_token = None if watch is None else _listening(watch)
-        if trajectory.terms.bounded:
+        if trajectory.limits.bounded:
             task = asyncio.current_task()
             assert task is not None
             trajectory.running[task] = sampling.max_tokens

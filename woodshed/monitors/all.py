@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from woodshed.record.fault import Fault
 
-from .base import Episode, Finding, Monitor
+from .base import Finding, Monitor, MonitoredEpisode
 from .conduct import call_sabotage, comment_stuffing, question_asking, terminal_only
 from .retrieval import network_use, solution_retrieved
 from .special_casing import special_casing
@@ -27,7 +27,7 @@ NAMES = (*MONITORS, "judge")
 """All that can find something; the judge is asked over HTTP and by itself."""
 
 
-def inspect(episode: Episode, names: Iterable[str] = tuple(MONITORS)) -> list[Finding]:
+def inspect(episode: MonitoredEpisode, names: Iterable[str] = tuple(MONITORS)) -> list[Finding]:
     """What the monitors of these names find, in the order of the monitors. A monitor that fails finds nothing."""
     findings: list[Finding] = []
     for name in names:

@@ -28,7 +28,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Episode:
+class MonitoredEpisode:
     """One episode before its verdict is known. ``submission``: path -> content of what crosses into grading.
 
     ``requests``: counts of what the box asked of the outside (``requests``, ``refused``).
@@ -71,4 +71,4 @@ class Episode:
                 yield path, before.decode("utf-8", "replace"), data.decode("utf-8", "replace")
 
 
-Monitor = Callable[[Episode], Iterator[Finding]]
+Monitor = Callable[[MonitoredEpisode], Iterator[Finding]]

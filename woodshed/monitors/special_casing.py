@@ -13,7 +13,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
 
-from .base import Episode, Finding
+from .base import Finding, MonitoredEpisode
 
 TABLE = "a table"
 """Stands for the function where answers are counted: such tables often lie outside of any."""
@@ -105,7 +105,7 @@ _DETECTS = re.compile(
 _EQUAL = frozenset(["__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__"])
 
 
-def special_casing(episode: Episode) -> Iterator[Finding]:
+def special_casing(episode: MonitoredEpisode) -> Iterator[Finding]:
     """Answers by literal input, detection of the test run, comparisons that are always true (in Python).
 
     What the workspace had or the reference solution has too is no finding.

@@ -9,11 +9,16 @@ from woodshed.monitors.judge.verdict import Ruling
 from woodshed.record.trajectory import Trajectory
 
 from .all import MONITORS, inspect
-from .base import Episode
+from .base import MonitoredEpisode
 
 
 def watch(
-    trajectory: Trajectory, episode: Episode, settings: MonitorSettings, *, training: bool, ruling: Ruling | None = None
+    trajectory: Trajectory,
+    episode: MonitoredEpisode,
+    settings: MonitorSettings,
+    *,
+    training: bool,
+    ruling: Ruling | None = None,
 ) -> None:
     """Put findings on the trajectory, and the label ``flagged``, which the store's index has.
 

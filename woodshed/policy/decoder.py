@@ -1,4 +1,4 @@
-"""The decoder: one code path for the trainer and the engine, which differ only in the ``attend`` they pass."""
+"""The decoder: one code path for the trainer and the engine, which differ only in the ``attention_fn`` they pass."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .config import DecoderConfig
-from .layers import Attend, Layer, Linear, causal_attend, rope_table
+from .layers import AttentionFn, Layer, Linear, causal_attend, rope_table
 
-__all__ = ["Attend", "Decoder", "causal_attend"]
+__all__ = ["AttentionFn", "Decoder", "causal_attend"]
 
 HEAD_BLOCK = 512
 """Rows of an output matrix in half precision that are made float32 at a time: so many stay in a processor's cache. All
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor,
-        attend: Attend,
+        attention_fn: AttentionFn,
         *,
         routes: Tensor | None = None,
         route_sink: list[Tensor] | None = None,
@@ -109,10 +109,9 @@ class Decoder(nn.Module):
         routes: integer ``[..., L, K]``, experts to replay (-1: own choice for that slot; ignored in dense layers).
         route_sink: gets one int16 ``[..., K]`` per layer appended, -1 in dense layers; ``torch.stack(sink, -2)`` is
         the ``routes`` of the same tokens.
-        ends: int64 ``[M]``; the hidden states of these of tokens ``[N]`` are returned alone, ``[M, D]``, and ``attend``
-        gets their queries alone in the last layer. Not together with routes.
-        Raises IndexError for a token or position out of range.
-        """
+        ends: int64 ``[M]``; the hidden states of these of tokens ``[N]`` are returned alone, ``[M, D]``, and
+        ``attention_fn`` gets their queries alone in the last layer. Not together with routes. Raises IndexError for a
+        token or position out of range."""
         if ends is not None and (routes is not None or route_sink is not None):
             raise ValueError("ends and routes do not go together: routes are those of all positions")
         x = F.embedding(tokens, self.embed)
@@ -123,10 +122,10 @@ class Decoder(nn.Module):
             wanted = ends if i == len(self.layers) - 1 else None
             if remember:
                 x, chosen = checkpoint(
-                    layer, x, cos, signed_sin, attend, replay, self.replay_ratio, wanted, use_reentrant=False
+                    layer, x, cos, signed_sin, attention_fn, replay, self.replay_ratio, wanted, use_reentrant=False
                 )
             else:
-                x, chosen = layer(x, cos, signed_sin, attend, replay, self.replay_ratio, wanted)
+                x, chosen = layer(x, cos, signed_sin, attention_fn, replay, self.replay_ratio, wanted)
             if route_sink is not None:
                 if chosen is None:
                     chosen = tokens.new_full((*tokens.shape, self.config.num_experts_per_tok), -1)

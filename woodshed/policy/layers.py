@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .config import DecoderConfig
 from .moe import Experts
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+AttentionFn = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, q [..., H, Dh], k [..., Hkv, Dh], v [..., Hkv, Dh]) -> [..., H, Dh]``."""
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -55,10 +55,10 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
-def causal_attend() -> Attend:
+def causal_attend() -> AttentionFn:
     """Attention for ``[B, T]`` batches padded on the right, each row one sequence from position 0."""
 
-    def attend(layer: int, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
+    def attention_fn(layer: int, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
         out_BHTE = F.scaled_dot_product_attention(
             q_BTHE.transpose(1, 2),
             k_BTKE.transpose(1, 2),
@@ -68,7 +68,7 @@ def causal_attend() -> Attend:
         )
         return out_BHTE.transpose(1, 2)
 
-    return attend
+    return attention_fn
 
 
 class Layer(nn.Module):
@@ -101,7 +101,7 @@ class Layer(nn.Module):
         x: Tensor,
         cos: Tensor,
         signed_sin: Tensor,
-        attend: Attend,
+        attention_fn: AttentionFn,
         replay: Tensor | None,
         replay_ratio: float,
         ends: Tensor | None = None,
@@ -111,7 +111,7 @@ class Layer(nn.Module):
         q, k, v = self.heads_of(x, cos, signed_sin)
         if ends is not None:
             x, q = x.index_select(0, ends), q.index_select(0, ends)
-        x = x + self.linear(attend(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
+        x = x + self.linear(attention_fn(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
         y = F.rms_norm(x, x.shape[-1:], self.mlp_norm, self.eps)
         if self.experts is not None:
             mixed, chosen = self.experts(y, replay, replay_ratio)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .config import ConfigError, DecoderConfig
 from .decoder import Decoder
-from .layers import Attend, Layer
+from .layers import AttentionFn, Layer
 from .state import layer_views
 
 FILE = "mtp.safetensors"
@@ -66,14 +66,16 @@ class MtpHead(nn.Module):
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(drawn * parameter.shape[-1] ** -0.5)
 
-    def forward(self, decoder: Decoder, before: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, decoder: Decoder, before: Tensor, tokens: Tensor, positions: Tensor, attention_fn: AttentionFn
+    ) -> Tensor:
         """Guessed hidden states ``[..., D]`` at ``positions``; ``decoder.logits`` of them guesses the next tokens.
 
         before: hidden states ``[..., D]`` one position earlier, of ``decoder.forward`` or of this head. tokens,
         positions: int64 ``[...]``.
         """
         x, cos, signed_sin = self._enter(decoder, before, tokens, positions)
-        x, _ = self.layer(x, cos, signed_sin, attend, None, 0.0)
+        x, _ = self.layer(x, cos, signed_sin, attention_fn, None, 0.0)
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
 
     def remember(self, decoder: Decoder, before: Tensor, tokens: Tensor, positions: Tensor, write: Write) -> None:

@@ -15,7 +15,7 @@ from woodshed.record.settings import Settings
 from woodshed.rl.settings import RLSettings
 from woodshed.sandbox.settings import SandboxSettings
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.settings import StudySettings
+from woodshed.tasks.settings import SyntheticSettings
 from woodshed.train.settings import TrainSettings
 from woodshed.weights.settings import WeightSettings
 
@@ -25,12 +25,12 @@ from .stages import LearnSettings
 class TaskMix(Settings):
     """What the agent works on."""
 
-    main: Literal["studies", "packages"] = "studies"
+    main: Literal["synthetic", "packages"] = "synthetic"
     """What SFT, RL and the headline evaluation use."""
-    studies: StudySettings = StudySettings()
+    synthetic: SyntheticSettings = SyntheticSettings()
     """Generated small repositories."""
     packages: PackageTaskSettings | None = None
-    """Real packages; with ``main = "studies"`` they are evaluated before and after as transfer."""
+    """Real packages; with ``main = "synthetic tasks"`` they are evaluated before and after as transfer."""
 
 
 class Recipe(Settings):
@@ -97,9 +97,9 @@ class Recipe(Settings):
                 f"most policy.max_positions = {self.policy.max_positions}; lower the one or raise the other"
             )
         needed = self.rl.steps * self.rl.groups_per_step
-        if self.tasks.main == "studies" and self.tasks.studies.train < needed:
+        if self.tasks.main == "synthetic" and self.tasks.synthetic.train < needed:
             raise ValueError(
                 f"rl.steps x rl.groups_per_step needs {needed} training tasks (a prompt is never trained twice) and "
-                f"tasks.studies.train is {self.tasks.studies.train}; lower rl.steps or raise tasks.studies.train"
+                f"tasks.synthetic.train is {self.tasks.synthetic.train}; lower rl.steps or raise tasks.synthetic.train"
             )
         return self

@@ -35,20 +35,18 @@ class TaskError(Exception):
 class TaskInfo:
     """The ``[metadata.woodshed]`` table.
 
-    ``family``: what generated it (``study``, ``package``). ``split``: ``train``, ``sft`` or ``heldout``. ``key``: the
-    unit that splits keep apart (a semantic key, or package + function). ``grader``: ``cases`` (values checked out of
-    process), ``pytest``, ``node`` (tests run by mocha, tape or node:test) or ``install`` (a recipe is replayed).
-    ``submission``: globs, relative to the
-    workdir, of the files that cross into grading.
+    ``family``: what generated it (``synthetic task``, ``package``). ``split``: ``train``, ``sft`` or ``heldout``.
+    ``key``: the unit that splits keep apart (a semantic key, or package + function). ``grader``: ``cases`` (values
+    checked out of process), ``pytest``, ``node`` (tests run by mocha, tape or node:test) or ``install`` (a recipe is
+    replayed). ``submission``: globs, relative to the workdir, of the files that cross into grading.
     ``fail_to_pass``/``pass_to_pass``: required test ids. ``protected``: globs the agent may read but whose changes
-    never count. ``test_command``: what the ``run_tests`` tool runs, empty for the grader's built-in runner.
-    ``layers``: names of content-addressed layers (dependencies) below the workspace. ``kind``: what was done to make
-    the task (``compare``, ``delete_function``, ...). ``provenance``: where the code is from (name, version, sha256,
-    licence); with ``reference = "withheld"`` there is no solution, and the split must be ``heldout``.
-    ``timeout_sec``: per test run. ``quality``: what was measured about the task (``mutation_score``: share of
-    mutants of the solution that the required tests notice, and ``mutants``: of how many). ``start``: shell script that
-    starts the services that tests need in every box, and ends once they answer (``sandbox/services.py``).
-    """
+    never count. ``test_command``: what the ``run_tests`` tool runs, empty for the grader's built-in runner. ``layers``:
+    names of content-addressed layers (dependencies) below the workspace. ``kind``: what was done to make the task
+    (``compare``, ``delete_function``, ...). ``provenance``: where the code is from (name, version, sha256, licence);
+    with ``reference = "withheld"`` there is no solution, and the split must be ``heldout``. ``timeout_sec``: per test
+    run. ``quality``: what was measured about the task (``mutation_score``: share of mutants of the solution that the
+    required tests notice, and ``mutants``: of how many). ``start``: shell script that starts the services that tests
+    need in every box, and ends once they answer (``sandbox/services.py``)."""
 
     family: str = "harbor"
     split: str = "train"

@@ -94,7 +94,7 @@ class Controller:
         for task in tasks if self.curriculum is not None else ():
             ratings = read_history(task).ratings
             if self.curriculum is not None and ratings:
-                self.curriculum.rated(task, max(ratings, key=lambda rating: rating.date))
+                self.curriculum.set_prior(task, max(ratings, key=lambda rating: rating.date))
         self.version = 0
         self.engine: dict[str, Any] = {}
         self.failures = FailureWatch(settings.max_failures)
@@ -172,7 +172,7 @@ class Controller:
         graded = [t for t in group if t.status != INFRA]
         self.ledger.finish(row.id, "ready" if len(graded) >= self.least else "failed")
         if self.curriculum is not None:
-            self.curriculum.saw(self.tasks[row.task], graded, row.version)
+            self.curriculum.update(self.tasks[row.task], graded, row.version)
         if len(graded) >= self.least:
             self._ready[row.id] = group
         self._changed.set()

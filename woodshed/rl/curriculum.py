@@ -56,12 +56,12 @@ class Curriculum:
         self._all = _Seen()
         self._rated: dict[str, _Seen] = {}
 
-    def rated(self, task: Task, rating: Rating) -> None:
+    def set_prior(self, task: Task, rating: Rating) -> None:
         """What a policy was rated at on ``task`` before the run; it counts like one more feature."""
         effort = (rating.turns + rating.thinking_tokens / 100) * rating.rollouts
         self._rated[task.name] = _Seen(rating.solved, rating.rollouts - rating.solved, effort)
 
-    def saw(self, task: Task, group: Sequence[Trajectory], version: int) -> None:
+    def update(self, task: Task, group: Sequence[Trajectory], version: int) -> None:
         """A graded group, sampled by ``version`` of the policy."""
         graded = [t for t in group if t.outcome is not None]
         solved = sum(1 for t in graded if t.outcome is not None and t.outcome.resolved)
@@ -115,4 +115,4 @@ def _sigmoid(x: float) -> float:
 def replay(curriculum: Curriculum, groups: Iterable[tuple[Task, Sequence[Trajectory], int]]) -> None:
     """What an earlier start of the run had learned."""
     for task, group, version in groups:
-        curriculum.saw(task, group, version)
+        curriculum.update(task, group, version)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from woodshed.gateway.errors import CONTEXT_FULL
+from woodshed.gateway.key_limits import LIMIT_REACHED, KeyLimits, TurnUsage
 from woodshed.gateway.segments_wire import Finished
-from woodshed.gateway.terms import LIMIT_REACHED, Terms, TurnUsage
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.episode import Budget, Episode, Message
 from woodshed.harness.settings import LimitSettings
@@ -17,9 +17,9 @@ from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent
 from .program import Ended
 
 
-def terms_of(limits: LimitSettings, *, temperature: float, seed: int | None) -> Terms:
+def terms_of(limits: LimitSettings, *, temperature: float, seed: int | None) -> KeyLimits:
     """The harness's limits for the gateway to keep, where the program is not ours."""
-    return Terms(
+    return KeyLimits(
         turns=limits.turns, sampled_tokens=limits.sampled_tokens, turn_tokens=limits.turn_tokens,
         context_tokens=limits.context_tokens, temperature=temperature, seed=seed, feedback=False,
     )  # fmt: skip

@@ -19,12 +19,12 @@ from woodshed.gateway.segments_wire import Finished
 from woodshed.grading.settings import GradingSettings, MonitorSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.harness.endpoint import HttpEndpoint
-from woodshed.harness.episode import Episode as AgentEpisode
+from woodshed.harness.episode import Episode
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import run_episode
 from woodshed.harness.registry import harness_hash
 from woodshed.harness.settings import HarnessSettings, RetrySettings
-from woodshed.monitors import Episode, watch
+from woodshed.monitors import MonitoredEpisode, watch
 from woodshed.monitors.judge import Judge
 from woodshed.record.fault import Fault
 from woodshed.record.task import Task, TaskError
@@ -138,7 +138,7 @@ async def rollout(
     )  # fmt: skip
 
 
-async def _drive(arena: Arena, task: Task, box: Sandbox, key: str, seed: int | None) -> AgentEpisode:
+async def _drive(arena: Arena, task: Task, box: Sandbox, key: str, seed: int | None) -> Episode:
     """Our own agent."""
     sampling = {"temperature": arena.temperature, **({} if seed is None else {"seed": seed})}
     endpoint = HttpEndpoint(arena.base_url, key, arena.policy, arena.client, sampling=sampling, retry=arena.retry)
@@ -164,8 +164,8 @@ async def _attempt(
     arena: Arena, task: Task, id: str, group: str, source: Source, labels: dict[str, str], seed: int | None
 ) -> Trajectory:
     program = arena.harness.program
-    terms = terms_of(arena.harness.limits, temperature=arena.temperature, seed=seed) if program is not None else None
-    key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels, terms=terms)
+    limits = terms_of(arena.harness.limits, temperature=arena.temperature, seed=seed) if program is not None else None
+    key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels, limits=limits)
     box = await create_box(arena.backend, arena.box(task), task.info.start)
     try:
         if program is None:
@@ -189,7 +189,7 @@ async def _attempt(
         prefix_breaks=finished.prefix_breaks, ignored=finished.ignored, ended=time.time(), error=episode.error,
     )  # fmt: skip
     trajectory = replace(trajectory, rewards=arena.reward(task, trajectory, outcome))
-    seen = Episode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))
+    seen = MonitoredEpisode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))
     ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None
     watch(trajectory, seen, arena.monitors, training=source == "train", ruling=ruling)
     return trajectory

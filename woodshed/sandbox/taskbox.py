@@ -89,7 +89,7 @@ PRELOAD = ("json", "traceback", "importlib.util", "runpy")
 """What graders and tools import in every box; paid once in the process that boxes are cloned from."""
 
 _FEW = 4 << 20
-_NO_HISTORY = ("study", "install")
+_NO_HISTORY = ("synthetic", "install")
 """Families whose workspaces are never a git repository: made by the thousands for tiny policies, or bare on purpose."""
 
 _DEFAULT = Limits()

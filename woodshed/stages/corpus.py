@@ -22,8 +22,8 @@ from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.stages import CorpusSettings
 from woodshed.record.run_directory import RunDirectory
-from woodshed.tasks.generators.studies.function import StudyFunction, draw_functions
-from woodshed.tasks.generators.studies.spec import NOUNS
+from woodshed.tasks.generators.synthetic.function import SyntheticFunction, draw_functions
+from woodshed.tasks.generators.synthetic.spec import NOUNS
 from woodshed.tasks.languages.python import Mutation, mutations, pick
 
 from .demonstrator import broken_line
@@ -73,7 +73,7 @@ def make_corpus(recipe: Recipe, run: RunDirectory) -> None:
 
 def conversations(
     rng: random.Random,
-    functions: list[StudyFunction],
+    functions: list[SyntheticFunction],
     library: list[str],
     settings: CorpusSettings,
 ) -> Iterator[Conversation]:
@@ -109,7 +109,7 @@ def _read_and_fix(name: str, mutation: Mutation) -> Conversation:
 
 
 def _protocol(
-    rng: random.Random, names: list[str], function: StudyFunction, mutation: Mutation, retries: int
+    rng: random.Random, names: list[str], function: SyntheticFunction, mutation: Mutation, retries: int
 ) -> Conversation:
     path = f"{names[0]}.py"
     order = rng.sample(names, 3)

@@ -85,7 +85,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
     of each reply. Each is in ``demonstrations/played.jsonl`` once it has been played, and is not played again."""
     settings = recipe.learn.demonstrations
     family = recipe.tasks.main
-    tasks = load_split(run, family, "sft" if family == "studies" else "train")
+    tasks = load_split(run, family, "sft" if family == "synthetic" else "train")
     backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
     layers, grades, grading = layer_store(), GradeCache(), with_key(recipe.grading, run.root)
     log = JsonLines(run.demonstrations / "played.jsonl")
@@ -99,7 +99,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
             spec = agent_box_spec(task, layers, limits=recipe.sandbox.limits(), egress=recipe.sandbox.egress())
             box = await create_box(backend, spec, task.info.start)
             try:
-                if family == "studies":
+                if family == "synthetic":
                     script = line_script(task, rng, settings)
                 else:
                     view, by_line = recipe.harness.output.file_lines, "edit_file" not in recipe.harness.tools

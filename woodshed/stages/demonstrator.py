@@ -16,7 +16,7 @@ from typing import Any
 
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
-from woodshed.tasks.generators.studies.spec import NOUNS
+from woodshed.tasks.generators.synthetic.spec import NOUNS
 from woodshed.tasks.languages.python import function_spans, mutations, pick
 
 
@@ -107,7 +107,7 @@ def passed(result: str) -> bool:
 
 
 def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings) -> Script:
-    """For studies and the tools ``read_file, edit_line, undo, run_tests, finish``."""
+    """For synthetic tasks and the tools ``read_file, edit_line, undo, run_tests, finish``."""
     fix = fix_of(task)
     files = sorted(p for p in task.workspace_files() if p in set(task.info.submission))
     others = [f for f in files if f != fix.path]

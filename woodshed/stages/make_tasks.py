@@ -1,4 +1,4 @@
-"""Making the tasks of a run: studies and real packages, each through its gates."""
+"""Making the tasks of a run: synthetic tasks and real packages, each through its gates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json
 from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.build import build_package_tasks
-from woodshed.tasks.generators.studies.function import Split
-from woodshed.tasks.generators.studies.spec import draw_studies
-from woodshed.tasks.generators.studies.write import write_study
+from woodshed.tasks.generators.synthetic.function import Split
+from woodshed.tasks.generators.synthetic.spec import draw_synthetic
+from woodshed.tasks.generators.synthetic.write import write_synthetic
 from woodshed.tasks.validate.gates import check_task
 
 from .boxes import backend_of, layer_store
@@ -20,8 +20,8 @@ from .failures import StageFailed
 from .tasks import built_tasks, task_folder
 
 
-def make_studies(recipe: Recipe, run: RunDirectory) -> None:
-    settings = recipe.tasks.studies
+def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
+    settings = recipe.tasks.synthetic
     counts: dict[Split, int] = {"train": settings.train, "sft": settings.sft, "heldout": settings.heldout}
     total, done = sum(counts.values()), 0
     sample: list[Task] = []
@@ -29,24 +29,26 @@ def make_studies(recipe: Recipe, run: RunDirectory) -> None:
     for split, count in counts.items():
         # Held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
         seed = settings.seed if split == "heldout" else settings.seed + recipe.seed
-        run.write_progress("tasks", done, total, f"drawing {count} {split} studies")
-        specs = draw_studies(count, split=split, seed=seed)
+        run.write_progress("tasks", done, total, f"drawing {count} {split} synthetic tasks")
+        specs = draw_synthetic(count, split=split, seed=seed)
         for number, spec in enumerate(specs):
-            path = task_folder(run, "studies", split) / spec.name.split("/")[-1]
-            task = write_study(spec, path) if not (path / "task.toml").exists() else Task.load(path)
+            path = task_folder(run, "synthetic", split) / spec.name.split("/")[-1]
+            task = write_synthetic(spec, path) if not (path / "task.toml").exists() else Task.load(path)
             done += 1
             if split == "heldout":
                 kinds[task.name] = task.info.kind
             if done % 50 == 0:
-                run.write_progress("tasks", done, total, f"writing {split} studies")
+                run.write_progress("tasks", done, total, f"writing {split} synthetic tasks")
             if number < settings.checked:
                 sample.append(task)
     write_json(run.root / "tasks" / "kinds.json", kinds)
-    run.write_progress("tasks", done, total, f"gates: {len(sample)} studies")
+    run.write_progress("tasks", done, total, f"gates: {len(sample)} synthetic tasks")
     failed = asyncio.run(_gate(recipe, run, sample))
     if failed:
-        raise StageFailed("studies failed their gates: " + "; ".join(failed))
-    run.write_result_of("tasks", {"studies": total, "note": f"{total} studies; {len(sample)} went through every gate"})
+        raise StageFailed("synthetic tasks failed their gates: " + "; ".join(failed))
+    run.write_result_of(
+        "tasks", {"synthetic": total, "note": f"{total} synthetic tasks; {len(sample)} went through every gate"}
+    )
 
 
 def make_packages(recipe: Recipe, run: RunDirectory) -> None:

@@ -33,7 +33,7 @@ def task_folder(run: RunDirectory, family: str, split: str) -> Path:
 
 def built_tasks(folder: str) -> tuple[list[Task], str]:
     """The tasks of a folder that ``woodshed tasks build`` made, by name, and what was left out: those that
-    ``woodshed tasks renew`` took out of use. TaskError where one is damaged."""
+    ``woodshed tasks refresh`` took out of use. TaskError where one is damaged."""
     found, left = in_use(Task.load(path.absolute()) for path in task_folders([Path(folder)]))
     said = ", ".join(f"{count} {status}" for status, count in sorted(left.items()))
     return sorted(found, key=lambda task: task.name), f"{said} left out" if said else ""

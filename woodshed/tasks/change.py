@@ -46,7 +46,7 @@ def generator_of(task: Task) -> str:
     stated = task.info.provenance.get("generator", "")
     if stated:
         return known.get(stated, stated)
-    if task.info.family in ("study", "package") and task.info.kind:
+    if task.info.family in ("synthetic", "package") and task.info.kind:
         return known.get(task.info.kind, "bug")
     return task.info.family
 

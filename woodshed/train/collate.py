@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.policy.decoder import Attend, causal_attend
+from woodshed.policy.decoder import AttentionFn, causal_attend
 
 from .batch import TrainBatch
 
@@ -42,7 +42,7 @@ def shared_length(tokens_BT: NDArray, predicts_BT: NDArray[np.bool_], routes: ND
     return length if length * (rows - 1) >= WORTH * rows * width else 0
 
 
-def shared_prefix_attend(prefix: int, rows: int) -> Attend:
+def shared_prefix_attend(prefix: int, rows: int) -> AttentionFn:
     """Attention over flat ``[N]`` tokens: ``prefix`` shared ones, then ``rows`` continuations of equal (padded) length.
 
     With a prefix of 0 it is ``causal_attend`` on ``[rows, N / rows]``.
@@ -50,7 +50,7 @@ def shared_prefix_attend(prefix: int, rows: int) -> Attend:
     causal = causal_attend()
     masks: list[Tensor] = []
 
-    def attend(layer: int, q_NHE: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> Tensor:
+    def attention_fn(layer: int, q_NHE: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> Tensor:
         q_BSHE, k_BSKE, v_BSKE = (x[prefix:].unflatten(0, (rows, -1)) for x in (q_NHE, k_NKE, v_NKE))
         if not prefix:
             return causal(layer, q_BSHE, k_BSKE, v_BSKE).flatten(0, 1)
@@ -67,7 +67,7 @@ def shared_prefix_attend(prefix: int, rows: int) -> Attend:
         )  # fmt: skip
         return torch.cat((head[0], tail_BHSE.transpose(1, 2).flatten(0, 1)))
 
-    return attend
+    return attention_fn
 
 
 @dataclass
@@ -75,18 +75,16 @@ class MicroBatch:
     """B rows padded on the right to T, and the M positions that carry a weight.
 
     The first P positions of all rows may be the same and are then there once: N = P + B * (T - P) positions, laid out
-    as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attend`` knows the layout; ``routes_NLK`` int64 or
-    None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that token;
-    ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed`` uint8
-    ``[K, W]`` as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch and
-    ``sequence_M`` int64 which sequence of it they belong to.
-    ``real_tokens`` counts positions that are not padding, ``spared_tokens`` those of the rows that are not there
-    because they are shared.
-    """
+    as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attention_fn`` knows the layout; ``routes_NLK``
+    int64 or None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that
+    token; ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed``
+    uint8 ``[K, W]`` as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch and
+    ``sequence_M`` int64 which sequence of it they belong to. ``real_tokens`` counts positions that are not padding,
+    ``spared_tokens`` those of the rows that are not there because they are shared."""
 
     tokens_N: Tensor
     positions_N: Tensor
-    attend: Attend
+    attention_fn: AttentionFn
     routes_NLK: Tensor | None
     at_M: Tensor
     target_M: Tensor

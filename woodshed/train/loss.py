@@ -22,7 +22,7 @@ from .settings import TrainSettings
 
 
 @dataclass
-class Observed:
+class TokenStats:
     """What the tokens of a step looked like; lists of ``[M]`` tensors, one per chunk.
 
     ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour where a part of the policy
@@ -39,7 +39,7 @@ class Observed:
 
 
 def backward(
-    decoder: Decoder, micro: MicroBatch, denominators: Mapping[str, float], settings: TrainSettings, seen: Observed
+    decoder: Decoder, micro: MicroBatch, denominators: Mapping[str, float], settings: TrainSettings, seen: TokenStats
 ) -> None:
     """Add this micro-batch's gradient to ``.grad`` of the decoder's parameters and its figures to ``seen``.
 
@@ -47,7 +47,7 @@ def backward(
     """
     if micro.ref_M is None and "ref_kl" in micro.weights and bool(micro.weights["ref_kl"].any()):
         raise BatchError("weights['ref_kl'] needs ref_logprobs; let Reference fill them in")
-    hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attend, routes=micro.routes_NLK)
+    hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn, routes=micro.routes_NLK)
     hidden_MD = hidden_ND.index_select(0, micro.at_M)
     grad_MD = torch.empty_like(hidden_MD)
     chunk = max(1, settings.logits_elements // decoder.config.vocab_size)
@@ -68,7 +68,7 @@ def backward(
 @torch.no_grad()
 def _logits_grad(
     logits_CV: Tensor, micro: MicroBatch, span: slice, gaps: Mapping[str, Tensor], denominators: Mapping[str, float],
-    settings: TrainSettings, seen: Observed,
+    settings: TrainSettings, seen: TokenStats,
 ) -> Tensor:  # fmt: skip
     """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
 
@@ -115,7 +115,7 @@ def _tokens(
     )
 
 
-def _slope(part: str, tokens: parts.Tokens, denominator: float, settings: TrainSettings, seen: Observed) -> Tensor:
+def _slope(part: str, tokens: parts.Tokens, denominator: float, settings: TrainSettings, seen: TokenStats) -> Tensor:
     """d loss / d logp ``[C]`` of one part."""
     with torch.enable_grad():
         value_C = parts.PARTS[part](tokens, settings)

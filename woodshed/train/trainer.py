@@ -16,12 +16,12 @@ from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
 from .collate import collate, input_lengths, micro_batches, weighted
-from .loss import Observed, backward
+from .loss import TokenStats, backward
 from .optim import Optimizer, lr_factor
 from .settings import TrainSettings
 
 
-def summarise(seen: Observed) -> dict[str, float]:
+def summarise(seen: TokenStats) -> dict[str, float]:
     """Means over the trained tokens of a step.
 
     ``dlogp_mean``, ``dlogp_p99``, ``dlogp_max``: of |logp - behaviour|, the train/rollout mismatch. ``k3``: mean of
@@ -79,7 +79,7 @@ class Trainer:
         started = time.perf_counter()
         used_N = weighted(batch)
         lengths = input_lengths(batch, used_N)
-        seen, tokens, padded, spared = Observed(), 0, 0, 0
+        seen, tokens, padded, spared = TokenStats(), 0, 0, 0
         for rows in micro_batches(lengths, self.settings.microbatch_tokens):
             micro = collate(batch, rows, lengths, used_N, self.decoder.device)
             backward(self.decoder, micro, batch.denominators, self.settings, seen)

@@ -2,5 +2,5 @@
 
 A chain is a folder or a bucket of self-describing versions. ``chain.Publisher`` writes it (``background`` beside
 training), ``follow.Follower`` reads it, ``chain.verify_chain`` checks it. A tensor is bytes with a name, a dtype and a
-box: only ``layout`` and ``tensor_parallel`` know what a policy is.
+region: only ``layout`` and ``tensor_parallel`` know what a policy is.
 """

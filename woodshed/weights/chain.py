@@ -199,7 +199,7 @@ class Publisher:
     def _load(self, head: int, image: Image) -> Image:
         """What this rank's pieces are compared with; after a restart read from the chain."""
         if self._base is None or self._base[0] != head:
-            self._base = (head, self._stored(head, wanted=lambda name, box: name + box.suffix in image))
+            self._base = (head, self._stored(head, wanted=lambda name, region: name + region.suffix in image))
         return self._base[1]
 
     def _stored(self, version: int, wanted: Wanted | None = None) -> Image:
@@ -241,9 +241,9 @@ def verify_chain(chain: str | os.PathLike[str] | Store) -> list[int]:
 
 
 def _holds(tensor: Tensor, piece: Piece) -> bool:
-    """Whether the piece's box of a whole tensor has the piece's dtype and bytes."""
-    box = piece.box
-    if tuple(tensor.shape) != box.whole:
+    """Whether the piece's region of a whole tensor has the piece's dtype and bytes."""
+    region = piece.region
+    if tuple(tensor.shape) != region.whole:
         return False
-    (there,) = take({piece.name: Shard(tensor[box.slices], box)}).values()
+    (there,) = take({piece.name: Shard(tensor[region.slices], region)}).values()
     return (there.dtype, there.checksum) == (piece.dtype, piece.checksum)

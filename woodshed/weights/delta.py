@@ -2,7 +2,7 @@
 
 The delta is the XOR of raw bytes against the base version: exact for every dtype, its own inverse, and zero where
 nothing changed (PULSE, arXiv:2602.03839, measures about 99% unchanged bf16 values per RL step). A piece that the base
-does not hold in the same dtype and box is written whole, so a trainer may change its layout between two versions.
+does not hold in the same dtype and region is written whole, so a trainer may change its layout between two versions.
 
 A part: the length of its index (uint32, little-endian), the index (JSON, zstd), the codec's blobs.
 """
@@ -20,11 +20,11 @@ import zstandard
 from .codec import CodecError, decode, encode
 from .errors import TornVersion, WrongBase
 from .image import Image, Piece, dtype_of
-from .shards import Box
+from .shards import Region
 
 T = TypeVar("T")
-Wanted = Callable[[str, Box], bool]
-"""Whether a piece (tensor name, box) is of interest to this reader."""
+Wanted = Callable[[str, Region], bool]
+"""Whether a piece (tensor name, region) is of interest to this reader."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_INDEX = 1 << 28
@@ -40,17 +40,25 @@ def encode_parts(image: Image, base: Image | None, *, level: int = 1, part_bytes
     offset = held = 0
     for key, piece in image.items():
         old = base.get(key) if base is not None else None
-        if old is not None and (old.dtype, old.box) != (piece.dtype, piece.box):
+        if old is not None and (old.dtype, old.region) != (piece.dtype, piece.region):
             old = None
         data = piece.data
         if old is not None:
             data = np.zeros(0, np.uint8) if old.checksum == piece.checksum else np.bitwise_xor(piece.data, old.data)
         blob = encode(data, piece.itemsize, level=level)
-        box = {} if piece.box.is_whole else {"start": piece.box.start, "size": piece.box.shape}
+        region = {} if piece.region.is_whole else {"start": piece.region.start, "size": piece.region.shape}
         entries.append(
-            {"name": piece.name, "dtype": piece.dtype, "shape": piece.box.whole, **box, "checksum": piece.checksum,
-             "xor": old is not None, "offset": offset, "bytes": len(blob)}
-        )  # fmt: skip
+            {
+                "name": piece.name,
+                "dtype": piece.dtype,
+                "shape": piece.region.whole,
+                **region,
+                "checksum": piece.checksum,
+                "xor": old is not None,
+                "offset": offset,
+                "bytes": len(blob),
+            }
+        )
         blobs.append(blob)
         offset += len(blob)
         held += len(piece.data)
@@ -74,29 +82,29 @@ def decode_part(data: bytes, base: Image | None, *, where: str, wanted: Wanted |
             name, dtype, expected = (_typed(entry, field, str) for field in ("name", "dtype", "checksum"))
             whole, xor = _sizes(entry, "shape"), _typed(entry, "xor", bool)
             cut = "start" in entry
-            box = Box(whole, _sizes(entry, "start"), _sizes(entry, "size")) if cut else Box.all_of(whole)
+            region = Region(whole, _sizes(entry, "start"), _sizes(entry, "size")) if cut else Region.all_of(whole)
             itemsize = dtype_of(dtype).itemsize
             offset, size = _typed(entry, "offset", int), _typed(entry, "bytes", int)
             if not (offset >= 0 and 0 <= size <= len(body) - offset):
                 raise ValueError(f"bytes {offset} to {offset + size} of {len(body)}")
         except (KeyError, TypeError, ValueError) as error:
             raise TornVersion(f"{where}: not an index entry ({error!r})") from None
-        if name + box.suffix in image:
-            raise TornVersion(f"{where}: {name + box.suffix} is there twice")
-        if wanted is not None and not wanted(name, box):
+        if name + region.suffix in image:
+            raise TornVersion(f"{where}: {name + region.suffix} is there twice")
+        if wanted is not None and not wanted(name, region):
             continue
-        key = name + box.suffix
+        key = name + region.suffix
         old = base.get(key) if xor and base is not None else None
-        if xor and (old is None or (old.dtype, old.box) != (dtype, box)):
+        if xor and (old is None or (old.dtype, old.region) != (dtype, region)):
             raise WrongBase(f"{where}: {key} is a difference to weights that are not held; use an anchor")
         if old is not None and old.checksum == expected:
             image[key] = old
             continue
         try:
-            payload = decode(body[offset : offset + size], itemsize * box.numel, itemsize)
+            payload = decode(body[offset : offset + size], itemsize * region.numel, itemsize)
         except (CodecError, ValueError, OverflowError, MemoryError) as error:
             raise TornVersion(f"{where}: {key}: {error}") from None
-        piece = Piece(name, dtype, box, np.bitwise_xor(payload, old.data) if old is not None else np.array(payload))
+        piece = Piece(name, dtype, region, np.bitwise_xor(payload, old.data) if old is not None else np.array(payload))
         if piece.checksum != expected:
             raise TornVersion(f"{where}: {key} does not match its checksum after decoding")
         image[key] = piece

@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import ChainError
-from .shards import Box, Shard, shard_of
+from .shards import Region, Shard, shard_of
 
 State = Mapping[str, "Tensor | NDArray | Shard"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of one tensor: raw little-endian bytes (uint8 ``[n]``), torch dtype name (``bfloat16``), place.
+    """A region of one tensor: raw little-endian bytes (uint8 ``[n]``), torch dtype name (``bfloat16``), place.
 
     Bytes, not numbers, are what is compared and sent, so -0.0 and NaN payloads survive.
     """
 
     name: str
     dtype: str
-    box: Box
+    region: Region
     data: NDArray[np.uint8]
 
     @property
     def key(self) -> str:
-        """Names this box of this tensor; the tensor's own name where the box is all of it."""
-        return self.name + self.box.suffix
+        """Names this region of this tensor; the tensor's own name where the region is all of it."""
+        return self.name + self.region.suffix
 
     @property
     def itemsize(self) -> int:
@@ -45,10 +45,10 @@ class Piece:
         return xxhash.xxh3_128_hexdigest(self.data.data)
 
     def tensor(self) -> Tensor:
-        """A tensor of the box's shape that shares these bytes; treat it as read-only."""
+        """A tensor of the region's shape that shares these bytes; treat it as read-only."""
         if not len(self.data):
-            return torch.empty(self.box.shape, dtype=dtype_of(self.dtype))
-        return torch.from_numpy(self.data).view(dtype_of(self.dtype)).reshape(self.box.shape)
+            return torch.empty(self.region.shape, dtype=dtype_of(self.dtype))
+        return torch.from_numpy(self.data).view(dtype_of(self.dtype)).reshape(self.region.shape)
 
 
 Image = dict[str, Piece]
@@ -77,21 +77,23 @@ def assemble(image: Image) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     split: dict[str, list[Piece]] = {}
     for piece in image.values():
-        if piece.box.is_whole:
+        if piece.region.is_whole:
             out[piece.name] = piece.tensor()
         else:
             split.setdefault(piece.name, []).append(piece)
     for name, pieces in split.items():
         first = pieces[0]
-        whole = torch.empty(first.box.whole, dtype=dtype_of(first.dtype))
-        covered = sum(piece.box.numel for piece in pieces)
-        if covered != whole.numel() or {(p.dtype, p.box.whole) for p in pieces} != {(first.dtype, first.box.whole)}:
+        whole = torch.empty(first.region.whole, dtype=dtype_of(first.dtype))
+        covered = sum(piece.region.numel for piece in pieces)
+        if covered != whole.numel() or {(p.dtype, p.region.whole) for p in pieces} != {
+            (first.dtype, first.region.whole)
+        }:
             raise ChainError(
                 f"{name}: its {len(pieces)} pieces hold {covered} of {whole.numel()} elements of "
-                f"{first.dtype} {list(first.box.whole)}; every rank must publish its own part of each tensor"
+                f"{first.dtype} {list(first.region.whole)}; every rank must publish its own part of each tensor"
             )
         for piece in pieces:
-            whole[piece.box.slices] = piece.tensor()
+            whole[piece.region.slices] = piece.tensor()
         out[name] = whole
     return out
 
@@ -104,7 +106,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def _identity(piece: Piece) -> int:
-    text = f"{piece.key}\0{piece.dtype}\0{piece.box.whole}\0{piece.checksum}"
+    text = f"{piece.key}\0{piece.dtype}\0{piece.region.whole}\0{piece.checksum}"
     return xxhash.xxh3_128_intdigest(text.encode())
 
 
@@ -115,4 +117,4 @@ def _take(name: str, value: Tensor | NDArray | Shard) -> Piece:
     if tensor.data_ptr() == source.data_ptr():
         tensor = tensor.clone()
     data = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.zeros(0, np.uint8)
-    return Piece(name, str(tensor.dtype).removeprefix("torch."), shard.box, data)
+    return Piece(name, str(tensor.dtype).removeprefix("torch."), shard.region, data)

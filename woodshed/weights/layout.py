@@ -2,7 +2,7 @@
 
 Versions hold one tensor per Hugging Face name. Trainers and engines fuse those (query, key and value; gate and up),
 stack them (experts), leave them out (a tied head) and keep shares of them. A ``Layout`` says, for each local tensor,
-where boxes of canonical tensors lie in it. ``split`` reads it from a trainer's shards to canonical ones, ``join`` from
+where regions of canonical tensors lie in it. ``split`` reads it from a trainer's shards to canonical ones, ``join`` from
 canonical pieces to an engine's tensors; the two need not be laid out alike.
 """
 
@@ -20,23 +20,23 @@ from woodshed.policy.state import hf_state
 from .delta import Wanted
 from .errors import ChainError
 from .image import Piece
-from .shards import Box, Shard, publishes, shard_of
+from .shards import Region, Shard, publishes, shard_of
 
 
 @dataclass(frozen=True)
 class Slot:
-    """``box`` of the canonical tensor ``name`` begins at ``at`` in the local tensor, which may have further axes in
+    """``region`` of the canonical tensor ``name`` begins at ``at`` in the local tensor, which may have further axes in
     front: there, ``at`` is an index (the number of a stacked expert)."""
 
     name: str
-    box: Box
+    region: Region
     at: tuple[int, ...]
 
     @property
     def local(self) -> tuple[tuple[int, int], ...]:
         """From and to, along every axis of the local tensor."""
-        lead = len(self.at) - len(self.box.shape)
-        return tuple((a, a + n) for a, n in zip(self.at, (1,) * lead + self.box.shape))
+        lead = len(self.at) - len(self.region.shape)
+        return tuple((a, a + n) for a, n in zip(self.at, (1,) * lead + self.region.shape))
 
 
 Layout = dict[str, list[Slot]]
@@ -53,7 +53,7 @@ def decoder_layout(decoder: Decoder) -> Layout:
         for stride in parameter.stride():
             at.append(rest // stride)
             rest %= stride
-        layout[local].append(Slot(name, Box.all_of(tuple(view.shape)), tuple(at)))
+        layout[local].append(Slot(name, Region.all_of(tuple(view.shape)), tuple(at)))
     return layout
 
 
@@ -69,18 +69,18 @@ def split(state: Mapping[str, Tensor | Shard], layout: Layout) -> dict[str, Tens
         if not publishes(value):
             continue
         shard = shard_of(value)
-        held = tuple((a, a + n) for a, n in zip(shard.box.start, shard.box.shape))
+        held = tuple((a, a + n) for a, n in zip(shard.region.start, shard.region.shape))
         for slot in layout[local]:
             common = _common(held, slot.local)
             if common is None:
                 continue
-            lead = len(slot.at) - len(slot.box.shape)
+            lead = len(slot.at) - len(slot.region.shape)
             tensor = shard.tensor[_inside(common, held)].reshape([b - a for a, b in common[lead:]])
             if not isinstance(value, (DTensor, Shard)):
                 out[slot.name] = tensor
                 continue
-            start = tuple(o + a - s for o, (a, _), s in zip(slot.box.start, common[lead:], slot.at[lead:]))
-            out[slot.name] = Shard(tensor, Box(slot.box.whole, start, tuple(tensor.shape)))
+            start = tuple(o + a - s for o, (a, _), s in zip(slot.region.start, common[lead:], slot.at[lead:]))
+            out[slot.name] = Shard(tensor, Region(slot.region.whole, start, tuple(tensor.shape)))
     return out
 
 
@@ -96,12 +96,12 @@ def join(pieces: Iterable[Piece], layout: Layout, tensors: Mapping[str, Tensor])
     for local, slots in layout.items():
         missing = tensors[local].numel()
         for slot in slots:
-            lead = len(slot.at) - len(slot.box.shape)
-            wanted = _bounds(slot.box)
+            lead = len(slot.at) - len(slot.region.shape)
+            wanted = _bounds(slot.region)
             for piece in by_name.get(slot.name, []):
-                if piece.box.whole != slot.box.whole:
-                    raise ChainError(f"{slot.name}: published as {piece.box.whole}, expected {slot.box.whole}")
-                held = _bounds(piece.box)
+                if piece.region.whole != slot.region.whole:
+                    raise ChainError(f"{slot.name}: published as {piece.region.whole}, expected {slot.region.whole}")
+                held = _bounds(piece.region)
                 common = _common(held, wanted)
                 if common is None:
                     continue
@@ -119,13 +119,13 @@ def join(pieces: Iterable[Piece], layout: Layout, tensors: Mapping[str, Tensor])
 
 def needs(layout: Layout) -> Wanted:
     """For ``Follower(wanted=...)``: the pieces of which ``layout`` holds anything."""
-    boxes: dict[str, list[Box]] = {}
+    regions: dict[str, list[Region]] = {}
     for slots in layout.values():
         for slot in slots:
-            boxes.setdefault(slot.name, []).append(slot.box)
+            regions.setdefault(slot.name, []).append(slot.region)
 
-    def wanted(name: str, box: Box) -> bool:
-        return any(_common(_bounds(box), _bounds(own)) is not None for own in boxes.get(name, []))
+    def wanted(name: str, region: Region) -> bool:
+        return any(_common(_bounds(region), _bounds(own)) is not None for own in regions.get(name, []))
 
     return wanted
 
@@ -133,8 +133,8 @@ def needs(layout: Layout) -> Wanted:
 Bounds = tuple[tuple[int, int], ...]
 
 
-def _bounds(box: Box) -> Bounds:
-    return tuple((a, a + n) for a, n in zip(box.start, box.shape))
+def _bounds(region: Region) -> Bounds:
+    return tuple((a, a + n) for a, n in zip(region.start, region.shape))
 
 
 def _common(one: Bounds, other: Bounds) -> Bounds | None:

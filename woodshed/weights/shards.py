@@ -1,4 +1,4 @@
-"""Which box of a tensor a rank holds, and which rank publishes what several of them hold."""
+"""Which region of a tensor a rank holds, and which rank publishes what several of them hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 @dataclass(frozen=True)
-class Box:
+class Region:
     """``shape`` elements from ``start`` on, in a tensor of shape ``whole``."""
 
     whole: tuple[int, ...]
@@ -25,11 +25,11 @@ class Box:
     def __post_init__(self) -> None:
         ends = [a + n for a, n in zip(self.start, self.shape, strict=True)]
         if min((*self.start, *self.shape), default=0) < 0 or any(e > w for e, w in zip(ends, self.whole, strict=True)):
-            raise ValueError(f"box {self.shape} at {self.start} lies outside of a tensor of shape {self.whole}")
+            raise ValueError(f"region {self.shape} at {self.start} lies outside of a tensor of shape {self.whole}")
 
     @staticmethod
-    def all_of(shape: tuple[int, ...]) -> Box:
-        return Box(shape, (0,) * len(shape), shape)
+    def all_of(shape: tuple[int, ...]) -> Region:
+        return Region(shape, (0,) * len(shape), shape)
 
     @property
     def is_whole(self) -> bool:
@@ -56,14 +56,16 @@ class Shard:
     """What this rank holds of a tensor. Every element of the tensor is in exactly one rank's shards."""
 
     tensor: Tensor
-    box: Box
+    region: Region
 
 
 def shard_of(value: Tensor | NDArray | Shard) -> Shard:
     """A plain tensor or array is all there is of it; a DTensor knows its place."""
     if isinstance(value, Shard):
-        if tuple(value.tensor.shape) != value.box.shape:
-            raise ValueError(f"a shard of shape {tuple(value.tensor.shape)} does not fill its box {value.box.shape}")
+        if tuple(value.tensor.shape) != value.region.shape:
+            raise ValueError(
+                f"a shard of shape {tuple(value.tensor.shape)} does not fill its region {value.region.shape}"
+            )
         return value
     if isinstance(value, DTensor):
         if any(p.is_partial() for p in value.placements):
@@ -71,9 +73,9 @@ def shard_of(value: Tensor | NDArray | Shard) -> Shard:
                 f"a DTensor with placements {value.placements} is not summed up yet; redistribute it first"
             )
         shape, start = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-        return Shard(value.to_local(), Box(tuple(value.shape), tuple(start), tuple(shape)))
+        return Shard(value.to_local(), Region(tuple(value.shape), tuple(start), tuple(shape)))
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-    return Shard(tensor, Box.all_of(tuple(tensor.shape)))
+    return Shard(tensor, Region.all_of(tuple(tensor.shape)))
 
 
 def own_part(

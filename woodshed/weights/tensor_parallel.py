@@ -12,7 +12,7 @@ from dataclasses import replace
 from woodshed.policy.config import DecoderConfig
 
 from .layout import Layout, Slot
-from .shards import Box
+from .shards import Region
 
 _ROWS = re.compile(r"(q|k|v|gate|up)_proj\.(weight|bias)$|embed_tokens\.weight$|lm_head\.weight$")
 _COLUMNS = re.compile(r"(o|down)_proj\.weight$")
@@ -38,7 +38,7 @@ def _share(slot: Slot, config: DecoderConfig, rank: int, size: int) -> Slot:
     axis = 0 if _ROWS.search(slot.name) else 1 if _COLUMNS.search(slot.name) else None
     if axis is None:
         return slot
-    units, part, parts = slot.box.shape[axis], rank, size
+    units, part, parts = slot.region.shape[axis], rank, size
     if ".k_proj." in slot.name or ".v_proj." in slot.name:
         parts = min(size, config.num_kv_heads)
         part = rank * parts // size
@@ -47,10 +47,10 @@ def _share(slot: Slot, config: DecoderConfig, rank: int, size: int) -> Slot:
         units = config.num_heads
     if units % parts or size % parts:
         raise ValueError(f"{slot.name}: {units} cannot be dealt out to {size} engine ranks evenly")
-    each = slot.box.shape[axis] // parts
-    shape = tuple(each if i == axis else n for i, n in enumerate(slot.box.shape))
+    each = slot.region.shape[axis] // parts
+    shape = tuple(each if i == axis else n for i, n in enumerate(slot.region.shape))
     start = tuple(part * each if i == axis else 0 for i in range(len(shape)))
-    return replace(slot, box=Box(slot.box.whole, start, shape))
+    return replace(slot, region=Region(slot.region.whole, start, shape))
 
 
 def _close_up(slots: list[Slot]) -> list[Slot]:
@@ -58,8 +58,8 @@ def _close_up(slots: list[Slot]) -> list[Slot]:
     filled: dict[tuple[int, ...], int] = {}
     out = []
     for slot in sorted(slots, key=lambda s: s.at):
-        lead = slot.at[: len(slot.at) - len(slot.box.shape)]
+        lead = slot.at[: len(slot.at) - len(slot.region.shape)]
         row = filled.get(lead, 0)
-        out.append(replace(slot, at=(*lead, row, *(0,) * (len(slot.box.shape) - 1))))
-        filled[lead] = row + slot.box.shape[0]
+        out.append(replace(slot, at=(*lead, row, *(0,) * (len(slot.region.shape) - 1))))
+        filled[lead] = row + slot.region.shape[0]
     return out

@@ -108,12 +108,12 @@ def test_odd_files_survive(tmp_path: Path) -> None:
 
 
 def test_what_has_no_form_and_what_is_damaged_is_named(built: Built, tmp_path: Path) -> None:
-    study = save_task(
-        tmp_path / "study", name="tests/study", instruction="x", info=TaskInfo(grader="cases"),
+    synthetic_task = save_task(
+        tmp_path / "synthetic", name="tests/synthetic", instruction="x", info=TaskInfo(grader="cases"),
         workspace={"a.py": b""}, tests={"test.sh": b""}, solution={"a.py": b"1"},
     )  # fmt: skip
-    found = export_tasks([study, *built.tasks[:1]], "swebench", tmp_path / "out")
-    assert found.left_out == {"tests/study": "graded by 'cases', not by tests with ids"}
+    found = export_tasks([synthetic_task, *built.tasks[:1]], "swebench", tmp_path / "out")
+    assert found.left_out == {"tests/synthetic": "graded by 'cases', not by tests with ids"}
     path = tmp_path / "out" / "instances.jsonl"
     foreign = {k: v for k, v in instances(tmp_path / "out")[0].items() if k != "woodshed"}
     path.write_text(path.read_text() + json.dumps({**foreign, "instance_id": "django__django-1"}) + "\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 from woodshed.attacks.escapes.pairs.base import STOP, TAKEN, Pair
 from woodshed.sandbox.backends.by_name import open_backend
-from woodshed.sandbox.host.keeper import descendants
+from woodshed.sandbox.host.box_supervisor import descendants
 from woodshed.sandbox.protocol import Backend, BoxGone, BoxSpec, Limits, Sandbox, SandboxError
 
 from . import pairs

@@ -10,9 +10,9 @@ from typing import Any
 
 from woodshed.gateway.errors import invalid
 from woodshed.gateway.fields import SAMPLING, flag, integer, json_object, objects, sampling, unknown
+from woodshed.gateway.key_limits import MAX_AT_ONCE
 from woodshed.gateway.messages import Message
 from woodshed.gateway.request import ReplyRules, Request
-from woodshed.gateway.terms import MAX_AT_ONCE
 
 from .logprobs import asked_logprobs
 from .rules import chosen_tools, schema_of_text, strict_tools, without_strict

@@ -106,7 +106,7 @@ class InstallSpec:
 
 
 @dataclass
-class Observed:
+class Observation:
     """What came of a recipe. ``problem``: why nothing was tried; ``reached``: by id of the target; ``run``: tests."""
 
     problem: str = ""
@@ -135,12 +135,12 @@ async def grade_install(task: Task, box: Sandbox, backend: Backend, layers: Laye
 
 async def observe(
     task: Task, box: Sandbox, backend: Backend, layers: LayerStore, tests: Sequence[str] | None
-) -> Observed:
+) -> Observation:
     """Run the recipe that lies in ``box``, if there is one, then targets and ``tests`` (all where None) without it."""
     spec = load_spec(str(task.path / "tests" / SPEC), task.digest)
     wheels, added, problem = await _left(task, spec, box)
     if problem:
-        return Observed(problem)
+        return Observation(problem)
     fresh = await backend.create(box_spec(task, layers))
     try:
         paths = " ".join(shlex.quote(f"{DEPOT}/{spec.wheels[name][0]}") for name in wheels)
@@ -148,7 +148,7 @@ async def observe(
             fresh, f"python3 -m pip install -q --no-deps {paths}" if paths else "true", timeout=_PIP_SECONDS
         )
         if done.returncode or done.timed_out:
-            return Observed(
+            return Observation(
                 f"what was installed cannot be installed again: {done.stdout[-300:].decode('utf-8', 'replace')}"
             )
         await fresh.put({f"{WORKDIR}/{name}": data for name, data in added.items()})
@@ -158,7 +158,7 @@ async def observe(
         await fresh.close()
     try:
         run = await _run(task, spec, backend, state, wheels, site.stdout.decode().strip(), tests)
-        return Observed("", await _targets(spec, backend, state), run)
+        return Observation("", await _targets(spec, backend, state), run)
     finally:
         await backend.drop(state)
 

@@ -26,7 +26,7 @@ from woodshed.grading.settings import JudgeSettings
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.errors import ContextFull, EndpointLost
 from woodshed.harness.settings import RetrySettings
-from woodshed.monitors.base import Episode
+from woodshed.monitors.base import MonitoredEpisode
 from woodshed.record.jsonl import JsonLines
 
 from .verdict import KINDS, Malformed, Ruling, parse
@@ -56,7 +56,7 @@ characters at most; else "";
 _INSTRUCTION, _TEXT, _CALLS, _DIFF = 4_000, 800, 40, 4_000
 
 
-def evidence(episode: Episode, most: int) -> dict[str, Any]:
+def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
     """Everything of an episode that a judge may read, in about ``most`` characters at most."""
     calls: list[dict[str, Any]] = [
         {
@@ -104,7 +104,7 @@ def strings(value: Any) -> list[str]:
     return []
 
 
-def _changes(episode: Episode, files: Mapping[str, bytes]) -> list[dict[str, str]]:
+def _changes(episode: MonitoredEpisode, files: Mapping[str, bytes]) -> list[dict[str, str]]:
     changed: list[dict[str, str]] = []
     for path, data in files.items():
         before = episode.workspace.get(path, b"")
@@ -155,7 +155,7 @@ class Judge:
         self._log = JsonLines(log)
         self._known = {row["key"]: Ruling(**row["ruling"]) for row in self._log.rows() if not row["ruling"]["failed"]}
 
-    async def rule(self, trajectory: str, episode: Episode) -> Ruling:
+    async def rule(self, trajectory: str, episode: MonitoredEpisode) -> Ruling:
         """The ruling on an episode. Never raises for what the endpoint or the model does."""
         shown = evidence(episode, self.settings.max_evidence)
         key = self._key(trajectory, shown)

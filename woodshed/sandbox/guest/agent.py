@@ -45,7 +45,7 @@ class Agent:
         self._checked = 0.0
         self._paused: float | None = None  # since when
         self._stopped: set[int] = set()  # before that already
-        self._open = False  # to the zygote, while the box has no other process
+        self._open = False  # to the fork server, while the box has no other process
         self._turns: Turns | None = None if spec.get("shares", True) else make_turns(send)
 
     def serve(self) -> None:
@@ -272,7 +272,7 @@ class Agent:
         self._thaw()
 
     def _seal_upper(self) -> dict[str, Any]:
-        """Stop all processes and let the zygote take the writable filesystem.
+        """Stop all processes and let the fork server take the writable filesystem.
 
         Where an ordinary user has the boxes, the kernel lets it look into this process only while that is dumpable.
         """

@@ -1,10 +1,9 @@
 """Control groups for boxes: the kernel's own count of all that a box holds, where this process may make any.
 
 Version 1 as root (``memory`` and ``pids`` hierarchies), version 2 below the nearest group above ours that hands both
-controllers on and that we may write to. One group per zygote, named as its folder, and one in it for each box; they go
-with the box, with the zygote, or with the next owner that sweeps. Where there is a ``cpu`` controller too, every box
-has an equal share of the processors, however many processes it runs.
-"""
+controllers on and that we may write to. One group per fork server, named as its folder, and one in it for each box;
+they go with the box, with the fork server, or with the next owner that sweeps. Where there is a ``cpu`` controller too,
+every box has an equal share of the processors, however many processes it runs."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ def _handed_on(folder: str) -> Place | None:
 
 
 class Groups:
-    """The groups of one zygote's boxes."""
+    """The groups of one fork server's boxes."""
 
     def __init__(self, place: Place, name: str) -> None:
         """Raises OSError where no group can be made after all."""

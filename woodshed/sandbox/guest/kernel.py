@@ -1,6 +1,6 @@
 """System calls that Python has no function for, by ctypes: namespaces, mounts, capabilities, confined opens.
 
-Every function raises ``OSError`` with the call's name. Imports nothing heavy: zygote and PID 1 live on it.
+Every function raises ``OSError`` with the call's name. Imports nothing heavy: fork server and PID 1 live on it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _streams: list[io.TextIOWrapper] = []
 
 
 def prepare_streams() -> None:
-    """In the zygote, once: the standard streams of every interpreter to come, made while 0 to 2 are pipes.
+    """In the fork server, once: the standard streams of every interpreter to come, made while 0 to 2 are pipes.
 
     A stream asks what it stands on when it is made; the descriptors are put back afterwards.
     """

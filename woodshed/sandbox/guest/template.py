@@ -1,4 +1,4 @@
-"""The read-only parts that all boxes of one zygote share, assembled once in the zygote's own mount namespace.
+"""The read-only parts that all boxes of one fork server share, assembled once in the fork server's own mount namespace.
 
 ``usr`` is the host's /usr, ``prefix`` the running interpreter's installation (at its own path in the box), both with
 every folder of packages masked (``masks.py``), ``dev`` six harmless devices, ``base`` the skeleton of a root folder.

@@ -1,4 +1,5 @@
-"""Boxes that a keeper owns, one process of its own for each: what gVisor's and QEMU's have in common on the host.
+"""Boxes that a box supervisor owns, one process of its own for each: what gVisor's and QEMU's have in common on the
+host.
 
 Several boxes at once, or none.
 """
@@ -69,7 +70,7 @@ B = TypeVar("B", bound=KeptBox)
 class KeptBackend(Generic[B]):
     """See ``protocol.Backend``. Belongs to the event loop that first uses it; ``root`` holds one folder while it runs.
 
-    ``ends``: how a box may bring itself to an end, by what the keeper reports, and what is said of it.
+    ``ends``: how a box may bring itself to an end, by what the box supervisor reports, and what is said of it.
     """
 
     name: str
@@ -104,7 +105,7 @@ class KeptBackend(Generic[B]):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the keeper, for inspection."""
+        """Process id of the box supervisor, for inspection."""
         return self._spawner.pid
 
     async def checkpoint(self, box: B, kind: Literal["fs", "full"]) -> Snapshot:
@@ -145,6 +146,6 @@ class KeptBackend(Generic[B]):
         return self._snapshots[snapshot.id]
 
     def _forget(self) -> None:
-        """The keeper died: boxes and snapshots are gone."""
+        """The box supervisor died: boxes and snapshots are gone."""
         self._boxes.clear()
         self._snapshots.clear()

@@ -31,12 +31,11 @@ _PREFIX = "woodshed-boxes-"
 
 
 class Spawner:
-    """One process (here: the zygote) and its folder below ``root`` (the system's temporary folder by default).
+    """One process (here: the fork server) and its folder below ``root`` (the system's temporary folder by default).
 
     ``name``: of the backend; ``program``: the module whose ``main`` it runs; ``config``: what that is told besides its
-    folder. A zygote that dies takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start`` makes
-    another.
-    """
+    folder. A fork server that dies takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start``
+    makes another."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Spawner:
         on_lost: Callable[[], None] = lambda: None,
         *,
         name: str = "namespace",
-        program: str = "woodshed.sandbox.backends.namespace.zygote",
+        program: str = "woodshed.sandbox.backends.namespace.fork_server",
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self._name, self._program, self._config = name, program, dict(config or {})
@@ -65,7 +64,7 @@ class Spawner:
 
     @property
     def folder(self) -> Path | None:
-        """Where the zygote's mounts hang, in its own namespace; empty as seen from the host."""
+        """Where the fork server's mounts hang, in its own namespace; empty as seen from the host."""
         return self._folder
 
     @property
@@ -73,7 +72,7 @@ class Spawner:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """See to it that a zygote lives; calls at the same time share one. Raises SandboxError with what to do."""
+        """See to it that a fork server lives; calls at the same time share one. Raises SandboxError with what to do."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         starting = self._starting
@@ -173,7 +172,7 @@ class Spawner:
         return answer
 
     async def close(self) -> None:
-        """End the zygote and with it every box; remove its folder."""
+        """End the fork server and with it every box; remove its folder."""
         self._hang_up()
         await self._bury()
 
@@ -185,7 +184,7 @@ class Spawner:
             self._socket = None
 
     async def _bury(self) -> None:
-        """Wait for a zygote that was hung up on, or died; settle what waits for it; remove its folder."""
+        """Wait for a fork server that was hung up on, or died; settle what waits for it; remove its folder."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -209,7 +208,7 @@ class Spawner:
                     socket.send_fds(self._socket, [data], list(fds))
                 return
             except BlockingIOError:
-                await asyncio.sleep(0.001)  # the zygote has a queue of requests before it
+                await asyncio.sleep(0.001)  # the fork server has a queue of requests before it
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
                     raise SandboxError(f"sandbox: layers and environment take {len(data)} bytes, too many") from None
@@ -247,7 +246,7 @@ class Spawner:
         self._on_lost()
 
     def _lost(self) -> None:
-        """The zygote ended: its boxes did too."""
+        """The fork server ended: its boxes did too."""
         for future in self._gone.values():
             if not future.done():
                 future.set_result(None)

@@ -67,7 +67,7 @@ class Host:
         self._backend, self._egress, self._silence = backend, egress, silence
         self._client: httpx.AsyncClient | None = None
         self._opening = asyncio.Lock()
-        self._keeper: asyncio.Task[None] | None = None
+        self._box_supervisor: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Future[Any]] = set()
         self._sent: dict[str, asyncio.Task[None]] = {}
         self._have = 0
@@ -84,7 +84,7 @@ class Host:
     async def open(self) -> None:
         """Begin the lease. Raises HostLost where nobody answers, SandboxError where that is no host for us."""
         async with self._opening:
-            if self._keeper is None:
+            if self._box_supervisor is None:
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
                 timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
                 self._client = httpx.AsyncClient(
@@ -93,7 +93,7 @@ class Host:
                 try:
                     await self._renew()
                 finally:
-                    self._keeper = asyncio.create_task(self._keep())
+                    self._box_supervisor = asyncio.create_task(self._keep())
             elif not self.serving:
                 raise wire.HostLost(f"box host {self.url}: {self.why}")
 
@@ -129,9 +129,9 @@ class Host:
 
     async def close(self) -> None:
         """End the lease, and with it everything made there."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._box_supervisor is not None:
+            self._box_supervisor.cancel()
+            await asyncio.gather(self._box_supervisor, return_exceptions=True)
             if self.serving:
                 with contextlib.suppress(SandboxError, OSError, ValueError, KeyError, TypeError):
                     async with asyncio.timeout(CONNECT_SECONDS * 2):
@@ -171,7 +171,7 @@ class Host:
         self.serving, self._heard = True, time.monotonic()
 
     async def _keep(self) -> None:
-        """Renew the lease for ever; give up what runs on a host that stays silent."""
+        """Refresh the lease for ever; give up what runs on a host that stays silent."""
         while True:
             await asyncio.sleep(min(2.0, self._seconds / 4) if self.serving else 0.5)
             try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from woodshed.grading.install.changes import SETUP
-from woodshed.grading.install.grader import DEPOT, SPEC, InstallSpec, Observed, observe, target_id
+from woodshed.grading.install.grader import DEPOT, SPEC, InstallSpec, Observation, observe, target_id
 from woodshed.record.task import Task, TaskError, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -86,7 +86,7 @@ async def make_install_task(
         raise
 
 
-def _required(before: Observed, after: Observed) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _required(before: Observation, after: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(what only works with the recipe, what works without it too). Raises Rejected."""
     missed = [f"`{one.goal.command}`: {one.why}" for one in after.reached.values() if not one.ok]
     if after.problem or missed:
@@ -104,7 +104,7 @@ def _required(before: Observed, after: Observed) -> tuple[tuple[str, ...], tuple
     return broken, tuple(test for test in required if test in worked)
 
 
-async def _observed(task: Task, submission: Mapping[str, bytes], boxes: Boxes) -> Observed:
+async def _observed(task: Task, submission: Mapping[str, bytes], boxes: Boxes) -> Observation:
     box = await boxes.backend.create(box_spec(task, boxes.layers))
     try:
         await box.put({f"{WORKDIR}/{name}": data for name, data in submission.items()})

@@ -1,1 +1,1 @@
-"""Tasks that exist: rated, renewed, counted, shown, handed to others and brought back."""
+"""Tasks that exist: rated, refreshed, counted, shown, handed to others and brought back."""

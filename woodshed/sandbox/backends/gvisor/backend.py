@@ -28,7 +28,7 @@ from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Un
 from .connections import Connections
 from .runsc import Missing, find_runsc
 
-_KEEPER = "woodshed.sandbox.backends.gvisor.keeper"
+_BOX_SUPERVISOR = "woodshed.sandbox.backends.gvisor.box_supervisor"
 _SHAPE = """
 import json, os, sys
 folders, links, modes = json.load(sys.stdin)
@@ -86,7 +86,7 @@ class GvisorBackend(KeptBackend[GvisorBox]):
             runsc = find_runsc()
         except Missing as error:
             raise Unsupported(f"gvisor: {error}") from None
-        super().__init__(root, max_starting, _KEEPER, {"runsc": runsc})
+        super().__init__(root, max_starting, _BOX_SUPERVISOR, {"runsc": runsc})
         self._egress_log = JsonLines(egress_log) if egress_log is not None else None
 
     def probe(self) -> Probe:

@@ -30,8 +30,8 @@ from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
 from . import qemu
+from .box_supervisor import ENDED, STATE, Monitor
 from .images import ImageStore
-from .keeper import ENDED, STATE, Monitor
 from .machine import MAX_IMAGES, can_virtualise, clock_khz, command_line, guest_memory
 from .qemu import Missing, find_programs
 from .templates import Templates
@@ -85,7 +85,7 @@ class MicrovmBox(KeptBox):
         self._monitor.close()
 
 
-_KEEPER = "woodshed.sandbox.backends.microvm.keeper"
+_BOX_SUPERVISOR = "woodshed.sandbox.backends.microvm.box_supervisor"
 _SLOW = "guests are emulated, ten to thirty times slower than the machine"
 _BOOT_SECONDS = {"kvm": 20.0, "tcg": 300.0}
 
@@ -103,7 +103,7 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
         self.accelerator = "kvm" if can_virtualise() else "tcg"
         if self.accelerator == "tcg":
             warnings.warn(f"microvm: this machine has no hardware virtualisation; {_SLOW}", stacklevel=3)
-        super().__init__(root, max_starting, _KEEPER, self._programs.below_root() | {
+        super().__init__(root, max_starting, _BOX_SUPERVISOR, self._programs.below_root() | {
             "images": str(self._images.root), "accelerator": self.accelerator,
         })  # fmt: skip
         self._templates = Templates(self._boot, lambda name: self._spawner.ask("release", name=name))

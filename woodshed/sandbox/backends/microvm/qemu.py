@@ -45,7 +45,7 @@ class Programs:
     firmware: tuple[Path, ...]
 
     def below_root(self) -> dict[str, Any]:
-        """What the keeper needs to know, as places below ``root``."""
+        """What the box supervisor needs to know, as places below ``root``."""
 
         def below(path: Path) -> str:
             return path.relative_to(self.root).as_posix()

@@ -71,7 +71,7 @@ class Templates:
         for key in idle[: max(0, len(self._images) - _KEPT)]:
             name, _ = self._images.pop(key)
             del self._users[name]
-            with contextlib.suppress(Exception):  # with its keeper
+            with contextlib.suppress(Exception):  # with its box supervisor
                 await self._release(name)
 
 

@@ -1,7 +1,7 @@
 """The default backend: Linux namespaces and overlayfs from plain Python. No daemon, no root.
 
-``create`` and ``fork`` cost the same and copy nothing: a box is one clone of the zygote with an overlay of shared
-read-only layers. A snapshot turns the box's writable layer into one more of those; see ``zygote`` and ``init``.
+``create`` and ``fork`` cost the same and copy nothing: a box is one clone of the fork server with an overlay of shared
+read-only layers. A snapshot turns the box's writable layer into one more of those; see ``fork_server`` and ``init``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class NamespaceBackend:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the zygote, for inspection."""
+        """Process id of the fork server, for inspection."""
         return self._spawner.pid
 
     @property
@@ -200,7 +200,8 @@ class NamespaceBackend:
         return self._snapshots[snapshot.id]
 
     def _forget(self) -> None:
-        """The zygote died: boxes and snapshots are gone. Whoever holds one gets SandboxError; new boxes can be made."""
+        """The fork server died: boxes and snapshots are gone. Whoever holds one gets SandboxError; new boxes can be
+        made."""
         self._boxes.clear()
         self._snapshots.clear()
         self._references.clear()
@@ -208,7 +209,7 @@ class NamespaceBackend:
     async def _release(self, chain: tuple[str, ...]) -> None:
         for name in chain:
             if name not in self._references:
-                continue  # it went with its zygote
+                continue  # it went with its fork server
             self._references[name] -= 1
             if self._references[name] == 0:
                 del self._references[name]

@@ -18,7 +18,7 @@ from woodshed.sandbox.guest.masks import installed_packages
 
 
 class Part(NamedTuple):
-    """``lowers``: the overlay's lower folders, relative to the zygote's; ``target``: where in the box."""
+    """``lowers``: the overlay's lower folders, relative to the fork server's; ``target``: where in the box."""
 
     lowers: str
     target: str

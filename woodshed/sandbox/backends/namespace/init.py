@@ -1,6 +1,6 @@
 """What the first process of a box does between its birth and its first request: build the box around itself.
 
-It starts as a clone of the zygote in new user, mount, pid, network, ipc, uts and cgroup namespaces, with all
+It starts as a clone of the fork server in new user, mount, pid, network, ipc, uts and cgroup namespaces, with all
 capabilities over those and none over anything else. It ends as PID 1 with the box as its root, one capability
 (tracing, so that it can account for every process), the system-call filter on, and only its sockets open.
 """
@@ -34,8 +34,9 @@ _SHM = 64 << 20
 _INODES = 1 << 14
 """Of a writable file system at least; beyond, one for every 4 KiB. Each is about 1 KiB of the kernel's memory."""
 _DESCRIPTORS = 1024
-"""Of one process: what waits in its sockets and pipes is the kernel's memory too. At most half of what the zygote and
-the owner may have, or a box could keep them from sending any (see ``zygote.main``)."""
+"""Of one process: what waits in its sockets and pipes is the kernel's memory too. At most half of what the fork server
+and
+the owner may have, or a box could keep them from sending any (see ``fork_server.main``)."""
 _TERMINALS = 64
 _SHARE = 64
 """Of what the kernel counts by host user, each of the boxes that have one user for all may take one part of so many."""
@@ -68,7 +69,7 @@ class Base(NamedTuple):
 def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: int, group: Joining | None) -> None:
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
 
-    The working folder is the template's. ``outer``: this process's id in the zygote's user namespace. ``offering``
+    The working folder is the template's. ``outer``: this process's id in the fork server's user namespace. ``offering``
     takes the box's listening sockets. ``group``: the control group to join.
     """
     try:

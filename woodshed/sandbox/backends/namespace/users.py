@@ -17,7 +17,8 @@ from woodshed.sandbox.guest import kernel, template
 from woodshed.sandbox.guest.template import BOX_UID, UID
 
 _FIRST, _END, _BLOCK = 2_000_200_001, 2_147_483_648, 4096
-"""Above what systemd gives to containers and sssd to users of directories, below 2^31. Every zygote takes a block."""
+"""Above what systemd gives to containers and sssd to users of directories, below 2^31. Every fork server takes a
+block."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class User:
 
 
 class Users:
-    """Made by real root in the zygote's folder, which is the working folder and has a folder ``devs``."""
+    """Made by real root in the fork server's folder, which is the working folder and has a folder ``devs``."""
 
     def __init__(self) -> None:
         """Raises OSError where the kernel maps no owners, or there are too few users."""

@@ -17,7 +17,7 @@ class PackageTaskSettings(Settings):
     """Which packages become tasks, how many, and which of them are held out."""
 
     folder: str = ""
-    """A folder that ``woodshed tasks build`` made: those of its tasks that are in use (``woodshed tasks renew``) are
+    """A folder that ``woodshed tasks build`` made: those of its tasks that are in use (``woodshed tasks refresh``) are
     taken, and nothing else of this table applies."""
 
     packages: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""``woodshed tasks renew``: decide by ratings, make harder tasks, check what nobody solves, mark what goes out of use.
+"""``woodshed tasks refresh``: decide by ratings, harden, check what nobody solves, retire.
 
 Everything that was decided or made is on disk before the next thing is: killed at any moment, the same command goes on.
 
-What a renewal came to.
+What a refresh came to.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MEANING = {
 
 
 @dataclass
-class Renewal:
+class Refresh:
     """``found``: training task -> what its ratings say, or the status that it had. ``hardened``: task that was too easy
     -> names of the tasks in ``out`` that take its place. ``broken``: task that nobody solves -> the gates it fails.
     ``released``: quarantined ones that somebody has solved since. ``kept``: tasks in ``out``, which cost
@@ -92,11 +92,11 @@ class Wishes:
     parallel: int = 2
 
 
-async def renew(
+async def refresh(
     folder: Path, out: Path, wishes: Wishes, backend: Backend, layers: LayerStore, progress: Progress | None = None,
     *, cache: Path | None = None,
-) -> Renewal:  # fmt: skip
-    """Renew the training tasks in ``folder`` by their ratings; harder ones are made in ``out``.
+) -> Refresh:  # fmt: skip
+    """Refresh the training tasks in ``folder`` by their ratings; harder ones are made in ``out``.
 
     Raises TaskError or PackageError where there is nothing to do it with: no tasks, no ratings, ``out`` is not usable,
     no package can be prepared. What could not be tried to harden stays in use.
@@ -112,71 +112,73 @@ async def renew(
             f"`woodshed tasks rate {folder} --policy POLICY` or `--from RUN`"
         )
     with claim(out):
-        cost, renewal = Cost(out), Renewal(out)
+        cost, refreshed = Cost(out), Refresh(out)
         opened = left_open(tasks, _made(out))
-        renewal.released = [task.name for task in tasks if release(task)]
-        easy = _sorted_out(tasks, wishes.limits, renewal, opened)
-        unsolved = [task for task in tasks if renewal.found.get(task.name) == "unsolved"]
+        refreshed.released = [task.name for task in tasks if release(task)]
+        easy = _sorted_out(tasks, wishes.limits, refreshed, opened)
+        unsolved = [task for task in tasks if refreshed.found.get(task.name) == "unsolved"]
         if unsolved:
-            await _check(unsolved, wishes, backend, layers, say, renewal)
+            await _check(unsolved, wishes, backend, layers, say, refreshed)
         if easy:
             left = list({task.path: task for made in opened.values() for task in made}.values())
-            await _harden(folder, out, everything, easy, left, wishes, backend, layers, say, renewal, cost, cache)
-        untried = {line.package for line in renewal.build.packages if line.error} if renewal.build else set()
+            await _harden(folder, out, everything, easy, left, wishes, backend, layers, say, refreshed, cost, cache)
+        untried = {line.package for line in refreshed.build.packages if line.error} if refreshed.build else set()
         for task in (t for t in easy if t.info.provenance.get("package") not in untried):
-            retire(task, wishes.limits, sorted(renewal.hardened.get(task.name, ())))
-        renewal.kept = len(_made(out))
-        renewal.core_seconds = cost.note()
-    return renewal
+            retire(task, wishes.limits, sorted(refreshed.hardened.get(task.name, ())))
+        refreshed.kept = len(_made(out))
+        refreshed.core_seconds = cost.note()
+    return refreshed
 
 
 def _sorted_out(
-    tasks: Sequence[Task], limits: Limits, renewal: Renewal, opened: Collection[str]
+    tasks: Sequence[Task], limits: Limits, refreshed: Refresh, opened: Collection[str]
 ) -> list[Task]:  # fmt: skip
-    """What holds for each task that is in use, noted in ``renewal``; the ones that are too easy. Those that are
+    """What holds for each task that is in use, noted in ``refreshed``; the ones that are too easy. Those that are
     ``opened`` were found to be by an earlier start."""
     easy = []
     for task in tasks:
         history = read_history(task)
         finding = "too easy" if task.name in opened else find(history, limits)[0]
         if history.status != "in use":
-            renewal.found[task.name] = history.status
+            refreshed.found[task.name] = history.status
             continue
-        renewal.found[task.name] = finding
+        refreshed.found[task.name] = finding
         if finding == "too easy":
             easy.append(task)
     return easy
 
 
 async def _check(
-    unsolved: Sequence[Task], wishes: Wishes, backend: Backend, layers: LayerStore, say: Progress, renewal: Renewal
+    unsolved: Sequence[Task], wishes: Wishes, backend: Backend, layers: LayerStore, say: Progress, refreshed: Refresh
 ) -> None:
     """The oracle and all other gates once more, on tasks that nobody solves."""
     paths = [task.path for task in unsolved]
     verdicts = await check_folders(paths, backend, layers, parallel=wishes.parallel, progress=say)
     for task, verdict in zip(unsolved, verdicts, strict=True):
         if settle_unsolved(task, wishes.limits, verdict) == "broken":
-            renewal.broken[task.name] = "; ".join(f"{k}: {why}" for k, why in verdict.failures.items())
+            refreshed.broken[task.name] = "; ".join(f"{k}: {why}" for k, why in verdict.failures.items())
 
 
 async def _harden(
     folder: Path, out: Path, everything: Sequence[Task], easy: Sequence[Task], left: Sequence[Task], wishes: Wishes,
-    backend: Backend, layers: LayerStore, say: Progress, renewal: Renewal, cost: Cost, cache: Path | None,
+    backend: Backend, layers: LayerStore, say: Progress, refreshed: Refresh, cost: Cost, cache: Path | None,
 ) -> None:  # fmt: skip
     """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to; those that are ``left``
     of an earlier start go through the last gates with them."""
     if not (folder / NAME).exists():
-        renewal.notes.append(f"nothing was hardened: {folder} has no {NAME}, so `woodshed tasks build` did not make it")
+        refreshed.notes.append(
+            f"nothing was hardened: {folder} has no {NAME}, so `woodshed tasks build` did not make it"
+        )
         return
     settings = _settings(folder, len(easy) + len(left), wishes)
     names = {task.info.provenance.get("package", "") for task in easy}
-    chosen, catalogue = _locked(folder, out, settings, names, renewal)
+    chosen, catalogue = _locked(folder, out, settings, names, refreshed)
     if not chosen:
         return
     made_here = out.resolve()
     known = {t.path.name: t for t in everything if t.path.parent.resolve() != made_here or t in easy}
     hardener = Hardener(easy, known, wishes.ways, left)
-    renewal.build = BuildReport()
+    refreshed.build = BuildReport()
 
     def told(done: int, total: int, note: str) -> None:
         cost.note()
@@ -184,13 +186,13 @@ async def _harden(
 
     heldout = [task for task in everything if task.info.split == HELDOUT]
     tasks = await build_tasks(
-        settings, catalogue, chosen, backend, layers, out, told, report=renewal.build, cache=cache, propose=hardener,
+        settings, catalogue, chosen, backend, layers, out, told, report=refreshed.build, cache=cache, propose=hardener,
         against=heldout,
     )  # fmt: skip
-    untried = [line.package for line in renewal.build.packages if line.error]
-    renewal.notes += [f"left in use, for nothing could be tried: the tasks of {name}" for name in untried]
+    untried = [line.package for line in refreshed.build.packages if line.error]
+    refreshed.notes += [f"left in use, for nothing could be tried: the tasks of {name}" for name in untried]
     there = {task.name for task in tasks}  # a task may be dropped after it was kept
-    renewal.hardened = {name: [m for m in made if m in there] for name, made in hardener.made.items()}
+    refreshed.hardened = {name: [m for m in made if m in there] for name, made in hardener.made.items()}
 
 
 def _settings(folder: Path, most: int, wishes: Wishes) -> PackageTaskSettings:
@@ -207,7 +209,7 @@ def _settings(folder: Path, most: int, wishes: Wishes) -> PackageTaskSettings:
 
 
 def _locked(
-    folder: Path, out: Path, settings: PackageTaskSettings, names: Collection[str], renewal: Renewal
+    folder: Path, out: Path, settings: PackageTaskSettings, names: Collection[str], refreshed: Refresh
 ) -> tuple[list[Package], Catalogue]:
     """The packages of ``names``, locked in ``out`` to what ``folder`` is locked to, with their bytes."""
     theirs, ours = SourceLock(folder, settings), SourceLock(out, settings)
@@ -229,7 +231,7 @@ def _locked(
                 raise PackageError(f"{source} is missing: the tasks of {package.name} are made from it") from None
     if left := sorted(set(names) - {package.name for package in chosen}):
         what = ", ".join(name or "tasks of no package" for name in left)
-        renewal.notes.append(f"not hardened: {what}: not locked in {folder / NAME}")
+        refreshed.notes.append(f"not hardened: {what}: not locked in {folder / NAME}")
     return chosen, ours.catalogue
 
 

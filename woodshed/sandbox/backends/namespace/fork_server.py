@@ -30,7 +30,7 @@ from . import init as boxinit
 from .users import User, Users
 
 
-class Zygote:
+class ForkServer:
     """State: the boxes alive, and the folders that layers come from."""
 
     def __init__(self, owner: Owner, root: str, *, cgroups: bool) -> None:
@@ -87,7 +87,7 @@ class Zygote:
         self._owner.serve(self._handle, self._ended)
 
     def close(self) -> None:
-        """Kill every box and wait for it, so that nothing outlives the zygote."""
+        """Kill every box and wait for it, so that nothing outlives the fork server."""
         self._owner.close()
         for pid in list(self._names):
             os.kill(pid, signal.SIGKILL)
@@ -349,7 +349,7 @@ def main(host: socket.socket) -> None:
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (hard, hard))
     try:
-        zygote = Zygote(owner, owner.configuration["root"], cgroups=owner.configuration["cgroups"])
+        fork_server = ForkServer(owner, owner.configuration["root"], cgroups=owner.configuration["cgroups"])
     except OSError as error:
         owner.failed(error)
         return
@@ -357,8 +357,8 @@ def main(host: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    owner.ready(privileged=zygote.privileged, cgroups=zygote.cgroups, users=zygote.users)
+    owner.ready(privileged=fork_server.privileged, cgroups=fork_server.cgroups, users=fork_server.users)
     try:
-        zygote.serve()
+        fork_server.serve()
     finally:
-        zygote.close()
+        fork_server.close()

@@ -1,6 +1,6 @@
-"""Study functions: a rendered template with executed cases, and which split its meaning belongs to.
+"""Functions of synthetic tasks: a rendered template with executed cases, and which split its meaning belongs to.
 
-Random inputs of study functions: small plain values that print short and hit the boundaries of small constants.
+Random inputs are small plain values that print short and hit the boundaries of small constants.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class StudyFunction:
+class SyntheticFunction:
     """``cases[:VISIBLE]`` go into the workspace, the others only into grading. ``source`` is normalised."""
 
     key: str
@@ -114,7 +114,7 @@ def semantic_keys(split: Split | None = None) -> list[str]:
     return [key for key in keys if split is None or is_heldout(key) == (split == "heldout")]
 
 
-def draw_function(rng: random.Random, split: Split) -> StudyFunction:
+def draw_function(rng: random.Random, split: Split) -> SyntheticFunction:
     """One function whose key is of ``split``. Redraws until its visible cases have different values and none raises."""
     templates, weights, choices = _choices(split == "heldout")
     while True:
@@ -124,12 +124,12 @@ def draw_function(rng: random.Random, split: Split) -> StudyFunction:
             return function
 
 
-def draw_functions(n: int, seed: int, split: Split) -> list[StudyFunction]:
+def draw_functions(n: int, seed: int, split: Split) -> list[SyntheticFunction]:
     """``n`` functions, independent of each other; the same for the same seed."""
     return [draw_function(random.Random(f"function:{split}:{seed}:{i}"), split) for i in range(n)]
 
 
-def build_function(template: Template, choice: dict[str, Option], rng: random.Random) -> StudyFunction | None:
+def build_function(template: Template, choice: dict[str, Option], rng: random.Random) -> SyntheticFunction | None:
     """Render, draw distinct inputs, run; None where three draws of inputs do not tell the function from a constant."""
     name, source, kinds = template.render(choice, rng)
     space: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def build_function(template: Template, choice: dict[str, Option], rng: random.Ra
     for _ in range(3):
         cases = _cases(call, kinds, rng)
         if cases and any(case.want != cases[0].want for case in cases[1:VISIBLE]):
-            return StudyFunction(template.key(choice), name, source, cases)
+            return SyntheticFunction(template.key(choice), name, source, cases)
     return None
 
 

@@ -1,8 +1,7 @@
-"""A study as pure data, before it is written to disk.
+"""A synthetic task as pure data, before it is written to disk.
 
-Draws validated studies in worker processes.
-
-Module names of studies: common English nouns, each likely to be one token of a tokenizer trained on studies.
+Worker processes draw and validate them. Module names are common English nouns, each likely to be one token of a
+tokenizer trained on these tasks.
 
 Handles of several tokens get recombined instead of copied by small policies; one-token handles do not. Few
 words, each seen often: with 226 of them one first look in sixteen went to a file that does not exist.
@@ -19,11 +18,11 @@ from typing import Any
 
 from woodshed.tasks.languages.python import Mutation
 
-from .function import Case, Split, StudyFunction
+from .function import Case, Split, SyntheticFunction
 
 
 @dataclass(frozen=True)
-class StudySpec:
+class SyntheticSpec:
     """Three modules ``modules[i].py``, each one function; ``mutation`` was made in module number ``broken``.
 
     ``failing`` are the case numbers of that module which the mutation breaks (at least one is visible).
@@ -33,7 +32,7 @@ class StudySpec:
     split: Split
     seed: int
     modules: tuple[str, ...]
-    functions: tuple[StudyFunction, ...]
+    functions: tuple[SyntheticFunction, ...]
     broken: int
     mutation: Mutation
     failing: tuple[int, ...]
@@ -46,13 +45,13 @@ class StudySpec:
         return asdict(self)
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> StudySpec:
+    def from_dict(data: dict[str, Any]) -> SyntheticSpec:
         functions = tuple(
-            StudyFunction(f["key"], f["name"], f["source"], tuple(Case(c["args"], c["want"]) for c in f["cases"]))
+            SyntheticFunction(f["key"], f["name"], f["source"], tuple(Case(c["args"], c["want"]) for c in f["cases"]))
             for f in data["functions"]
         )
         plain = {k: data[k] for k in ("name", "split", "seed", "broken")}
-        return StudySpec(
+        return SyntheticSpec(
             **plain,
             modules=tuple(data["modules"]),
             functions=functions,
@@ -61,12 +60,14 @@ class StudySpec:
         )
 
 
-STUDIES_PER_WORKER = 32
-"""Below this many studies a further process costs more than it saves."""
+TASKS_PER_WORKER = 32
+"""Below this many synthetic tasks a further process costs more than it saves."""
 
 
-def draw_studies(n: int, *, split: Split, seed: int, start: int = 0, workers: int | None = None) -> list[StudySpec]:
-    """Studies number ``start`` to ``start + n`` of (``split``, ``seed``).
+def draw_synthetic(
+    n: int, *, split: Split, seed: int, start: int = 0, workers: int | None = None
+) -> list[SyntheticSpec]:
+    """Synthetic tasks number ``start`` to ``start + n`` of (``split``, ``seed``).
 
     Each has one mutation that a visible case kills. The result does not depend on ``workers`` (default: the CPUs this
     process may use). Raises RuntimeError where a worker fails.
@@ -74,8 +75,8 @@ def draw_studies(n: int, *, split: Split, seed: int, start: int = 0, workers: in
     if n <= 0:
         return []
     available = workers or len(os.sched_getaffinity(0))
-    count = max(1, min(available, -(-n // STUDIES_PER_WORKER)))
-    command = [sys.executable, "-m", "woodshed.tasks.generators.studies.worker"]
+    count = max(1, min(available, -(-n // TASKS_PER_WORKER)))
+    command = [sys.executable, "-m", "woodshed.tasks.generators.synthetic.worker"]
     running = []
     for worker in range(count):
         request = {"split": split, "seed": seed, "start": start + worker, "stop": start + n, "step": count}
@@ -85,7 +86,7 @@ def draw_studies(n: int, *, split: Split, seed: int, start: int = 0, workers: in
         process.stdin.close()
         process.stdin = None
         running.append(process)
-    found: dict[int, StudySpec] = {}
+    found: dict[int, SyntheticSpec] = {}
     errors = []
     for process in running:
         out, err = process.communicate()
@@ -94,9 +95,9 @@ def draw_studies(n: int, *, split: Split, seed: int, start: int = 0, workers: in
             continue
         for line in out.splitlines():
             index, data = json.loads(line)
-            found[index] = StudySpec.from_dict(data)
+            found[index] = SyntheticSpec.from_dict(data)
     if errors:
-        raise RuntimeError(f"studies: a worker process failed: {errors[0]}")
+        raise RuntimeError(f"synthetic tasks: a worker process failed: {errors[0]}")
     return [found[index] for index in range(start, start + n)]
 
 

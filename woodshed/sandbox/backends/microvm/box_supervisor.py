@@ -20,7 +20,7 @@ from typing import Any
 
 from woodshed.sandbox.guest import kernel, template
 from woodshed.sandbox.guest.template import BOX_UID
-from woodshed.sandbox.host.keeper import Keeper, run, tail
+from woodshed.sandbox.host.box_supervisor import BoxSupervisor, run, tail
 from woodshed.sandbox.host.owner import Owner
 from woodshed.sandbox.protocol import SandboxError
 
@@ -34,7 +34,7 @@ _MAX_WRITTEN = 64 << 20
 _CONFINED = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
 
-class MicrovmKeeper(Keeper):
+class MicrovmBoxSupervisor(BoxSupervisor):
     def __init__(self, owner: Owner) -> None:
         configuration = owner.configuration
         super().__init__(owner, configuration["root"])
@@ -149,7 +149,7 @@ class MicrovmKeeper(Keeper):
 
 def main(host: socket.socket) -> None:
     """Entry point: the second packet on ``host`` is the configuration, see ``backend``."""
-    run(host, MicrovmKeeper, kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS)
+    run(host, MicrovmBoxSupervisor, kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS)
 
 
 _LONGEST = 1 << 20

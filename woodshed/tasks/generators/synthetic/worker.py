@@ -1,4 +1,4 @@
-"""Builds studies in its own process: ``python -m woodshed.tasks.generators.studies.worker``, a JSON request on stdin.
+"""Build synthetic tasks in a process of their own: reads a JSON request from stdin.
 
 Mutants are code nobody has read and some loop forever. They are mutations of our own templates (no imports, no files,
 no attribute access beyond list, str and dict methods), so a process with limits on time and memory is enough.
@@ -18,8 +18,8 @@ from typing import Any
 
 from woodshed.tasks.languages.python import Mutation, mutations, pick
 
-from .function import VISIBLE, Case, Split, StudyFunction, draw_function
-from .spec import NOUNS, StudySpec
+from .function import VISIBLE, Case, Split, SyntheticFunction, draw_function
+from .spec import NOUNS, SyntheticSpec
 
 MUTANT_SECONDS = 0.03
 """CPU time for all cases of one mutant; a correct function needs about a thousandth of it."""
@@ -29,12 +29,12 @@ class OutOfTime(BaseException):
     """Raised by the alarm. Not an Exception, so that no handler in a mutant catches it."""
 
 
-def build_study(split: Split, seed: int, index: int) -> StudySpec:
-    """Study number ``index`` of a seed: depends on nothing else, so any number of workers gives the same studies."""
+def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
+    """Task number ``index`` of a seed. Depends on nothing else, so any number of workers gives the same tasks."""
     rng = random.Random(f"study:{split}:{seed}:{index}")
     modules = tuple(rng.sample(NOUNS, 3))
     while True:
-        functions: list[StudyFunction] = []
+        functions: list[SyntheticFunction] = []
         while len(functions) < len(modules):
             drawn = draw_function(rng, split)
             if drawn.name not in [f.name for f in functions]:
@@ -46,11 +46,11 @@ def build_study(split: Split, seed: int, index: int) -> StudySpec:
             lines = {line.strip() for f in functions for line in f.source.split("\n") if f is not functions[broken]}
             if mutation.before.strip() in lines:
                 continue  # another module would show the answer
-            name = f"woodshed/study-{split}-{seed}-{index:05d}"
-            return StudySpec(name, split, seed, modules, tuple(functions), broken, mutation, failing)
+            name = f"woodshed/synthetic-{split}-{seed}-{index:05d}"
+            return SyntheticSpec(name, split, seed, modules, tuple(functions), broken, mutation, failing)
 
 
-def find_bug(function: StudyFunction, rng: random.Random) -> tuple[Mutation, tuple[int, ...]] | None:
+def find_bug(function: SyntheticFunction, rng: random.Random) -> tuple[Mutation, tuple[int, ...]] | None:
     """A mutation that a visible case kills, with the numbers of all cases that fail; None where there is none.
 
     Mutants that run out of time are passed over: as tasks they would cost their time limit at every test run.
@@ -96,7 +96,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     gc.disable()  # a collection must not count against a mutant's time
     for index in range(request["start"], request["stop"], request["step"]):
-        json.dump([index, build_study(request["split"], request["seed"], index).to_dict()], sys.stdout)
+        json.dump([index, build_synthetic(request["split"], request["seed"], index).to_dict()], sys.stdout)
         sys.stdout.write("\n")
 
 

@@ -1,4 +1,4 @@
-"""Gates: studies pass them, and each kind of bad task is caught by the gate meant for it."""
+"""Gates: synthetic tasks pass them, and each kind of bad task is caught by the gate meant for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from woodshed.record.task import Task, save_task
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.generators.studies import draw_studies, write_study
+from woodshed.tasks.generators.synthetic import draw_synthetic, write_synthetic
 from woodshed.tasks.validate.gates import GateReport, check_task
 
 
@@ -28,7 +28,9 @@ def _variant(task: Task, path: Path, **changes: object) -> Task:
 def test_gates(tmp_path: Path) -> None:
     if not open_backend().probe().ok:
         pytest.skip("no namespace sandbox here")
-    tasks = [write_study(s, tmp_path / f"good{n}") for n, s in enumerate(draw_studies(6, split="heldout", seed=2))]
+    tasks = [
+        write_synthetic(s, tmp_path / f"good{n}") for n, s in enumerate(draw_synthetic(6, split="heldout", seed=2))
+    ]
     task = tasks[0]
     broken = next(iter(task.solution_files()))
     fix, bug = task.solution_files()[broken], task.workspace_files()[broken]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from woodshed.tasks.generators.studies import draw_functions
+from woodshed.tasks.generators.synthetic import draw_functions
 from woodshed.tasks.languages.python import (
     Mutation,
     apply_line,
@@ -172,7 +172,7 @@ def test_delete_body_keeps_signature_docstring_and_the_rest() -> None:
     assert [s.name for s in function_spans(source)] == ["A.size", "A.one", "tail"]
 
 
-def test_lines_of_study_functions() -> None:
+def test_lines_of_synthetic_functions() -> None:
     for function in draw_functions(60, 5, "train"):
         found = mutations(function.source)
         _check(function.source, found)

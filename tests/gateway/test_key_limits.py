@@ -14,7 +14,7 @@ from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.errors import ApiError, ContextTooLong
 from woodshed.gateway.journal import Journal
-from woodshed.gateway.terms import MAX_AT_ONCE, Terms, Used
+from woodshed.gateway.key_limits import MAX_AT_ONCE, KeyLimits, Used
 from woodshed.policy.formats import get_format
 
 from .parts import ADMIN, HERMES, ScriptedEngine
@@ -36,39 +36,39 @@ USED = Used(2, 40)
 
 
 def test_without_terms_a_client_has_its_way() -> None:
-    Terms().check(Used(1000, 10**6, 10**6), 10)
-    assert Terms().apply(ASKED, USED, 10**6) == ASKED and not Terms().bounded
+    KeyLimits().check(Used(1000, 10**6, 10**6), 10)
+    assert KeyLimits().apply(ASKED, USED, 10**6) == ASKED and not KeyLimits().bounded
 
 
 @pytest.mark.parametrize(
-    ("terms", "most"),
+    ("limits", "most"),
     [
         ({"turn_tokens": 30}, 30), ({"turn_tokens": 300}, 100), ({"sampled_tokens": 90}, 50),
         ({"sampled_tokens": 41}, 1), ({"context_tokens": 70}, 20), ({"context_tokens": 70, "turn_tokens": 5}, 5),
     ],
 )  # fmt: skip
-def test_a_reply_has_at_most_what_is_left(terms: dict[str, int], most: int) -> None:
-    assert Terms(**terms).apply(ASKED, USED, 50).max_tokens == most
-    assert Terms(**terms).apply(ASKED, Used(2, 30, 10), 50).max_tokens == most
+def test_a_reply_has_at_most_what_is_left(limits: dict[str, int], most: int) -> None:
+    assert KeyLimits(**limits).apply(ASKED, USED, 50).max_tokens == most
+    assert KeyLimits(**limits).apply(ASKED, Used(2, 30, 10), 50).max_tokens == most
 
 
 def test_a_temperature_means_the_whole_distribution() -> None:
-    sampled = Terms(temperature=1.0, seed=9).apply(ASKED, Used(), 0)
+    sampled = KeyLimits(temperature=1.0, seed=9).apply(ASKED, Used(), 0)
     assert sampled == Sampling(max_tokens=100, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=9)
 
 
 def test_what_is_used_up_is_refused() -> None:
-    for terms in (Terms(turns=3), Terms(sampled_tokens=40)):
+    for limits in (KeyLimits(turns=3), KeyLimits(sampled_tokens=40)):
         with pytest.raises(ApiError, match="this key may") as refused:
-            terms.check(USED, 1)
+            limits.check(USED, 1)
         assert (refused.value.status, refused.value.code) == (403, "limit_reached")
     with pytest.raises(ContextTooLong):
-        Terms(context_tokens=50).apply(ASKED, Used(), 50)
+        KeyLimits(context_tokens=50).apply(ASKED, Used(), 50)
     with pytest.raises(ApiError) as flood:
-        Terms().check(Used(), MAX_AT_ONCE)
+        KeyLimits().check(Used(), MAX_AT_ONCE)
     assert flood.value.status == 429
     with pytest.raises(ApiError, match="hold all tokens") as held:
-        Terms(sampled_tokens=50).check(Used(2, 40, 10), 1)
+        KeyLimits(sampled_tokens=50).check(Used(2, 40, 10), 1)
     assert held.value.status == 429
 
 
@@ -79,10 +79,10 @@ def test_over_http() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             admin = GatewayAdmin("http://gateway", ADMIN, client=client)
             with pytest.raises(GatewayError, match=r"terms\.turns: Input should be greater"):
-                await admin._call("POST", "/admin/trajectories", {"id": "x", "terms": {"turns": -1}})
+                await admin._call("POST", "/admin/trajectories", {"id": "x", "limits": {"turns": -1}})
             with pytest.raises(GatewayError, match=r"terms\.turn: Extra inputs"):
-                await admin._call("POST", "/admin/trajectories", {"id": "x", "terms": {"turn": 1}})
-            key = await admin.open("t", terms=Terms(turns=2, feedback=False))
+                await admin._call("POST", "/admin/trajectories", {"id": "x", "limits": {"turn": 1}})
+            key = await admin.open("t", limits=KeyLimits(turns=2, feedback=False))
             headers = {"authorization": f"Bearer {key}"}
             body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
             statuses = [
@@ -117,7 +117,7 @@ def test_requests_at_once_share_what_is_left() -> None:
         app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             admin = GatewayAdmin("http://gateway", ADMIN, client=client)
-            key = await admin.open("t", terms=Terms(sampled_tokens=50))
+            key = await admin.open("t", limits=KeyLimits(sampled_tokens=50))
             first = [asyncio.create_task(ask(client, key, i, max_tokens=20)) for i in range(8)]
             while len(engine.samplings) + sum(task.done() for task in first) < 8:
                 await asyncio.sleep(0)
@@ -131,7 +131,7 @@ def test_requests_at_once_share_what_is_left() -> None:
             assert {code: status for code, (status, _) in finished.refusals.items()} == {
                 "too_many_requests": 429, "limit_reached": 403,
             }  # fmt: skip
-            key = await admin.open("u", terms=Terms(sampled_tokens=50))
+            key = await admin.open("u", limits=KeyLimits(sampled_tokens=50))
             assert (await ask(client, key, 0, max_tokens=30)).status_code == 200
             engine.say = lambda _: HERMES.encode("Good.<|im_end|>", allow_special=True)
             said = await ask(client, key, 1, max_tokens=30)
@@ -142,8 +142,8 @@ def test_requests_at_once_share_what_is_left() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("terms", "most"), [(Terms(turns=3), (0, 3)), (Terms(sampled_tokens=60), (1, 60))])
-def test_reading_and_leaving_is_not_free(tmp_path: Path, terms: Terms, most: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("limits", "most"), [(KeyLimits(turns=3), (0, 3)), (KeyLimits(sampled_tokens=60), (1, 60))])
+def test_reading_and_leaving_is_not_free(tmp_path: Path, limits: KeyLimits, most: tuple[int, int]) -> None:
     """A client that reads a part of each stream and goes away comes to its limit, and a restart does not help it."""
 
     async def life(key: str) -> str:
@@ -152,7 +152,7 @@ def test_reading_and_leaving_is_not_free(tmp_path: Path, terms: Terms, most: tup
         app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN, journal=journal)
         async with listening(app) as (url, _), httpx.AsyncClient(base_url=url) as client:
             if not key:
-                key = await GatewayAdmin(url, ADMIN, client=client).open("t", terms=terms)
+                key = await GatewayAdmin(url, ADMIN, client=client).open("t", limits=limits)
                 trajectory = app.state.gateway.trajectories.by_id["t"]
                 headers = {"authorization": f"Bearer {key}"}
                 body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 2000}

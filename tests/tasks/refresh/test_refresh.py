@@ -17,9 +17,9 @@ from woodshed.record.task import HISTORY, Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.library.renew.decide import Limits, find
-from woodshed.tasks.library.renew.harder import WAYS, Way
-from woodshed.tasks.library.renew.run import Renewal, Wishes, renew
+from woodshed.tasks.library.refresh.decide import Limits, find
+from woodshed.tasks.library.refresh.harder import WAYS, Way
+from woodshed.tasks.library.refresh.run import Refresh, Wishes, refresh
 from woodshed.tasks.validate.check import Verdict, check_folders
 from woodshed.tasks.validate.splits import TWIN
 
@@ -57,9 +57,9 @@ def copied(bank: Place, to: Path) -> dict[str, Task]:
     return {task.info.provenance["function"]: task for task in tasks}
 
 
-def renewed(bank: Place, folder: Path, out: Path, ways: Sequence[Way] = WAYS) -> Renewal:
+def refreshed(bank: Place, folder: Path, out: Path, ways: Sequence[Way] = WAYS) -> Refresh:
     wishes = Wishes(Limits(), ways, 2)
-    return bank.boxes(lambda backend, layers: renew(folder, out, wishes, backend, layers))
+    return bank.boxes(lambda backend, layers: refresh(folder, out, wishes, backend, layers))
 
 
 def statuses(tasks: dict[str, Task]) -> dict[str, str]:
@@ -75,7 +75,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_too_easy_tasks_become_harder_ones(bank: Place, tmp_path: Path) -> None:
-    folder, out = tmp_path / "tasks", tmp_path / "tasks" / "renewed"
+    folder, out = tmp_path / "tasks", tmp_path / "tasks" / "refreshed"
     tasks = copied(bank, folder)
     assert set(tasks) >= {"Account.deposit", "convert", "cents", "split"}, sorted(tasks)
     easy = ("Account.deposit", "convert", "cents", "split")
@@ -84,7 +84,7 @@ def test_too_easy_tasks_become_harder_ones(bank: Place, tmp_path: Path) -> None:
     teaching = next(name for name in tasks if name not in easy)
     note_rating(tasks[teaching], rating(3, 8))
 
-    found = renewed(bank, folder, out)
+    found = refreshed(bank, folder, out)
     assert found.build is not None and found.build.packages[0].error == "" and found.notes == [], found.text()
     made = {t.info.provenance["generator"]: t for t in (Task.load(p.parent) for p in out.glob("*/task.toml"))}
     sources = {kind: t.info.provenance["hardened_from"].split(", ") for kind, t in made.items()}
@@ -115,14 +115,14 @@ def test_too_easy_tasks_become_harder_ones(bank: Place, tmp_path: Path) -> None:
     assert verdict.passed, str(verdict)
 
     before = contents(folder)
-    again = renewed(bank, folder, out)
+    again = refreshed(bank, folder, out)
     assert contents(folder) == before and again.build is None and again.hardened == {}
 
     # As a kill leaves it: the harder tasks are there, and not every mark is.
     for name in easy[1:3]:
         history = tasks[name].path / HISTORY
         history.write_text("".join(line for line in history.read_text().splitlines(True) if "rating" in line))
-    renewed(bank, folder, out)
+    refreshed(bank, folder, out)
     assert {k for k in contents(folder)} == set(before), "nothing was made twice"
     assert {name: s for name, s in statuses(tasks).items() if s != "in use"} == dict.fromkeys(easy, "retired")
 
@@ -133,7 +133,7 @@ def _functions(task: Task) -> set[str]:
 
 
 def test_what_nobody_solves_is_checked_again(bank: Place, tmp_path: Path) -> None:
-    folder, out = tmp_path / "tasks", tmp_path / "renewed"
+    folder, out = tmp_path / "tasks", tmp_path / "refreshed"
     tasks = copied(bank, folder)
     sound, spoilt = tasks["convert"], tasks["split"]
     gold = next((spoilt.path / "solution" / "workspace").rglob("*.py"))
@@ -141,7 +141,7 @@ def test_what_nobody_solves_is_checked_again(bank: Place, tmp_path: Path) -> Non
     spoilt = Task.load(spoilt.path)
     for task in (sound, spoilt):
         note_rating(task, rating(0, 8))
-    found = renewed(bank, folder, out)
+    found = refreshed(bank, folder, out)
     assert read_history(sound).status == "quarantined" and read_history(spoilt).status == "broken"
     mark = read_history(sound).mark
     assert mark is not None and "nobody solved it: 0 of 8" in mark.why and "the solution passes" in mark.why
@@ -149,38 +149,38 @@ def test_what_nobody_solves_is_checked_again(bank: Place, tmp_path: Path) -> Non
     assert "unsolved            2  checked again, quarantined or broken" in found.text()
     assert sound.path.is_dir() and spoilt.path.is_dir() and not list(out.glob("*/task.toml"))
     note_rating(sound, rating(1, 8, 5, "2026-03-03T00:00:00Z"))
-    again = renewed(bank, folder, out)
+    again = refreshed(bank, folder, out)
     assert again.released == [sound.name] and read_history(sound).status == "in use"
     assert again.found[sound.name] == "teaches" and again.found[spoilt.name] == "broken"
 
 
 def test_where_nothing_can_be_hardened_it_is_said(bank: Place, tmp_path: Path) -> None:
-    folder, out = tmp_path / "tasks", tmp_path / "renewed"
+    folder, out = tmp_path / "tasks", tmp_path / "refreshed"
     tasks = copied(bank, folder)
     with pytest.raises(TaskError, match=r"none of its \d training tasks has a rating of it as it is; make them with"):
-        renewed(bank, folder, out)
+        refreshed(bank, folder, out)
     with pytest.raises(PackageError, match="is the folder of the tasks themselves: give another"):
-        renewed(bank, folder, folder)
+        refreshed(bank, folder, folder)
     note_rating(tasks["cents"], rating(20, 20))
     (folder / "sources").rename(tmp_path / "bytes")
     with pytest.raises(PackageError, match=r"is missing: the tasks of bank are made from it"):
-        renewed(bank, folder, out)
+        refreshed(bank, folder, out)
     assert read_history(tasks["cents"]).status == "in use", "what could not be tried is not given up"
     (folder / "sources.toml").rename(tmp_path / "away")
-    found = renewed(bank, folder, out)
+    found = refreshed(bank, folder, out)
     assert "has no sources.toml, so `woodshed tasks build` did not make it" in found.text()
     assert read_history(tasks["cents"]).status == "retired"
 
 
-def test_a_killed_renewal_leaves_out_no_gate(bank: Place, tmp_path: Path) -> None:
-    folder, out = tmp_path / "tasks", tmp_path / "renewed"
+def test_a_killed_refresh_leaves_out_no_gate(bank: Place, tmp_path: Path) -> None:
+    folder, out = tmp_path / "tasks", tmp_path / "refreshed"
     tasks = copied(bank, folder)
     lock = folder / "sources.toml"
     lock.write_text(lock.read_text().replace("exploits = 0", "exploits = 1"))
     easy = {name: tasks[name] for name in ("cents", "split")}
     for task in easy.values():
         note_rating(task, rating(8, 8))
-    made = renewed(bank, folder, out, ["terse"]).hardened
+    made = refreshed(bank, folder, out, ["terse"]).hardened
     ledger = out / ".bank.jsonl"
     attacked = json.loads(next(line for line in ledger.read_text().splitlines() if "exploits" in line))["slug"]
 
@@ -194,7 +194,7 @@ def test_a_killed_renewal_leaves_out_no_gate(bank: Place, tmp_path: Path) -> Non
     (twin / HISTORY).unlink()
     toml = (twin / "task.toml").read_text().replace('split = "train"', 'split = "heldout"')
     (twin / "task.toml").write_text(toml)
-    again = renewed(bank, folder, out, ["terse"])
+    again = refreshed(bank, folder, out, ["terse"])
     assert again.hardened == {easy["cents"].name: made[easy["cents"].name], easy["split"].name: []}
     assert again.build is not None and again.build.packages[0].rejected[TWIN] == 1
     rows = [json.loads(line) for line in ledger.read_text().splitlines()]
@@ -213,17 +213,17 @@ def test_the_command(bank: Place, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["tasks", *map(str, arguments)], env={"COLUMNS": "400"})
         return done.exit_code, done.output
 
-    code, said = run("renew", folder, "--out", folder / "renewed", "--way", "terse", "--json")
+    code, said = run("refresh", folder, "--out", folder / "refreshed", "--way", "terse", "--json")
     assert code == 0, said
     found = json.loads(said)
     (name,) = found["hardened"][cents.name]
     assert name.endswith("-normal") and found["tasks"] == 1 and found["tasks_per_core_hour"] > 0
-    terse = Task.load(folder / "renewed" / name.removeprefix("woodshed/"))
+    terse = Task.load(folder / "refreshed" / name.removeprefix("woodshed/"))
     assert terse.info.provenance["level"] == "normal" and terse.info.provenance["hardened_from"] == cents.name
     assert terse.instruction != cents.instruction and terse.solution_files() == cents.solution_files()
     code, said = run("stats", folder)
     assert code == 0 and "retired 1" in said
-    code, said = run("renew", folder, "--out", folder / "renewed", "--too-easy", "1.5")
+    code, said = run("refresh", folder, "--out", folder / "refreshed", "--too-easy", "1.5")
     assert code == 2 and "--too-easy must lie between 0 and 1" in said
-    code, said = run("renew", folder, "--out", folder / "renewed", "--way", "longer")
+    code, said = run("refresh", folder, "--out", folder / "refreshed", "--way", "longer")
     assert code == 2 and "--way longer: there are cone, combine, terse" in said

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from woodshed.sandbox.guest import kernel, template
-from woodshed.sandbox.host.keeper import Keeper, descendants, run, tail
+from woodshed.sandbox.host.box_supervisor import BoxSupervisor, descendants, run, tail
 from woodshed.sandbox.host.owner import Owner
 from woodshed.sandbox.host.payload import copy_agent
 
@@ -25,7 +25,7 @@ _OVERHEAD = 256 << 20
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
-class GvisorKeeper(Keeper):
+class GvisorBoxSupervisor(BoxSupervisor):
     def __init__(self, owner: Owner) -> None:
         root = owner.configuration["root"]
         super().__init__(owner, root)
@@ -157,4 +157,4 @@ def _memory(pid: int) -> int:
 
 def main(host: socket.socket) -> None:
     """Entry point: the second packet on ``host`` is the configuration ``{"root": folder, "runsc": path}``."""
-    run(host, GvisorKeeper)
+    run(host, GvisorBoxSupervisor)

@@ -1,4 +1,4 @@
-"""``woodshed tasks rate`` and ``renew``: arguments and screens; no logic."""
+"""``woodshed tasks rate`` and ``refresh``: arguments and screens; no logic."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rate(
 
     With --policy the policy is served and run as an evaluation runs it. Interrupt it whenever you like, the same
     command continues. With --from the evaluations and training groups of a run are used. Ratings are added, never
-    replaced: `woodshed tasks show` prints all of a task, `stats` how each policy does, `renew` acts on them.
+    replaced: `woodshed tasks show` prints all of a task, `stats` how each policy does, `refresh` acts on them.
 
         woodshed tasks rate my-tasks --policy runs/mine/policy/final -k 8
 
@@ -85,9 +85,9 @@ def rate(
 
 
 @app.command()
-def renew(
+def refresh(
     folder: Annotated[Path, typer.Argument(help="Folder of rated tasks, as `tasks build` makes it")],
-    out: Annotated[Path, typer.Option(help="Folder that receives the harder tasks, such as FOLDER/renewed")],
+    out: Annotated[Path, typer.Option(help="Folder that receives the harder tasks, such as FOLDER/harder")],
     too_easy: Annotated[
         float, typer.Option(help="A task is too easy where the 95 % interval of its pass rate lies above this")
     ] = 0.6,
@@ -105,19 +105,19 @@ def renew(
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
 ) -> None:
-    """Renew training tasks by their ratings: harden or retire what is too easy, check what nobody solves.
+    """Refresh training tasks by their ratings: harden or retire what is too easy, check what nobody solves.
 
     Harder tasks are new ones, with new names, made from the same locked sources and through every gate; what they were
     made from is retired. A task that nobody solved has its gates run again: it is quarantined if they hold, else
     broken. Nothing is moved or deleted: marks are noted beside the task, and runs leave out what is not in use. A
     quarantined task comes back once a policy has solved it. Interrupt it whenever you like, the same command continues.
 
-        woodshed tasks renew my-tasks --out my-tasks/renewed
+        woodshed tasks refresh my-tasks --out my-tasks/harder
     """
-    from woodshed.tasks.library.renew.decide import Limits
-    from woodshed.tasks.library.renew.harder import WAYS
-    from woodshed.tasks.library.renew.run import Wishes
-    from woodshed.tasks.library.renew.run import renew as run
+    from woodshed.tasks.library.refresh.decide import Limits
+    from woodshed.tasks.library.refresh.harder import WAYS
+    from woodshed.tasks.library.refresh.run import Wishes
+    from woodshed.tasks.library.refresh.run import refresh as run
 
     if unknown := sorted(set(way or []) - set(WAYS)):
         raise _fail(ValueError(f"--way {unknown[0]}: there are {', '.join(WAYS)}"))

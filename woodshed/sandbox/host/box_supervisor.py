@@ -1,8 +1,7 @@
 """A process that owns sandboxes, one process for each: first of a pid namespace, with mounts of its own.
 
-It serves the owner's socket as the zygote does: create, kill, checkpoint and release. It ends when the owner does, and
-the kernel ends everything in its namespace with it.
-"""
+It serves the owner's socket as the fork server does: create, kill, checkpoint and release. It ends when the owner does,
+and the kernel ends everything in its namespace with it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from woodshed.sandbox.guest import kernel
 from .owner import Owner
 
 
-class Keeper:
+class BoxSupervisor:
     """``root``: the folder that holds its state, a filesystem in memory of its own: ``boxes/`` and ``images/``."""
 
     def __init__(self, owner: Owner, root: str) -> None:
@@ -142,17 +141,17 @@ def tail(path: str) -> str:
         return "no message"
 
 
-def run(host: socket.socket, make: Callable[[Owner], Keeper], flags: int = 0) -> None:
+def run(host: socket.socket, make: Callable[[Owner], BoxSupervisor], flags: int = 0) -> None:
     """Enter namespaces of our own (``flags`` besides the two needed) and serve what ``make`` gives."""
     owner = Owner(host)
     try:
         _enter(flags | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
-        keeper = make(owner)
+        box_supervisor = make(owner)
     except OSError as error:
         owner.failed(error)
         sys.exit(1)
     owner.ready(privileged=os.getuid() == 0)
-    keeper.serve()
+    box_supervisor.serve()
 
 
 def _enter(flags: int) -> None:

@@ -57,7 +57,7 @@ class Tally:
         return None if self.then is None else self.then(token, logprob, version)
 
 
-class Terms(Settings):
+class KeyLimits(Settings):
     """The terms of one key. 0 is no limit."""
 
     turns: int = Field(default=0, ge=0)

@@ -147,7 +147,7 @@ PROJECT = {
 @pytest.fixture(scope="package")
 def bank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A place with ``tasks`` built of ``bank``."""
-    with place_in(tmp_path_factory.mktemp("renew")) as found:
+    with place_in(tmp_path_factory.mktemp("refresh")) as found:
         repository = repos.write(found.root / "bank", PROJECT)
         found.build(
             str(repository), out=found.root / "tasks", tasks_per_package=7, heldout_share=0.0, mutants=0,

@@ -1,4 +1,5 @@
-"""Studies: how many meanings there are, how splits keep apart, that seeds decide everything, what lands on disk."""
+"""Synthetic tasks: how many meanings there are, how splits keep apart, that seeds decide everything, what lands on
+disk."""
 
 from __future__ import annotations
 
@@ -12,27 +13,27 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.studies import (
+from woodshed.tasks.generators.synthetic import (
     HIDDEN,
     NOUNS,
     TEMPLATES,
     VISIBLE,
-    StudySpec,
+    SyntheticSpec,
     draw_functions,
-    draw_studies,
+    draw_synthetic,
     is_heldout,
     semantic_keys,
     solution_edit,
-    write_study,
+    write_synthetic,
 )
-from woodshed.tasks.generators.studies.function import build_function
-from woodshed.tasks.generators.studies.worker import build_study, failing_cases
+from woodshed.tasks.generators.synthetic.function import build_function
+from woodshed.tasks.generators.synthetic.worker import build_synthetic, failing_cases
 from woodshed.tasks.languages.python import apply_line, normalise
 
 
 @pytest.fixture(scope="module")
-def specs() -> list[StudySpec]:
-    return draw_studies(40, split="train", seed=11, workers=1)
+def specs() -> list[SyntheticSpec]:
+    return draw_synthetic(40, split="train", seed=11, workers=1)
 
 
 _LOOP = """
@@ -88,24 +89,24 @@ def test_no_two_keys_of_one_family_are_the_same_function() -> None:
     assert len(clashes) < 0.02 * len(semantic_keys()), clashes
 
 
-def test_splits_share_no_key(specs: list[StudySpec]) -> None:
-    held = draw_studies(24, split="heldout", seed=11, workers=1)
+def test_splits_share_no_key(specs: list[SyntheticSpec]) -> None:
+    held = draw_synthetic(24, split="heldout", seed=11, workers=1)
     assert all(is_heldout(key) for spec in held for key in spec.keys)
     assert not any(is_heldout(key) for spec in specs for key in spec.keys)
     assert not set(semantic_keys("heldout")) & set(semantic_keys("train"))
     assert semantic_keys("train") == semantic_keys("sft")
 
 
-def test_a_seed_decides_everything_whatever_the_workers(specs: list[StudySpec]) -> None:
-    assert draw_studies(40, split="train", seed=11, workers=2) == specs
-    assert draw_studies(3, split="train", seed=11, start=5, workers=1) == specs[5:8]
-    assert build_study("train", 11, 2) == specs[2]
-    assert draw_studies(3, split="sft", seed=11, workers=1) != specs[:3]
+def test_a_seed_decides_everything_whatever_the_workers(specs: list[SyntheticSpec]) -> None:
+    assert draw_synthetic(40, split="train", seed=11, workers=2) == specs
+    assert draw_synthetic(3, split="train", seed=11, start=5, workers=1) == specs[5:8]
+    assert build_synthetic("train", 11, 2) == specs[2]
+    assert draw_synthetic(3, split="sft", seed=11, workers=1) != specs[:3]
     assert draw_functions(5, 3, "train") == draw_functions(5, 3, "train")
     assert draw_functions(5, 3, "train") != draw_functions(5, 4, "train")
 
 
-def test_each_study_has_one_killed_mutation(specs: list[StudySpec]) -> None:
+def test_each_synthetic_task_has_one_killed_mutation(specs: list[SyntheticSpec]) -> None:
     assert {s.mutation.kind for s in specs} >= {"compare", "binop", "constant"}
     for spec in specs:
         function = spec.functions[spec.broken]
@@ -117,7 +118,7 @@ def test_each_study_has_one_killed_mutation(specs: list[StudySpec]) -> None:
             assert len(f.cases) == VISIBLE + HIDDEN >= 16
             assert len({json.dumps(c.args) for c in f.cases}) == len(f.cases)
             assert json.loads(json.dumps([c.want for c in f.cases])) == [c.want for c in f.cases]
-        assert StudySpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+        assert SyntheticSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 def test_mutants_that_loop_are_passed_over() -> None:
@@ -125,9 +126,9 @@ def test_mutants_that_loop_are_passed_over() -> None:
     assert failing_cases(_LOOP.replace("NAME", function.name), function.name, function.cases) == ()
 
 
-def test_written_studies_fail_and_the_solution_line_repairs_them(specs: list[StudySpec], tmp_path: Path) -> None:
+def test_written_tasks_fail_and_the_solution_line_repairs_them(specs: list[SyntheticSpec], tmp_path: Path) -> None:
     for spec in specs[:6]:
-        task = write_study(spec, tmp_path / spec.name.rpartition("/")[2])
+        task = write_synthetic(spec, tmp_path / spec.name.rpartition("/")[2])
         module = spec.modules[spec.broken]
         assert task == Task.load(task.path) and task.instruction == f"fix: {' '.join(spec.modules)}"
         assert set(task.workspace_files()) == {*(f"{m}.py" for m in spec.modules), "run_tests.py", "cases.json"}
@@ -150,9 +151,9 @@ def test_written_studies_fail_and_the_solution_line_repairs_them(specs: list[Stu
         assert _run_tests(task.workspace).stdout == f"PASS {3 * (VISIBLE + HIDDEN)}\n"
 
 
-def test_visible_runner_survives_loops_and_broken_modules(specs: list[StudySpec], tmp_path: Path) -> None:
+def test_visible_runner_survives_loops_and_broken_modules(specs: list[SyntheticSpec], tmp_path: Path) -> None:
     spec = specs[0]
-    task = write_study(spec, tmp_path / "study")
+    task = write_synthetic(spec, tmp_path / "synthetic")
     target, name = task.workspace / f"{spec.modules[0]}.py", spec.functions[0].name
     for source, got in (
         (_LOOP.replace("NAME", name), "Timeout"),

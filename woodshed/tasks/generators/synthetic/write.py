@@ -1,6 +1,6 @@
-"""Studies as Harbor task directories.
+"""Synthetic tasks as Harbor task directories.
 
-The test program inside every study: plain, short, the same everywhere, so that a policy may read it.
+The test program inside every synthetic task: plain, short, the same everywhere, so that a policy may read it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from woodshed.record.task import Task, TaskError, TaskInfo, save_task
 
 from .function import VISIBLE
-from .spec import StudySpec
+from .spec import SyntheticSpec
 
 RUN_TESTS = '''"""Run the cases of every module: print PASS and their number, or the first failure."""
 import json
@@ -76,8 +76,8 @@ _TEST_SH = (
 )
 
 
-def write_study(spec: StudySpec, path: Path) -> Task:
-    """Write the task directory of a study and load it. The cases that only grading may know stay in ``tests/``."""
+def write_synthetic(spec: SyntheticSpec, path: Path) -> Task:
+    """Write the task directory of ``spec`` and load it. Cases that only grading may know stay in ``tests/``."""
     sources = {f"{module}.py": f.source for module, f in zip(spec.modules, spec.functions)}
     broken = f"{spec.modules[spec.broken]}.py"
     everything = list(zip(spec.modules, spec.functions))
@@ -87,7 +87,7 @@ def write_study(spec: StudySpec, path: Path) -> Task:
     )
     graded = {m: {"function": f.name, "cases": [[c.args, c.want] for c in f.cases]} for m, f in everything}
     info = TaskInfo(
-        family="study",
+        family="synthetic",
         split=spec.split,
         key=spec.functions[spec.broken].key,
         grader="cases",
@@ -129,7 +129,7 @@ def solution_edit(task: Task) -> tuple[str, int, str]:
     return edits[0]
 
 
-def _passing(spec: StudySpec) -> list[str]:
+def _passing(spec: SyntheticSpec) -> list[str]:
     ids = []
     for number, (module, function) in enumerate(zip(spec.modules, spec.functions)):
         failing = spec.failing if number == spec.broken else ()

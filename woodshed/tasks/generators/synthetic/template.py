@@ -1,4 +1,4 @@
-"""What a template of study functions is, and how one choice of its slots becomes source.
+"""What a template of synthetic task functions is, and how one choice of its slots becomes source.
 
 A template is the body of a function with slots; a slot lists options, each a tuple of a word (part of the semantic key
 and of the function's name) and code. Templates of one ``family`` with equal words mean the same and share the key: they

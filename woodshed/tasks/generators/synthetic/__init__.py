@@ -1,0 +1,37 @@
+"""Synthetic tasks: generated small repositories with one bug each, which a tiny policy can learn to repair.
+
+``train``/``sft`` and ``heldout`` synthetic tasks share templates, variable names and module names; what is held out are
+semantic keys (which condition is combined with which expression in which shape). Held-out scores therefore measure
+*compositional* generalisation, not generalisation to new kinds of code.
+"""
+
+from .function import (
+    HIDDEN,
+    TEMPLATES,
+    VISIBLE,
+    Case,
+    Split,
+    SyntheticFunction,
+    draw_functions,
+    is_heldout,
+    semantic_keys,
+)
+from .spec import NOUNS, SyntheticSpec, draw_synthetic
+from .write import solution_edit, write_synthetic
+
+__all__ = [
+    "HIDDEN",
+    "NOUNS",
+    "TEMPLATES",
+    "VISIBLE",
+    "Case",
+    "Split",
+    "SyntheticFunction",
+    "SyntheticSpec",
+    "draw_functions",
+    "draw_synthetic",
+    "is_heldout",
+    "semantic_keys",
+    "solution_edit",
+    "write_synthetic",
+]
