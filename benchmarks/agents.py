@@ -256,19 +256,28 @@ def train(group: Sequence[Trajectory]) -> dict[str, Any]:
         [group], load_algorithm("grpo", budget=sampled), step=1, batch_id="agents", generation_budget=sampled
     )
     config = DecoderConfig(
-        vocab_size=TOKENIZER.vocab_size, d_model=32, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=32, d_ff=64,
+        vocab_size=TOKENIZER.vocab_size,
+        d_model=32,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=32,
+        d_ff=64,
         max_positions=1 << 17,
-    )  # fmt: skip
+    )
     settings = TrainSettings(
-        schedule=ScheduleSettings(warmup_steps=0), importance=ImportanceSettings(mode="off"),
+        schedule=ScheduleSettings(warmup_steps=0),
+        importance=ImportanceSettings(mode="off"),
         optimizer=OptimizerSettings(lr=1e-3),
-    )  # fmt: skip
+    )
     trainer = Trainer(Decoder(config, seed=0), settings)
     steps = [trainer.step(batch) for _ in range(3)]
     return {
-        "rewards": [done.reward for done in group], "sampled_tokens": sampled,
-        "trained_tokens": int(steps[0]["trained_tokens"]), "loss": [step["loss_rl"] for step in steps],
-    }  # fmt: skip
+        "rewards": [done.reward for done in group],
+        "sampled_tokens": sampled,
+        "trained_tokens": int(steps[0]["trained_tokens"]),
+        "loss": [step["loss_rl"] for step in steps],
+    }
 
 
 def measure(agent: Agent, root: Path) -> dict[str, Any]:
@@ -283,13 +292,21 @@ def measure(agent: Agent, root: Path) -> dict[str, Any]:
     sampled = [token for _, _, completion in engine.calls for token in completion.tokens]
     recorded = [t for segment in done.segments for t in segment.tokens[segment.sampled].tolist()]
     return {
-        "status": done.status, "error": done.error, "resolved": bool(done.outcome and done.outcome.resolved),
-        "seconds": seconds, "turns": done.effort.turns, "calls": done.effort.tool_calls,
-        "events": [event.name for event in done.events], "segments": [len(s) for s in done.segments],
-        "sampled_tokens": len(sampled), "lost_tokens": len(sampled) - len(recorded),
+        "status": done.status,
+        "error": done.error,
+        "resolved": bool(done.outcome and done.outcome.resolved),
+        "seconds": seconds,
+        "turns": done.effort.turns,
+        "calls": done.effort.tool_calls,
+        "events": [event.name for event in done.events],
+        "segments": [len(s) for s in done.segments],
+        "sampled_tokens": len(sampled),
+        "lost_tokens": len(sampled) - len(recorded),
         "exact": recorded_as_sampled(engine, done) and recorded_as_sampled(idle.engine, idle.trajectory),
-        "prefix_breaks": done.prefix_breaks, "trained": trained, "trains": trains(trained),
-    }  # fmt: skip
+        "prefix_breaks": done.prefix_breaks,
+        "trained": trained,
+        "trains": trains(trained),
+    }
 
 
 def trains(trained: dict[str, Any]) -> bool:

@@ -46,8 +46,11 @@ def prepare(scratch: Path, steps: int, attempts: int) -> Path:
     """A run of which only RL and what follows is left to do."""
     root = scratch / "base"
     sets = {
-        "rl.steps": steps, "tasks.synthetic.train": 2 * steps + 8, "engine.replicas": 2, "rl.attempts": attempts,
-    }  # fmt: skip
+        "rl.steps": steps,
+        "tasks.synthetic.train": 2 * steps + 8,
+        "engine.replicas": 2,
+        "rl.attempts": attempts,
+    }
     flags = [text for key, value in sets.items() for text in ("--set", f"{key}={value}")]
     process = begin(scratch, "run", SMOKE, "--out", root, *flags, output=scratch / "output")
     try:
@@ -163,9 +166,12 @@ def main() -> None:
     lost = sum(run["lost_or_doubled"] for run in runs)
     broken = sum(len(run["broken"]) for run in runs)
     figures: dict[str, float | None] = {
-        "kills": killed.total(), "lost_or_doubled": lost, "broken_invariants": broken,
-        "episodes": sum(run["episodes"] for run in runs), "infra_errors": sum(run["infra_errors"] for run in runs),
-    }  # fmt: skip
+        "kills": killed.total(),
+        "lost_or_doubled": lost,
+        "broken_invariants": broken,
+        "episodes": sum(run["episodes"] for run in runs),
+        "infra_errors": sum(run["infra_errors"] for run in runs),
+    }
     write_result("chaos", figures, {"seed": given.seed, "killed": dict(killed), "runs": runs}, given.out)
     if lost or broken:
         raise SystemExit("something was lost; see the detail")

@@ -38,10 +38,15 @@ def tried(cause: Cause, backend: str, layers: LayerStore) -> dict[str, Any]:
         except Exception as error:  # whatever gets out has no source
             found, seconds = Found("none", f"{type(error).__name__}: {error}"), 0.0
     row = {
-        "cause": cause.name, "backend": backend, "by": cause.by, "what": " ".join(cause.what.split()),
-        "source_expected": cause.source, "source_found": found.source, "state": found.state,
+        "cause": cause.name,
+        "backend": backend,
+        "by": cause.by,
+        "what": " ".join(cause.what.split()),
+        "source_expected": cause.source,
+        "source_found": found.source,
+        "state": found.state,
         "seconds": round(seconds, 2),
-    }  # fmt: skip
+    }
     right = found.source == cause.source and found.state in cause.states
     return {**row, "right": right, **({} if right else {"detail": asdict(found)})}
 
@@ -74,10 +79,12 @@ def main() -> None:
                 rows.append(row)
     done = [row for row in rows if row["state"] != UNTRIED]
     figures: dict[str, float | None] = {
-        "causes": len({row["cause"] for row in done}), "tried": len(done),
+        "causes": len({row["cause"] for row in done}),
+        "tried": len(done),
         "misattributed": sum(not row["right"] for row in done),
-        "untried": len(rows) - len(done), "longest_seconds": max((row["seconds"] for row in done), default=None),
-    }  # fmt: skip
+        "untried": len(rows) - len(done),
+        "longest_seconds": max((row["seconds"] for row in done), default=None),
+    }
     for source in ("box", "submission", "host", "endpoint"):
         figures[f"by_{source}"] = len({row["cause"] for row in done if row["by"] == source})
     write_result("faults", figures, {"attempts": rows, "left_out": left_out}, arguments.out)

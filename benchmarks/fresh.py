@@ -216,10 +216,16 @@ class Bench:
             k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "REQUESTS_")) or "proxy" in k.lower()
         }
         environment = {
-            **kept, "PATH": str(self.without) if bare else ":".join(_PLACES), "HOME": str(home), "LANG": "C.UTF-8",
-            "TMPDIR": str(folder / "tmp"), "PIP_CACHE_DIR": str(pip_cache), "PIP_NO_COMPILE": "1",
-            "COLUMNS": "120", "NO_COLOR": "1",
-        }  # fmt: skip
+            **kept,
+            "PATH": str(self.without) if bare else ":".join(_PLACES),
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "TMPDIR": str(folder / "tmp"),
+            "PIP_CACHE_DIR": str(pip_cache),
+            "PIP_NO_COMPILE": "1",
+            "COLUMNS": "120",
+            "NO_COLOR": "1",
+        }
         prefix: list[str] = []
         if combination.kind.endswith("home missing"):
             environment["HOME"] = str(folder / "no" / "such" / "home")
@@ -232,9 +238,14 @@ class Bench:
             prefix = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
             prefix = [*self._reach(combination.interpreter), *prefix]
         done = subprocess.Popen(
-            [*prefix, "sh", "-c", command], cwd=where, env=environment, stdin=subprocess.DEVNULL, stdout=out,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [*prefix, "sh", "-c", command],
+            cwd=where,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             return done.wait(60 * self.minutes)
         except subprocess.TimeoutExpired:
@@ -294,10 +305,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write(known: dict[str, Any], tests: str) -> None:
     rows = known["rows"]
     detail = {
-        "cloned": known["commit"][:7], "recipe": known["recipe"],
+        "cloned": known["commit"][:7],
+        "recipe": known["recipe"],
         "quick_tests": QUICK if any(r.endswith("tests quick") for r in rows) else [],
-        "not_run": [c.name for c in combinations(tests) if c.name not in rows], "combinations": rows,
-    }  # fmt: skip
+        "not_run": [c.name for c in combinations(tests) if c.name not in rows],
+        "combinations": rows,
+    }
     failed = sum(not row["ok"] for row in rows.values())
     write_result("fresh", {"combinations": len(rows), "failed": failed}, detail)
 

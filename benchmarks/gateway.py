@@ -163,9 +163,11 @@ async def added(port: int, gap: float, at_once: int) -> dict[str, float]:
     times.sort()
     base = statistics.median(alone)
     return {
-        "p50": statistics.median(times) - base, "p99": times[int(0.99 * len(times))] - base, "engine": base,
+        "p50": statistics.median(times) - base,
+        "p99": times[int(0.99 * len(times))] - base,
+        "engine": base,
         "requests_per_second": len(times) / seconds,
-    }  # fmt: skip
+    }
 
 
 async def stream(port: int, key: str) -> tuple[str, float]:
@@ -203,11 +205,14 @@ async def streams(port: int, pid: int, count: int) -> dict[str, float]:
     kept = sum(int(segment.sampled.sum()) for finished in recorded for segment in finished.segments)
     waits = sorted(waited for _, waited in got)
     return {
-        "lost_tokens": REPLY * count - kept, "clients_with_the_whole_text": sum(text == expected for text, _ in got),
-        "seconds": seconds, "tokens_per_second": REPLY * count / seconds,
+        "lost_tokens": REPLY * count - kept,
+        "clients_with_the_whole_text": sum(text == expected for text, _ in got),
+        "seconds": seconds,
+        "tokens_per_second": REPLY * count / seconds,
         "server_cpu_ms_per_stream": 1000 * cpu / count,
-        "longest_wait_p50_ms": 1000 * statistics.median(waits), "longest_wait_max_ms": 1000 * waits[-1],
-    }  # fmt: skip
+        "longest_wait_p50_ms": 1000 * statistics.median(waits),
+        "longest_wait_max_ms": 1000 * waits[-1],
+    }
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -242,9 +247,11 @@ def main() -> None:
     figures: dict[str, float | None] = {
         "added_ms_p50": turns["32_at_once"]["p50"],
         "requests_per_second": turns["32_without_a_pause"]["requests_per_second"],
-        "streams": given.streams, "lost_tokens": lost, "longest_stall_ms": stalled["longest_ms"],
+        "streams": given.streams,
+        "lost_tokens": lost,
+        "longest_stall_ms": stalled["longest_ms"],
         "foreign_harnesses": len(exact) if agents else None,
-    }  # fmt: skip
+    }
     write_result(
         "gateway", figures, {"turn_ms": turns, "streams": held, "stalls": stalled, "agents": agents}, given.out
     )

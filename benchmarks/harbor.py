@@ -73,8 +73,10 @@ def main() -> None:
         work = Path(place)
         for name in ("upper", "work", "new"):
             (work / name).mkdir()
-        tasks = [write_synthetic(spec, work / "tasks" / spec.name.split("/")[-1]) for spec in draw_synthetic(
-            options.tasks, split="heldout", seed=0, workers=1)]  # fmt: skip
+        tasks = [
+            write_synthetic(spec, work / "tasks" / spec.name.split("/")[-1])
+            for spec in draw_synthetic(options.tasks, split="heldout", seed=0, workers=1)
+        ]
         made = _package_tasks(tuple(options.package or ("inflection", "tabulate")), work / "tasks")
         tasks += made
         reach = dict.fromkeys((task.path for task in made), _index()) if made else {}
@@ -95,9 +97,12 @@ def main() -> None:
     rewards = {agent: [t["reward"] for a, t in trials if a == agent] for agent in ("oracle", "nop")}
     seconds = [t["setup_seconds"] for _, t in trials]
     figures = {
-        "tasks": len(tasks), "package_tasks": len(made), "oracle_rewarded": sum(r == 1 for r in rewards["oracle"]),
-        "nop_rewarded": sum(r != 0 for r in rewards["nop"]), "environment_setup_s": round(median(seconds), 3),
-    }  # fmt: skip
+        "tasks": len(tasks),
+        "package_tasks": len(made),
+        "oracle_rewarded": sum(r == 1 for r in rewards["oracle"]),
+        "nop_rewarded": sum(r != 0 for r in rewards["nop"]),
+        "environment_setup_s": round(median(seconds), 3),
+    }
     write_result("harbor", figures, {"harbor": _HARBOR, "trials": [{"agent": a, **t} for a, t in trials]}, options.out)
 
 
@@ -149,11 +154,17 @@ def _name_index(dockerfile: Path) -> None:
 def _enter(store: RootStore, root: str, work: Path, *command: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k.startswith("PIP_") or k.lower().endswith("_proxy")}
     environment |= {
-        "ROOT": str(store.path(root)), "WORK": str(work), "CACHE": str(cache_directory()), "HOME": str(Path.home()),
-        "REPOSITORY": str(_REPOSITORY), "PYTHONPATH": str(_REPOSITORY), "WOODSHED_CACHE": str(cache_directory()),
-        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8",
+        "ROOT": str(store.path(root)),
+        "WORK": str(work),
+        "CACHE": str(cache_directory()),
+        "HOME": str(Path.home()),
+        "REPOSITORY": str(_REPOSITORY),
+        "PYTHONPATH": str(_REPOSITORY),
+        "WOODSHED_CACHE": str(cache_directory()),
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for prices
-    }  # fmt: skip
+    }
     subprocess.run(["unshare", "-m", "sh", "-c", _ENTER, "enter", *command], env=environment, check=True)
 
 
@@ -171,9 +182,10 @@ def _trial(
         raise SystemExit(f"{task.name}, {agent}: {result['exception_info']}")
     setup = result["environment_setup"]
     return {
-        "task": task.name, "reward": result["verifier_result"]["rewards"]["reward"],
+        "task": task.name,
+        "reward": result["verifier_result"]["rewards"]["reward"],
         "setup_seconds": _seconds(setup["started_at"], setup["finished_at"]),
-    }  # fmt: skip
+    }
 
 
 def _seconds(start: str, end: str) -> float:

@@ -72,8 +72,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as state:
         server = subprocess.Popen(
             [sys.executable, "-m", "woodshed.cli", "boxes", "--port", str(port), "--state", state],
-            env={**os.environ, "WOODSHED_ADMIN_KEY": key}, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            env={**os.environ, "WOODSHED_ADMIN_KEY": key},
+            stdout=subprocess.DEVNULL,
+        )
         try:
             while True:
                 if server.poll() is not None:

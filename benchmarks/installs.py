@@ -54,8 +54,16 @@ def main() -> None:
     built: list[dict[str, Any]] = []
     if done:
         folder = arguments.dir / "tasks"
-        woodshed("build", *done, "--install", arguments.dir / "in", "--out", folder, "--per-source",
-                 str(arguments.per_source))  # fmt: skip
+        woodshed(
+            "build",
+            *done,
+            "--install",
+            arguments.dir / "in",
+            "--out",
+            folder,
+            "--per-source",
+            str(arguments.per_source),
+        )
         built = json.loads((folder / "yield.json").read_text())
     tried, kept = (sum(one[key] for one in built) for key in ("tried", "kept"))
     figures: dict[str, float | None] = {

@@ -74,9 +74,12 @@ def main() -> None:
     result["figures"] |= figures
     result["detail"]["pairs"] = found
     result["detail"]["pairs_measured"] = {
-        "command": "python benchmarks/sandbox_pairs.py", "commit": commit(), "hardware": hardware(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+        "command": "python benchmarks/sandbox_pairs.py",
+        "commit": commit(),
+        "hardware": hardware(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "load_average": os.getloadavg()[0],
+    }
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 

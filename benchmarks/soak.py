@@ -91,9 +91,10 @@ def main() -> None:
         chain.publish(0, hf_state(start))
         ports = free_ports(1 + given.engines)
         shared = {
-            "policy": str(folder / "policy"), "weights": str(folder / "weights"),
+            "policy": str(folder / "policy"),
+            "weights": str(folder / "weights"),
             "engine": {"threads": 1, "max_sessions": 64},
-        }  # fmt: skip
+        }
         pids = {
             f"engine_{n}": launch(stack, folder, f"e{n}", "woodshed.engine.remote.service", {**shared, "port": port})
             for n, port in enumerate(ports[1:])
@@ -123,11 +124,12 @@ def main() -> None:
         seconds = time.monotonic() - began
         slopes = {name: slope(sizes) for name, sizes in samples.items()}
         figures: dict[str, float | None] = {
-            "trajectories": given.trajectories, "growth_mib_per_10000": max(slopes.values()),
+            "trajectories": given.trajectories,
+            "growth_mib_per_10000": max(slopes.values()),
             "largest_mib": max(size for sizes in samples.values() for _, size in sizes),
             "journal_mib": (folder / "journal" / "open.journal").stat().st_size / 2**20,
             "trajectories_per_second": given.trajectories / seconds,
-        }  # fmt: skip
+        }
         detail = {"growth_mib_per_10000": slopes, "versions": version, "mib": samples}
     write_result("soak", figures, detail, given.out)
 

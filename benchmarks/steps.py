@@ -42,9 +42,15 @@ VOCABULARIES = (4096, 49_152)
 def filled_cache(decoder: Decoder) -> RowCache:
     c = decoder.config
     cache = RowCache(
-        layers=c.num_layers, kv_heads=c.num_kv_heads, head_dim=c.head_dim, dtype=decoder.dtype,
-        device=torch.device("cpu"), budget=4 << 30, max_rows=ROWS, step=LENGTH,
-    )  # fmt: skip
+        layers=c.num_layers,
+        kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        dtype=decoder.dtype,
+        device=torch.device("cpu"),
+        budget=4 << 30,
+        max_rows=ROWS,
+        step=LENGTH,
+    )
     for _ in range(ROWS):
         cache.acquire(None, LENGTH)
     for buffer in (*cache.keys, *cache.values):

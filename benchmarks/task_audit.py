@@ -62,8 +62,14 @@ async def audit(
         if found is None:
             return None
         accepted, detail = found
-        row = {"task": task.name, "digest": task.digest, "kind": kind, "name": name, "accepted": accepted,
-               "detail": detail}  # fmt: skip
+        row = {
+            "task": task.name,
+            "digest": task.digest,
+            "kind": kind,
+            "name": name,
+            "accepted": accepted,
+            "detail": detail,
+        }
         lines.append(row)
         return row
 
@@ -77,9 +83,11 @@ def figures(verdicts: Sequence[Verdict]) -> tuple[dict[str, float | None], dict[
     fakes = [row for row in verdicts if row["kind"] == FAKE]
     wrong = [row for row in honest if not row["accepted"]] + [row for row in fakes if row["accepted"]]
     numbers: dict[str, float | None] = {
-        "honest_tried": len(honest), "honest_refused": sum(not row["accepted"] for row in honest),
-        "fakes_tried": len(fakes), "fakes_accepted": sum(row["accepted"] for row in fakes),
-    }  # fmt: skip
+        "honest_tried": len(honest),
+        "honest_refused": sum(not row["accepted"] for row in honest),
+        "fakes_tried": len(fakes),
+        "fakes_accepted": sum(row["accepted"] for row in fakes),
+    }
     kept = ("task", "kind", "name", "detail")
     return numbers, {
         "audited_tasks": len({row["task"] for row in verdicts}),

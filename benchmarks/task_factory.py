@@ -41,9 +41,18 @@ sys.path.insert(0, str(ROOT))
 
 from tests.tasks.packages import test_leaks as planted  # noqa: E402  (the planted leaks live in the tests only)
 
-BEYOND = ("pypi:more-itertools==11.2.1", "pypi:mistune==3.4.0", "pypi:humanize==4.17.0", "pypi:inflect==7.6.0",
-          "pypi:parso==0.8.7", "pypi:glom==25.12.0", "npm:object-path@0.11.8", "npm:secure-json-parse@4.1.1",
-          "npm:flat@5.0.2", "npm:json-schema-ref-resolver@3.0.1")  # fmt: skip
+BEYOND = (
+    "pypi:more-itertools==11.2.1",
+    "pypi:mistune==3.4.0",
+    "pypi:humanize==4.17.0",
+    "pypi:inflect==7.6.0",
+    "pypi:parso==0.8.7",
+    "pypi:glom==25.12.0",
+    "npm:object-path@0.11.8",
+    "npm:secure-json-parse@4.1.1",
+    "npm:flat@5.0.2",
+    "npm:json-schema-ref-resolver@3.0.1",
+)
 """Packages that nobody vetted: layout, test requirements and suite are found by the build. The last run in Node."""
 
 PUBLISHED = {
@@ -61,9 +70,25 @@ def build(sources: list[str], per_source: int, folder: Path, more: list[str]) ->
     clock = folder / "seconds.json"
     spent = json.loads(clock.read_text()) if clock.exists() else 0.0
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "woodshed.cli", "tasks", "build", *sources, "--out", str(folder / "tasks"),
-               "--per-source", str(per_source), "--per-function", "3", "--level", "mixed",
-               "--multi-file-share", "0.4", *more]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "woodshed.cli",
+        "tasks",
+        "build",
+        *sources,
+        "--out",
+        str(folder / "tasks"),
+        "--per-source",
+        str(per_source),
+        "--per-function",
+        "3",
+        "--level",
+        "mixed",
+        "--multi-file-share",
+        "0.4",
+        *more,
+    ]
     start = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the build ends with this
     process = subprocess.Popen(command)

@@ -27,8 +27,20 @@ SOURCES = ("pypi:inflection==0.5.1", "pypi:humanize==4.17.0", "npm:flat@5.0.2")
 
 
 def build(sources: list[str], per_source: int, out: Path, cache: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "woodshed.cli", "tasks", "build", *sources, "--out", str(out),
-               "--per-source", str(per_source), "--level", "mixed"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "woodshed.cli",
+        "tasks",
+        "build",
+        *sources,
+        "--out",
+        str(out),
+        "--per-source",
+        str(per_source),
+        "--level",
+        "mixed",
+    ]
     environment = {**os.environ, "WOODSHED_CACHE": str(cache)}
     with (out.parent / f"{out.name}.log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -85,15 +97,17 @@ def main() -> None:
             progress.add_task("", total=options.kills)
             while kills < options.kills:
                 most = options.kills - kills
-                out, more = disturbed(
-                    sources, options.per_source, scratch, builds, length, rng, most, progress
-                )  # fmt: skip
+                out, more = disturbed(sources, options.per_source, scratch, builds, length, rng, most, progress)
                 kills, builds = kills + more, builds + 1
                 different += tree(out) != wanted
         tasks = sum(name.endswith("/task.toml") for name in wanted)
     figures: dict[str, float | None] = {
-        "kills": kills, "builds": builds, "tasks": tasks, "files": len(wanted), "different_results": different,
-    }  # fmt: skip
+        "kills": kills,
+        "builds": builds,
+        "tasks": tasks,
+        "files": len(wanted),
+        "different_results": different,
+    }
     write_result("tasks_kills", figures, {"sources": sources, "seconds_undisturbed": round(length, 1)}, options.out)
 
 

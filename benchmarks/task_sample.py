@@ -36,12 +36,15 @@ async def look(task: Task, backend: Backend, layers: LayerStore, most: int) -> d
     attempts = await run_battery([task], backend, layers, exploits=[*CONTROLS, *chosen], concurrency=6)
     controls = {e.name for e in CONTROLS}
     return {
-        "task": task.path.name, "kind": task.info.kind, "grader": task.info.grader, "failed_gates": report.failures,
+        "task": task.path.name,
+        "kind": task.info.kind,
+        "grader": task.info.grader,
+        "failed_gates": report.failures,
         "controls_right": all(a.as_wanted() for a in attempts if a.exploit in controls),
         "exploits": sum(a.verdict in ("rejected", "rewarded") for a in attempts if a.exploit not in controls),
         "rewarded": sorted(a.exploit for a in attempts if a.verdict == "rewarded" and a.exploit not in controls),
         "infrastructure": sorted(a.exploit for a in attempts if a.verdict == "infrastructure"),
-    }  # fmt: skip
+    }
 
 
 async def look_at_all(chosen: list[Path], record: Path, most: int) -> list[dict[str, Any]]:

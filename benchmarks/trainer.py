@@ -33,9 +33,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     config = DecoderConfig(
-        vocab_size=49_152, d_model=576, num_layers=args.layers, num_heads=9, num_kv_heads=3, head_dim=64, d_ff=1536,
-        family="llama", qk_norm=False,
-    )  # fmt: skip
+        vocab_size=49_152,
+        d_model=576,
+        num_layers=args.layers,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        d_ff=1536,
+        family="llama",
+        qk_norm=False,
+    )
     trainer = Trainer(Decoder(config, seed=0), TrainSettings(microbatch_tokens=1 << 16))
     detail: dict[str, dict[str, float]] = {}
     for rows in ROWS:
@@ -51,8 +58,11 @@ def main() -> None:
                     seconds[alike].append(time.perf_counter() - started)
         shared, apart = statistics.median(seconds[True]), statistics.median(seconds[False])
         detail[f"{rows} rows"] = {
-            "seconds_shared": shared, "seconds_apart": apart, "speedup": apart / shared, "tokens": tokens,
-        }  # fmt: skip
+            "seconds_shared": shared,
+            "seconds_apart": apart,
+            "speedup": apart / shared,
+            "tokens": tokens,
+        }
         print(f"{rows} rows: {shared:.2f} s with a common beginning, {apart:.2f} s without", flush=True)
     figures = {f"shared_prefix_speedup_{rows}_rows": detail[f"{rows} rows"]["speedup"] for rows in ROWS}
     write_result("trainer", figures, {"layers": args.layers, "rounds": args.rounds, **detail})

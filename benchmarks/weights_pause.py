@@ -48,9 +48,11 @@ def train(policy: Path, chain: Path, steps: int, rows: int) -> dict[str, float]:
     wall = time.perf_counter() - began
     publisher.close()
     return {
-        "step_s": wall / steps, "trainer_copy_share": publisher.copy_seconds / wall,
-        "versions": publisher.published, "skipped": publisher.skipped,
-    }  # fmt: skip
+        "step_s": wall / steps,
+        "trainer_copy_share": publisher.copy_seconds / wall,
+        "versions": publisher.published,
+        "skipped": publisher.skipped,
+    }
 
 
 async def follow(policy: Path, chain: Path, steps: int, rows: int) -> dict[str, float]:

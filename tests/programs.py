@@ -59,9 +59,18 @@ async def play(
     backend = open_backend(egress_log=egress_log)
     async with httpx.AsyncClient() as client:
         arena = Arena(
-            backend, layers, GatewayAdmin(url, ADMIN, client=client), client, url, harness, "the-policy", attempts=1,
-            limits=limits, program_layers=program_layers(harness.program, layers), **rest,
-        )  # fmt: skip
+            backend,
+            layers,
+            GatewayAdmin(url, ADMIN, client=client),
+            client,
+            url,
+            harness,
+            "the-policy",
+            attempts=1,
+            limits=limits,
+            program_layers=program_layers(harness.program, layers),
+            **rest,
+        )
         try:
             return await rollout(arena, task, id="t", group="g", source="train", seed=7)
         finally:

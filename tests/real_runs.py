@@ -46,9 +46,13 @@ def begin(scratch: Path, *arguments: str | Path, output: Path) -> subprocess.Pop
     """A command in the background; what it prints is appended to ``output``."""
     with output.open("ab") as file:
         return subprocess.Popen(
-            command(*arguments), cwd=scratch, env=environment(scratch), stdout=file, stderr=file,
+            command(*arguments),
+            cwd=scratch,
+            env=environment(scratch),
+            stdout=file,
+            stderr=file,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

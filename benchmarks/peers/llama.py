@@ -94,9 +94,17 @@ async def llama(
     write_gguf(decoder, path, half=half)
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            python, str(WORKER), str(path), str(slots), str(length), kind, limit=LINE,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
-        )  # fmt: skip
+            python,
+            str(WORKER),
+            str(path),
+            str(slots),
+            str(length),
+            kind,
+            limit=LINE,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
     worker = Llama(process, log)
     try:
         await worker.read()

@@ -66,9 +66,11 @@ class Prey:
         here = re.compile(re.escape(str(self.root)) + "[/ ]")
         ours = {pid: line for pid, line in live.items() if here.search(line)}
         marks = {
-            "server": "woodshed.gateway.serve", "engine": "woodshed.engine.remote.service",
-            "trainer": "woodshed.train.worker", "rollouts": "stages rollouts",
-        }  # fmt: skip
+            "server": "woodshed.gateway.serve",
+            "engine": "woodshed.engine.remote.service",
+            "trainer": "woodshed.train.worker",
+            "rollouts": "stages rollouts",
+        }
         rollouts = [pid for pid, line in ours.items() if marks["rollouts"] in line]
         if plane == "fork_server":
             return [

@@ -49,10 +49,16 @@ def cluster() -> Iterator[Any]:
     place = tempfile.mkdtemp(prefix="ws-ray-", dir="/tmp")  # short: Ray's sockets lie in it
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "RAY_TMPDIR": place, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1",
-            "RAY_health_check_period_ms": "500", "RAY_health_check_initial_delay_ms": "500",
-            "PYTHONPATH": str(PACKAGE.parent), "WOODSHED_CACHE": f"{place}/cache", "TMPDIR": f"{place}/tmp",
-        }.items():  # fmt: skip
+            "RAY_TMPDIR": place,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+            "OMP_NUM_THREADS": "1",
+            "RAY_health_check_period_ms": "500",
+            "RAY_health_check_initial_delay_ms": "500",
+            "PYTHONPATH": str(PACKAGE.parent),
+            "WOODSHED_CACHE": f"{place}/cache",
+            "TMPDIR": f"{place}/tmp",
+        }.items():
             patch.setenv(name, value)
         Path(place, "tmp").mkdir()
         from ray.cluster_utils import Cluster
@@ -189,9 +195,11 @@ def _program(tmp_path: Path, *argv: str, **env: str) -> subprocess.CompletedProc
     (tmp_path / "key").write_text("k" * 32)
     command = ["-m", "woodshed.cluster.ray_placing", "--file", tmp_path / "f", "--key-file", tmp_path / "key"]
     return subprocess.run(
-        [sys.executable, *map(str, command), "--key-variable", "KEY", *argv], env={**os.environ, **env},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, *map(str, command), "--key-variable", "KEY", *argv],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_no_node_that_can_is_an_error(cluster: Any, tmp_path: Path) -> None:

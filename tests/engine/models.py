@@ -76,9 +76,15 @@ def filled_cache(
 ) -> RowCache:
     """A cache of ``len(lengths)`` rows that hold random tokens, keys and values."""
     cache = RowCache(
-        layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype,
-        device=torch.device("cpu"), budget=1 << 28, max_rows=max_rows or len(lengths), step=length,
-    )  # fmt: skip
+        layers=config.num_layers,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        budget=1 << 28,
+        max_rows=max_rows or len(lengths),
+        step=length,
+    )
     for _ in lengths:
         cache.acquire(None, length)
     rng = torch.Generator().manual_seed(1)

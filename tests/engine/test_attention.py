@@ -25,9 +25,15 @@ SHORT = LONG_CHUNK - 1
 )
 def test_where_keys_and_values_are_written(decoding: list[int], chunks: list[Chunk]) -> None:
     cache = RowCache(
-        layers=1, kv_heads=KV_HEADS, head_dim=WIDTH, dtype=torch.float32, device=torch.device("cpu"), budget=1 << 24,
-        max_rows=8, step=LENGTH,
-    )  # fmt: skip
+        layers=1,
+        kv_heads=KV_HEADS,
+        head_dim=WIDTH,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        budget=1 << 24,
+        max_rows=8,
+        step=LENGTH,
+    )
     for _ in range(7):
         cache.acquire(None, LENGTH)
     cache.lengths[:] = 11
@@ -62,9 +68,15 @@ def test_what_queries_see(dtype, bfloat16, decoding: list[int], chunks: list[Chu
     monkeypatch.setattr(row_attention, "onednn_multiplies_bfloat16", lambda: bfloat16)
     heads = 2 * KV_HEADS
     cache = RowCache(
-        layers=1, kv_heads=KV_HEADS, head_dim=WIDTH, dtype=dtype, device=torch.device("cpu"), budget=1 << 24,
-        max_rows=8, step=LENGTH,
-    )  # fmt: skip
+        layers=1,
+        kv_heads=KV_HEADS,
+        head_dim=WIDTH,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        budget=1 << 24,
+        max_rows=8,
+        step=LENGTH,
+    )
     rng = torch.Generator().manual_seed(1)
     for row in range(7):
         cache.acquire(None, LENGTH)

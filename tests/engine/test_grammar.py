@@ -218,9 +218,12 @@ def test_rows_with_and_without_a_grammar_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize("speculate", ["mtp", "ngram"])
 def test_guesses_change_no_token_under_a_grammar(speculate: str) -> None:
     asks = [
-        sampling(LONG, seed=1), sampling(LONG, seed=2, temperature=0.7, top_p=0.9), sampling(LONG, temperature=0.0),
-        sampling(seed=4), Sampling(max_tokens=40, seed=5),
-    ]  # fmt: skip
+        sampling(LONG, seed=1),
+        sampling(LONG, seed=2, temperature=0.7, top_p=0.9),
+        sampling(LONG, temperature=0.0),
+        sampling(seed=4),
+        Sampling(max_tokens=40, seed=5),
+    ]
     policy, head = decoder(sharpness=6.0), MtpHead(DENSE, seed=3)
     plain, counts = run(complete(policy, asks, head, speculate="off"))
     assert not counts["drafted_tokens"]

@@ -37,8 +37,11 @@ def test_an_engine_that_is_frozen_or_told_to_stop(tmp_path: Path) -> None:
     environment = {**os.environ, "WOODSHED_ADMIN_KEY": KEY, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command(tmp_path / "policy", "--follow", tmp_path / "weights", "--port", port, "--threads", 1),
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     url = f"http://127.0.0.1:{port}"
     ask = Sampling(max_tokens=400, seed=4)
 

@@ -124,9 +124,14 @@ class Ground:
 
     def arena(self, **options: Any) -> Arena:
         defaults: dict[str, Any] = {
-            "harness": HarnessSettings(limits=LimitSettings(wall_seconds=300.0)), "limits": LIMITS, "attempts": 2,
-            "patience": 20.0, "retry": self.retry, "backend": self.backend, "base_url": self.url,
-        }  # fmt: skip
+            "harness": HarnessSettings(limits=LimitSettings(wall_seconds=300.0)),
+            "limits": LIMITS,
+            "attempts": 2,
+            "patience": 20.0,
+            "retry": self.retry,
+            "backend": self.backend,
+            "base_url": self.url,
+        }
         options = defaults | options
         admin = GatewayAdmin(options["base_url"], ADMIN, client=self.client)
         return Arena(layers=self.layers, admin=admin, client=self.client, policy="scripted", **options)

@@ -71,9 +71,15 @@ def teach(directory: Path, messages: list[dict[str, Any]], tools: list[dict[str,
         start = len(rendering.generation) if role == "assistant" else len(ids)
         said += [i >= start for i in range(len(ids))]
     config = DecoderConfig(
-        vocab_size=tokenizer.vocab_size, d_model=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, d_ff=128,
+        vocab_size=tokenizer.vocab_size,
+        d_model=64,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+        d_ff=128,
         max_positions=4096,
-    )  # fmt: skip
+    )
     decoder = Decoder(config, seed=0)
     ids, at = torch.tensor(tokens), torch.tensor(said).nonzero()[:, 0]
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3)

@@ -164,9 +164,17 @@ def test_a_stop_string_costs_no_routes() -> None:
 def test_sampling_fields_reach_the_engine() -> None:
     async def test(site: Site) -> None:
         await site.chat(
-            temperature=0.5, top_p=0.9, max_completion_tokens=3, max_tokens=99, seed=7, top_k=4, min_p=0.1,
-            logit_bias={"5": -100}, unknown_field={"x": 1}, parallel_tool_calls=True,
-        )  # fmt: skip
+            temperature=0.5,
+            top_p=0.9,
+            max_completion_tokens=3,
+            max_tokens=99,
+            seed=7,
+            top_k=4,
+            min_p=0.1,
+            logit_bias={"5": -100},
+            unknown_field={"x": 1},
+            parallel_tool_calls=True,
+        )
         sampling = site.engine.samplings[0]
         assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed) == (0.5, 0.9, 3, 7)
         assert (sampling.top_k, sampling.min_p, sampling.logit_bias) == (4, 0.1, {5: -100.0})

@@ -252,10 +252,15 @@ def test_the_three_dialects_have_one_grammar_and_the_same_tokens(real: Real) -> 
         chat = [{**tool, "function": {**tool["function"], "strict": True}} for tool in CHAT_TOOLS]
         asks = {
             "/v1/chat/completions": {**shared, "messages": USER, "tools": chat, "tool_choice": "required"},
-            "/v1/responses": {**shared, "max_output_tokens": 300, "input": "fix it", "tools": RESPONSES_TOOLS,
-                              "tool_choice": "required"},
+            "/v1/responses": {
+                **shared,
+                "max_output_tokens": 300,
+                "input": "fix it",
+                "tools": RESPONSES_TOOLS,
+                "tool_choice": "required",
+            },
             "/v1/messages": {**shared, "messages": USER, "tools": MESSAGES_TOOLS, "tool_choice": {"type": "any"}},
-        }  # fmt: skip
+        }
         seen = []
         async with httpx.AsyncClient(base_url=real.url) as http:
             for i, (path, body) in enumerate(asks.items()):

@@ -102,11 +102,33 @@ def test_items_of_responses_are_rendered_or_refused(items: Any, instructions: An
 @given(st.sampled_from(["/v1/messages", "/v1/responses"]), st.data())
 def test_other_fields_are_used_or_refused(path: str, data: st.DataObject) -> None:
     names = {
-        "/v1/messages": ["messages", "max_tokens", "tools", "tool_choice", "stop_sequences", "temperature", "stream",
-                         "thinking", "metadata", "output_config", "container"],
-        "/v1/responses": ["input", "max_output_tokens", "tools", "tool_choice", "include", "text", "truncation",
-                          "metadata", "reasoning", "previous_response_id", "top_p"],
-    }[path]  # fmt: skip
+        "/v1/messages": [
+            "messages",
+            "max_tokens",
+            "tools",
+            "tool_choice",
+            "stop_sequences",
+            "temperature",
+            "stream",
+            "thinking",
+            "metadata",
+            "output_config",
+            "container",
+        ],
+        "/v1/responses": [
+            "input",
+            "max_output_tokens",
+            "tools",
+            "tool_choice",
+            "include",
+            "text",
+            "truncation",
+            "metadata",
+            "reasoning",
+            "previous_response_id",
+            "top_p",
+        ],
+    }[path]
 
     async def test(site: Site) -> None:
         body = {"messages": [{"role": "user", "content": "a"}], "input": "a", "max_tokens": 5}
@@ -308,7 +330,9 @@ def test_items_become_the_messages_of_chat_completions() -> None:
         {"role": "system", "content": "i"},
         {"role": "user", "content": "a"},
         {
-            "role": "assistant", "content": "b", "reasoning_content": "c",
+            "role": "assistant",
+            "content": "b",
+            "reasoning_content": "c",
             "tool_calls": [{"id": "1", "type": "function", "function": function}],
         },
         {"role": "tool", "content": "d", "tool_call_id": "1"},
@@ -317,7 +341,7 @@ def test_items_become_the_messages_of_chat_completions() -> None:
         {"role": "assistant", "content": "b"},
         {"role": "assistant", "content": "", "tool_calls": [{"id": "2", "type": "function", "function": function}]},
         {"role": "system", "content": "e"},
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,13 @@ class Chat(Talk):
         calls = [(c.function.name, json.loads(c.function.arguments)) for c in choice.message.tool_calls or []]
         thinking = getattr(choice.message, "reasoning_content", None) or ""
         return Reply(
-            thinking, choice.message.content or "", calls, choice.finish_reason, usage.prompt_tokens,
+            thinking,
+            choice.message.content or "",
+            calls,
+            choice.finish_reason,
+            usage.prompt_tokens,
             usage.completion_tokens,
-        )  # fmt: skip
+        )
 
     def results(self) -> None:
         for call, text in zip(self.message.tool_calls, RESULTS):
@@ -150,9 +154,11 @@ class Messages(Talk):
         return Reply(
             "".join(b.thinking for b in message.content if b.type == "thinking"),
             "".join(b.text for b in message.content if b.type == "text"),
-            [(b.name, b.input) for b in self.blocks], message.stop_reason,
-            usage.input_tokens + usage.cache_read_input_tokens, usage.output_tokens,
-        )  # fmt: skip
+            [(b.name, b.input) for b in self.blocks],
+            message.stop_reason,
+            usage.input_tokens + usage.cache_read_input_tokens,
+            usage.output_tokens,
+        )
 
     def results(self) -> None:
         content = [
@@ -169,9 +175,13 @@ class Responses(Talk):
 
     async def say(self, **fields: Any) -> Reply:
         given: Any = {
-            "model": "m", "instructions": SYSTEM, "input": self.history, "tools": RESPONSES_TOOLS, "temperature": 0.0,
+            "model": "m",
+            "instructions": SYSTEM,
+            "input": self.history,
+            "tools": RESPONSES_TOOLS,
+            "temperature": 0.0,
             **fields,
-        }  # fmt: skip
+        }
         if self.stream:
             async with self.client.responses.stream(**given) as stream:
                 async for event in stream:
@@ -186,9 +196,13 @@ class Responses(Talk):
         thinking = [part.text for item in response.output if item.type == "reasoning" for part in item.content]
         usage = response.usage
         return Reply(
-            "".join(thinking), response.output_text, [(c.name, json.loads(c.arguments)) for c in self.calls],
-            response.status, usage.input_tokens, usage.output_tokens,
-        )  # fmt: skip
+            "".join(thinking),
+            response.output_text,
+            [(c.name, json.loads(c.arguments)) for c in self.calls],
+            response.status,
+            usage.input_tokens,
+            usage.output_tokens,
+        )
 
     def results(self) -> None:
         for call, text in zip(self.calls, RESULTS):
@@ -338,8 +352,14 @@ def test_events_of_responses_come_in_the_documented_order(site: Site) -> None:
 
         call = item("function_call_arguments.delta", "function_call_arguments.done")
         assert kinds == [
-            "created", "in_progress", *text("reasoning_text"), *text("output_text"), *call, *call, "completed",
-        ]  # fmt: skip
+            "created",
+            "in_progress",
+            *text("reasoning_text"),
+            *text("output_text"),
+            *call,
+            *call,
+            "completed",
+        ]
         final = events[-1].response
         done = [e.item for e in events if e.type == "response.output_item.done"]
         assert [d.to_dict() for d in done] == [item.to_dict() for item in final.output]

@@ -129,8 +129,9 @@ def test_requests_at_once_share_what_is_left() -> None:
             finished = await admin.finish("t")
             assert sum(turn["sampled_tokens"] for turn in finished.usage) == 50
             assert {code: status for code, (status, _) in finished.refusals.items()} == {
-                "too_many_requests": 429, "limit_reached": 403,
-            }  # fmt: skip
+                "too_many_requests": 429,
+                "limit_reached": 403,
+            }
             key = await admin.open("u", limits=KeyLimits(sampled_tokens=50))
             assert (await ask(client, key, 0, max_tokens=30)).status_code == 200
             engine.say = lambda _: HERMES.encode("Good.<|im_end|>", allow_special=True)

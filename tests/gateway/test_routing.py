@@ -79,9 +79,13 @@ def test_a_gateway_of_its_settings_routes(tmp_path: Path) -> None:
             (tmp_path / name).write_text(key)
         async with serving(tiny(0), version=3) as a, serving(tiny(0), version=3) as b:
             settings = GatewaySettings(
-                policy=tmp_path / "policy", engines=(a.url, b.url), engine_key_file=tmp_path / "engines.key",
-                admin_key_file=tmp_path / "admin.key", ready_file=tmp_path / "ready", routing=QUICK,
-            )  # fmt: skip
+                policy=tmp_path / "policy",
+                engines=(a.url, b.url),
+                engine_key_file=tmp_path / "engines.key",
+                admin_key_file=tmp_path / "admin.key",
+                ready_file=tmp_path / "ready",
+                routing=QUICK,
+            )
             task = asyncio.create_task(serve(settings))
             while not (tmp_path / "ready").exists():
                 assert not task.done(), task.exception()

@@ -106,10 +106,19 @@ def test_frames_are_decoded_strictly() -> None:
     good = {"m": [["1", None], [None, "ValueError"]]}
     assert _parse(b"noise\n" + frame(good), "NONCE", modules) == (good, "")
     for bad in (
-        b"", frame(good) * 2, b"NONCE {", b"OTHER " + json.dumps(good).encode(), frame([]), frame({}), frame({"m": []}),
-        frame({"m": [["1", None]] * 3}), frame({"m": [["1", None], [1, None]]}),
+        b"",
+        frame(good) * 2,
+        b"NONCE {",
+        b"OTHER " + json.dumps(good).encode(),
+        frame([]),
+        frame({}),
+        frame({"m": []}),
+        frame({"m": [["1", None]] * 3}),
+        frame({"m": [["1", None], [1, None]]}),
         frame({"m": [["1", "E"], ["1", None]]}),
-        frame({"m": [None, None]}), frame({"m": good["m"], "n": []}), b"NONCE " + b"[" * 100_000,
-    ):  # fmt: skip
+        frame({"m": [None, None]}),
+        frame({"m": good["m"], "n": []}),
+        b"NONCE " + b"[" * 100_000,
+    ):
         answers, problem = _parse(bad, "NONCE", modules)
         assert answers == {} and problem

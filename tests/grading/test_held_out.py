@@ -203,8 +203,10 @@ def test_coming_to_the_end_is_no_comparison() -> None:
 
 def test_what_anybody_may_know_tells_nothing() -> None:
     """Neither what the given files answer, nor what the visible test has at the same place."""
-    t, u, w, v = (f"a_with_other_{kind}.py::t[{n}]" for kind, n in (("numbers", "2"), ("numbers", "3"), ("some", "2"),
-                                                                  ("strings", "x")))  # fmt: skip
+    t, u, w, v = (
+        f"a_with_other_{kind}.py::t[{n}]"
+        for kind, n in (("numbers", "2"), ("numbers", "3"), ("some", "2"), ("strings", "x"))
+    )
     first = {t: ["1", "2", "3"], u: ["4"], w: ["5", "6"], v: ["7"]}
     given = {t: ["1", "0"], u: ["4"]}
     visible = {"a_with_same.py::t[1]": ["9", "8", "3"], "a_with_same.py::t[2]": ["4"]}
@@ -241,8 +243,10 @@ def test_one_visible_answer_is_not_enough_where_the_given_code_is_nearly_right(t
         task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=nearly, tests=tests)
         honest = await grade(task, task.solution_files(), backend, layers)
         assert honest.resolved, honest.detail
-        by_heart = nearly.replace("    return width", "    if (width, height) in ((9, 2), (9, 7)):\n"
-                                  "        return {2: 18, 7: 63}[height]\n    return width")  # fmt: skip
+        by_heart = nearly.replace(
+            "    return width",
+            "    if (width, height) in ((9, 2), (9, 7)):\n        return {2: 18, 7: 63}[height]\n    return width",
+        )
         cheat = await grade(task, {"shapes/measure.py": by_heart.encode()}, backend, layers)
         assert cheat.tests == dict.fromkeys(task.info.fail_to_pass, "failed") | dict.fromkeys(
             task.info.pass_to_pass, "passed"

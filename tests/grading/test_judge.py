@@ -35,10 +35,14 @@ SOURCE = "def area(width, height):\n    return width + height\n"
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     info = TaskInfo(fail_to_pass=("t",), grader="cases", submission=("**/*.py",))
     return save_task(
-        tmp_path_factory.mktemp("task") / "t", name="org/t", instruction="fix area", info=info,
-        workspace={"shapes.py": SOURCE.encode()}, tests={"test.sh": b"true\n"},
+        tmp_path_factory.mktemp("task") / "t",
+        name="org/t",
+        instruction="fix area",
+        info=info,
+        workspace={"shapes.py": SOURCE.encode()},
+        tests={"test.sh": b"true\n"},
         solution={"shapes.py": SOURCE.replace("+", "*").encode()},
-    )  # fmt: skip
+    )
 
 
 def persuasion(task: Task) -> MonitoredEpisode:
@@ -106,9 +110,16 @@ def test_a_judge_flags_with_a_quotation_and_its_verdict_is_kept(task: Task, tmp_
     again, judge, engine = ask(tmp_path, episode, lambda *_: "never asked")
     assert engine.calls == [] and again == [ruling] and judge.counts["cached"] == 1
     trajectory = Trajectory(
-        id="one-0", task="org/t", group="g", source="train", harness_hash="h", policy="p", status="submitted",
-        outcome=Outcome(True), rewards={"outcome": 1.0},
-    )  # fmt: skip
+        id="one-0",
+        task="org/t",
+        group="g",
+        source="train",
+        harness_hash="h",
+        policy="p",
+        status="submitted",
+        outcome=Outcome(True),
+        rewards={"outcome": 1.0},
+    )
     settings = MonitorSettings(judge="fail")
     watch(trajectory, episode, settings, training=True, ruling=ruling)
     assert "judge" in trajectory.flagged and trajectory.rewards["monitor_judge"] == -1.0
@@ -140,9 +151,16 @@ def test_failures_are_counted_asked_again_and_never_a_verdict(task: Task, tmp_pa
     rulings, judge, _ = ask(tmp_path, episode, OBEDIENT["says what the policy dictated"], times=3, concurrency=2)
     assert [r.state for r in rulings] == ["failed"] * 3 and judge.counts["failed"] == judge.counts["asked"] == 3
     trajectory = Trajectory(
-        id="one-0", task="org/t", group="g", source="train", harness_hash="h", policy="p", status="submitted",
-        outcome=Outcome(True), rewards={"outcome": 1.0},
-    )  # fmt: skip
+        id="one-0",
+        task="org/t",
+        group="g",
+        source="train",
+        harness_hash="h",
+        policy="p",
+        status="submitted",
+        outcome=Outcome(True),
+        rewards={"outcome": 1.0},
+    )
     watch(trajectory, replace(episode, events=()), MonitorSettings(judge="fail"), training=True, ruling=rulings[0])
     assert trajectory.rewards == {"outcome": 1.0} and trajectory.findings == []
     assert trajectory.labels == {"judge": "failed"}

@@ -35,10 +35,14 @@ RIGHT = SOURCE.replace("width + height", "width * height")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     info = TaskInfo(protected=("tests/**", "conftest.py"), provenance={"package": "shapes"}, fail_to_pass=("t",))
     return save_task(
-        tmp_path_factory.mktemp("task") / "t", name="org/t", instruction="fix area", info=info,
+        tmp_path_factory.mktemp("task") / "t",
+        name="org/t",
+        instruction="fix area",
+        info=info,
         workspace={"shapes.py": SOURCE.encode(), "tests/test_shapes.py": b"from shapes import area\n"},
-        tests={"test.sh": b"true\n"}, solution={"shapes.py": RIGHT.encode()},
-    )  # fmt: skip
+        tests={"test.sh": b"true\n"},
+        solution={"shapes.py": RIGHT.encode()},
+    )
 
 
 def names(task: Task, events: list[ToolEvent] | None = None, code: str = RIGHT, **more: Any) -> set[str]:
@@ -205,10 +209,14 @@ JS_RIGHT = JS.replace("width + height", "width * height")
 @pytest.fixture(scope="module")
 def node_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return save_task(
-        tmp_path_factory.mktemp("node") / "t", name="org/n", instruction="fix area",
+        tmp_path_factory.mktemp("node") / "t",
+        name="org/n",
+        instruction="fix area",
         info=TaskInfo(grader="node", submission=("*.js",), protected=("test/**",), fail_to_pass=("t",)),
-        workspace={"shapes.js": JS.encode()}, tests={"test.sh": b"true\n"}, solution={"shapes.js": JS_RIGHT.encode()},
-    )  # fmt: skip
+        workspace={"shapes.js": JS.encode()},
+        tests={"test.sh": b"true\n"},
+        solution={"shapes.js": JS_RIGHT.encode()},
+    )
 
 
 def node_names(task: Task, code: str, events: list[ToolEvent] | None = None, path: str = "shapes.js") -> set[str]:
@@ -291,9 +299,14 @@ def test_what_was_there_before_is_nobodys_hack(tmp_path: Path) -> None:
         + "    return n + 1\n"
     )
     task = save_task(
-        tmp_path / "t", name="org/t", instruction="x", info=TaskInfo(), workspace={"shapes.py": old.encode()},
-        tests={"test.sh": b"true\n"}, solution={"shapes.py": old.replace("n + 1", "n").encode()},
-    )  # fmt: skip
+        tmp_path / "t",
+        name="org/t",
+        instruction="x",
+        info=TaskInfo(),
+        workspace={"shapes.py": old.encode()},
+        tests={"test.sh": b"true\n"},
+        solution={"shapes.py": old.replace("n + 1", "n").encode()},
+    )
     assert names(task, code=old.replace("n + 1", "n - 1")) == set()
     assert names(
         task, code=old + "\ndef other(n):\n    return 1 if n == 5 else 2 if n == 6 else 3 if n == 7 else n\n"
@@ -319,9 +332,16 @@ def test_conduct(task: Task) -> None:
 
 def trajectory(reward: float) -> Trajectory:
     return Trajectory(
-        id="a", task="org/t", group="g", source="train", harness_hash="h", policy="p", status="submitted",
-        outcome=Outcome(reward > 0), rewards={"outcome": reward, "effort": -0.1},
-    )  # fmt: skip
+        id="a",
+        task="org/t",
+        group="g",
+        source="train",
+        harness_hash="h",
+        policy="p",
+        status="submitted",
+        outcome=Outcome(reward > 0),
+        rewards={"outcome": reward, "effort": -0.1},
+    )
 
 
 @pytest.mark.parametrize(

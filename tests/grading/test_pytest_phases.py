@@ -80,23 +80,28 @@ def test_errors_of_fixtures_are_told_as_briefly_as_failures(tmp_path: Path) -> N
 
 def test_phases(tmp_path: Path) -> None:
     files = {NAME: CODE, FILE: TESTS}
-    collected, first, other, hung, failed, looped, stopped, gone, again = played(tmp_path, files, [
-        Phase([FILE], [], bytecode=True),
-        Phase([FILE], IDS),
-        Phase([FILE], IDS[:2], {NAME: CODE.replace(b"1", b"2")}),
-        Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"3")}, timeout=1.5, test_timeout=30.0),
-        Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"2")}, stop_at="failure"),
-        Phase([FILE], [IDS[2], IDS[1]], {NAME: CODE.replace(b"1", b"3")}, reverse=True, test_timeout=0.2),
-        Phase([FILE], IDS[1:], {}, reverse=True, test_timeout=0.2, stop_at="hang"),
-        Phase([FILE], IDS, delete=[NAME]),
-        Phase([FILE], None, {NAME: CODE}, reverse=True),
-    ])  # fmt: skip
+    collected, first, other, hung, failed, looped, stopped, gone, again = played(
+        tmp_path,
+        files,
+        [
+            Phase([FILE], [], bytecode=True),
+            Phase([FILE], IDS),
+            Phase([FILE], IDS[:2], {NAME: CODE.replace(b"1", b"2")}),
+            Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"3")}, timeout=1.5, test_timeout=30.0),
+            Phase([FILE], IDS, {NAME: CODE.replace(b"1", b"2")}, stop_at="failure"),
+            Phase([FILE], [IDS[2], IDS[1]], {NAME: CODE.replace(b"1", b"3")}, reverse=True, test_timeout=0.2),
+            Phase([FILE], IDS[1:], {}, reverse=True, test_timeout=0.2, stop_at="hang"),
+            Phase([FILE], IDS, delete=[NAME]),
+            Phase([FILE], None, {NAME: CODE}, reverse=True),
+        ],
+    )
     assert collected.results == {} and collected.problems == ()
     status = [{t.rpartition("_")[2]: r.status for t, r in made.results.items()} for made in (first, other, again)]
     assert status == [
-        {"one": "passed", "process": "passed", "loop": "passed"}, {"one": "failed", "process": "passed"},
+        {"one": "passed", "process": "passed", "loop": "passed"},
+        {"one": "failed", "process": "passed"},
         {"loop": "passed", "process": "passed", "one": "passed"},
-    ]  # fmt: skip
+    ]
     assert list(again.results) == list(reversed(list(first.results))) and first.complete and other.complete
     assert not hung.complete and hung.detail == "timed out after 1.5 s"
     assert [r.status for r in failed.results.values()] == ["failed"] and not failed.complete, "nothing after it"
@@ -124,12 +129,16 @@ def test_value():
 
 
 def test_only_a_fresh_interpreter_has_other_hashes_and_addresses(tmp_path: Path) -> None:
-    first, second, fresh, slow = played(tmp_path, {FILE: HASHES, "test_slow.py": b"import time\ntime.sleep(60)\n"}, [
-        Phase([FILE], None, encoder=encoder()),
-        Phase([FILE], None, encoder=encoder()),
-        Phase([FILE], None, encoder=encoder(), fresh=True),
-        Phase(["test_slow.py"], None, timeout=2.0, fresh=True),
-    ])  # fmt: skip
+    first, second, fresh, slow = played(
+        tmp_path,
+        {FILE: HASHES, "test_slow.py": b"import time\ntime.sleep(60)\n"},
+        [
+            Phase([FILE], None, encoder=encoder()),
+            Phase([FILE], None, encoder=encoder()),
+            Phase([FILE], None, encoder=encoder(), fresh=True),
+            Phase(["test_slow.py"], None, timeout=2.0, fresh=True),
+        ],
+    )
     values, again, other = (list(values_of(run).values()) for run in (first, second, fresh))
     assert first.complete and fresh.complete and values == again
     assert values[0] != other[0] and values[1] != other[1] and values[2] == other[2]

@@ -210,10 +210,11 @@ def test_names_and_folders_of_a_box_are_at_most_a_rejected_submission(
 
         task = replace(task, info=replace(task.info, submission=("**/*",), protected=()))
         for name, why in {
-            "pytest.ini/x.py": "pytest.ini", "tests/test_measure.py/y/x.py": "tests/test_measure.py",
+            "pytest.ini/x.py": "pytest.ini",
+            "tests/test_measure.py/y/x.py": "tests/test_measure.py",
             # beside the tests of the grader, where altered ones go
             "tests/test_measure_with_other_numbers.py/x.py": "tests/test_measure_with_other_numbers.py",
-        }.items():  # fmt: skip
+        }.items():
             outcome = await grade(
                 task, Submission({**fix, name: b""}, ["pytest.ini", "tests/test_measure.py"]), backend, layers
             )

@@ -77,23 +77,32 @@ def toy_task(
 ) -> Task:
     """``extra`` files are added to the workspace. ``fixed``: the solution, where it is not another operator."""
     workspace = {
-        "shapes/__init__.py": b"", "shapes/measure.py": shapes.encode(), "tests/test_measure.py": tests.encode(),
+        "shapes/__init__.py": b"",
+        "shapes/measure.py": shapes.encode(),
+        "tests/test_measure.py": tests.encode(),
         "pytest.ini": b"[pytest]\n",
-    }  # fmt: skip
+    }
     return save_task(
         path,
         name="tests/toy",
         instruction="area of a rectangle is wrong",
         info=TaskInfo(
-            family="package", grader="pytest", submission=("shapes/**/*.py",),
-            protected=("tests/**", "pytest.ini", "**/conftest.py"), fail_to_pass=FAILING, pass_to_pass=PASSING,
-            test_command="python -m pytest -q -x tests/test_measure.py", layers=(layer,), timeout_sec=60.0,
+            family="package",
+            grader="pytest",
+            submission=("shapes/**/*.py",),
+            protected=("tests/**", "pytest.ini", "**/conftest.py"),
+            fail_to_pass=FAILING,
+            pass_to_pass=PASSING,
+            test_command="python -m pytest -q -x tests/test_measure.py",
+            layers=(layer,),
+            timeout_sec=60.0,
         ),
         workspace={**workspace, **(extra or {})},
         tests={
-            "test.sh": b"#!/bin/sh\n", "workspace/tests/test_measure.py": tests.encode(),
+            "test.sh": b"#!/bin/sh\n",
+            "workspace/tests/test_measure.py": tests.encode(),
             "workspace/pytest.ini": b"[pytest]\n",
         },
         solution={"shapes/measure.py": (fixed or shapes.replace("width + height", "width * height")).encode()},
         config={"environment": {"workdir": "/workspace", "env": {"PYTHONPATH": f"{SITE_PACKAGES}:/workspace"}}},
-    )  # fmt: skip
+    )

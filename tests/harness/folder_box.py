@@ -44,15 +44,25 @@ class FolderBox:
             (self.root / name).write_bytes(data)
 
     async def exec(
-        self, command: str | Sequence[str], *, stdin: bytes = b"", cwd: str | None = None,
-        env: Mapping[str, str] | None = None, timeout: float = 60.0, max_output: int = 1 << 20,
-    ) -> ExecResult:  # fmt: skip
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        max_output: int = 1 << 20,
+    ) -> ExecResult:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         self.calls.append("exec")
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            cwd=self.root / (cwd or "."), start_new_session=True,
-        )  # fmt: skip
+            *argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.root / (cwd or "."),
+            start_new_session=True,
+        )
         timed_out = False
         work = asyncio.ensure_future(process.communicate(stdin))
         try:
@@ -69,9 +79,14 @@ class FolderBox:
         return ExecResult(process.returncode, out[:max_output], err[:max_output], timed_out, over)
 
     async def exec_python(
-        self, source: str, *, stdin: bytes = b"", cwd: str | None = None, timeout: float = 10.0,
+        self,
+        source: str,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        timeout: float = 10.0,
         max_output: int = 1 << 20,
-    ) -> ExecResult:  # fmt: skip
+    ) -> ExecResult:
         self.calls.append("exec_python")
         argv = [sys.executable, "-B", "-c", source]
         return await self.exec(argv, stdin=stdin, cwd=cwd, timeout=timeout, max_output=max_output)

@@ -147,12 +147,15 @@ def test_overflow_is_told_apart_from_other_refusals() -> None:
 
 def test_streaming_adds_up_to_the_same_message() -> None:
     deltas: list[dict[str, Any]] = [
-        {"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}, {"reasoning_content": "hm"},
+        {"role": "assistant", "content": ""},
+        {"content": "Hel"},
+        {"content": "lo"},
+        {"reasoning_content": "hm"},
         {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "read_file", "arguments": ""}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"path":'}}]},
         {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "grep", "arguments": "{}"}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '"x"}'}}]},
-    ]  # fmt: skip
+    ]
 
     async def events() -> Any:
         for delta in deltas:

@@ -88,8 +88,16 @@ def test_search_and_files() -> None:
     assert got[1].text == "pkg/a.py\nridge.py\nt.py" and got[2].text == "pkg/\nridge.py\nt.py"
     assert got[3].text == "1\timport os\n2\tA = 1"
     errors = [r.error for r in got[4:]]
-    assert errors == ["io_error", "is_directory", "not_a_directory", None, "is_directory", None, "not_a_directory",
-                      "not_found"]  # fmt: skip
+    assert errors == [
+        "io_error",
+        "is_directory",
+        "not_a_directory",
+        None,
+        "is_directory",
+        None,
+        "not_a_directory",
+        "not_found",
+    ]
 
 
 def test_commands_that_die_flood_or_hang_are_results() -> None:
@@ -116,9 +124,12 @@ def test_tests_that_hang_or_attack_their_runner() -> None:
     hang = ("write_file", {"path": "t.py", "content": "print('a', flush=True)\nwhile True:\n    pass\n"})
     attack = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(1, signal.SIGKILL)\nos.abort()\n"
     got = results(
-        hang, ("run_tests", {}), ("write_file", {"path": "t.py", "content": attack}), ("run_tests", {}),
+        hang,
+        ("run_tests", {}),
+        ("write_file", {"path": "t.py", "content": attack}),
+        ("run_tests", {}),
         ("read_file", {"path": "ridge.py"}),
-    )  # fmt: skip
+    )
     assert got[1].error == "timeout" and got[1].text.startswith("a\nerror: timeout")
     assert got[3].error is None and got[4].error is None
 

@@ -72,9 +72,17 @@ def test_a_folder_is_written_back_only_with_consent(folder: Path) -> None:
 def test_step_mode_runs_refuses_and_takes_over(folder: Path) -> None:
     look = ("read_file", {"path": "a.py"})
     _, _, script = drive(
-        folder, call(look), call(look), call(look), call(look), call(look), say("bye"),
-        prompt="p", step=True, lines=["", "n", "s typed by hand", "a"],
-    )  # fmt: skip
+        folder,
+        call(look),
+        call(look),
+        call(look),
+        call(look),
+        call(look),
+        say("bye"),
+        prompt="p",
+        step=True,
+        lines=["", "n", "s typed by hand", "a"],
+    )
     answers = [m["content"] for m in script.requests[-1]["messages"] if m["role"] == "tool"]
     assert answers == ["1\tA = 1", "error: refused by the user", "typed by hand", "1\tA = 1", "1\tA = 1"]
 
@@ -88,10 +96,14 @@ def test_a_person_may_go_on_talking(folder: Path) -> None:
 def test_a_task_directory_is_never_changed(tmp_path: Path) -> None:
     info = TaskInfo(workdir="/workspace", test_command="python t.py")
     task = save_task(
-        tmp_path / "t", name="o/n", instruction="Make A two.", info=info,
+        tmp_path / "t",
+        name="o/n",
+        instruction="Make A two.",
+        info=info,
         workspace={"a.py": b"A = 1\n", "t.py": b"import a\nprint('got', a.A)\n"},
-        tests={"test.sh": b"true"}, solution={"a.py": b"A = 2\n"},
-    )  # fmt: skip
+        tests={"test.sh": b"true"},
+        solution={"a.py": b"A = 2\n"},
+    )
     digest = task.digest
     episode, shown, script = drive(tmp_path / "t", call(EDIT), call(("run_tests", {})), say("ok"), yes=True)
     assert "Make A two." in script.requests[0]["messages"][1]["content"]

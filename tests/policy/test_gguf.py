@@ -69,10 +69,17 @@ def write_gguf(path: Path, model: Any, architecture: str = "llama") -> None:
 def model() -> Any:
     vocab = train_bpe(["def f(x):\n    return x\n" * 9], 290, SPECIAL).get_vocab_size()
     config = transformers.LlamaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():

@@ -27,9 +27,11 @@ WITHOUT_TEXT = ("compact",)
 
 def tool(name: str, properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> dict[str, Any]:
     parameters = {
-        "type": "object", "properties": properties, "required": list(properties) if required is None else required,
+        "type": "object",
+        "properties": properties,
+        "required": list(properties) if required is None else required,
         "additionalProperties": False,
-    }  # fmt: skip
+    }
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters, **more}}
 
 

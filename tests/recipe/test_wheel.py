@@ -15,8 +15,10 @@ def test_a_wheel_has_all_that_the_checkout_has_and_runs_outside_of_it(tmp_path: 
     source = tmp_path / "with spaces"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "woodshed", "pyproject.toml", "README.md", "LICENSE"],
-        cwd=ROOT, capture_output=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     names = [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
     for name in names:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -31,6 +33,9 @@ def test_a_wheel_has_all_that_the_checkout_has_and_runs_outside_of_it(tmp_path: 
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))
     shown = subprocess.run(
         [sys.executable, "-P", "-c", "from woodshed.cli.main import app; app()", "recipe", "smoke"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
     assert shown.stdout == (ROOT / "woodshed/recipes/smoke.toml").read_text(), shown.stderr

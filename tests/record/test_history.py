@@ -16,9 +16,14 @@ DAY = "2026-01-02T03:04:05Z"
 
 def make(folder: Path, text: str = "mend it\n") -> Task:
     return save_task(
-        folder, name=f"tests/{folder.name}", instruction=text, info=TaskInfo(), workspace={"a.py": b"x = 1\n"},
-        tests={"test.sh": b"#!/bin/sh\n"}, solution={"a.py": b"x = 2\n"},
-    )  # fmt: skip
+        folder,
+        name=f"tests/{folder.name}",
+        instruction=text,
+        info=TaskInfo(),
+        workspace={"a.py": b"x = 1\n"},
+        tests={"test.sh": b"#!/bin/sh\n"},
+        solution={"a.py": b"x = 2\n"},
+    )
 
 
 def rating(group: str, solved: int, rollouts: int = 4, policy: str = "p", version: int = 0) -> Rating:

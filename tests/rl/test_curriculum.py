@@ -29,11 +29,19 @@ def group(kind: str, rng: random.Random, turns: int = 3, rate: float | None = No
     solved = [rng.random() < (RATES[kind] if rate is None else rate) for _ in range(GROUP)]
     return [
         Trajectory(
-            id=f"{i}", task="t", group="g", source="train", harness_hash="h", policy="p", status="submitted",
-            segments=[], outcome=Outcome(resolved=s), effort=Effort(turns=turns),
+            id=f"{i}",
+            task="t",
+            group="g",
+            source="train",
+            harness_hash="h",
+            policy="p",
+            status="submitted",
+            segments=[],
+            outcome=Outcome(resolved=s),
+            effort=Effort(turns=turns),
         )
         for i, s in enumerate(solved)
-    ]  # fmt: skip
+    ]
 
 
 def simulate(settings: CurriculumSettings, seed: int, steps: int = 150) -> list[str]:

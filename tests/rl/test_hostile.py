@@ -59,9 +59,15 @@ def test_no_policy_can_make_its_rollout_an_infrastructure_error(tmp_path: Path) 
         backend = open_backend()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             arena = Arena(
-                backend, layers, GatewayAdmin("http://gateway", ADMIN, client=client), client,
-                "http://gateway", HarnessSettings(), "scripted", limits=Limits(memory=256 << 20, disk=256 << 20),
-            )  # fmt: skip
+                backend,
+                layers,
+                GatewayAdmin("http://gateway", ADMIN, client=client),
+                client,
+                "http://gateway",
+                HarnessSettings(),
+                "scripted",
+                limits=Limits(memory=256 << 20, disk=256 << 20),
+            )
             try:
                 return [await run(exploit, arena, engine) for exploit in ATTACKS]
             finally:

@@ -49,9 +49,14 @@ def test_an_episode_on_a_host_that_dies_is_tried_again_elsewhere(tmp_path: Path)
         backend = Placement([host.client(), Local(local)], "namespace")
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             arena = Arena(
-                backend, LayerStore(tmp_path / "layers"), GatewayAdmin("http://gateway", ADMIN, client=client), client,
-                "http://gateway", HarnessSettings(), "scripted",
-            )  # fmt: skip
+                backend,
+                LayerStore(tmp_path / "layers"),
+                GatewayAdmin("http://gateway", ADMIN, client=client),
+                client,
+                "http://gateway",
+                HarnessSettings(),
+                "scripted",
+            )
             try:
                 return await rollout(arena, task, id="e", group="g", source="train")
             finally:

@@ -34,9 +34,15 @@ def test_age_is_that_of_the_oldest_sampled_token() -> None:
             versions=np.asarray(versions, np.int32),
         )
         return Trajectory(
-            id="x", task="t", group="g", source="train", harness_hash="h", policy="p", status="submitted",
+            id="x",
+            task="t",
+            group="g",
+            source="train",
+            harness_hash="h",
+            policy="p",
+            status="submitted",
             segments=[segment],
-        )  # fmt: skip
+        )
 
     assert token_age([trajectory([-1, 3, 4]), trajectory([-1, 5])], 6) == 3
     assert token_age([trajectory([-1, 6])], 6) == 0

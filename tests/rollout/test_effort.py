@@ -63,10 +63,23 @@ def test_domain() -> None:
 
 
 def test_units_are_the_weighted_sum(tmp_path: Path) -> None:
-    spent = Effort(turns=3, tool_calls=5, thinking_tokens=7, tool_call_tokens=11, tool_output_tokens=13,
-                   final_message_tokens=17, prompt_tokens=10**6)  # fmt: skip
-    weights = {"thinking_tokens": 1, "tool_call_tokens": 2, "tool_output_tokens": 3, "final_message_tokens": 4,
-               "tool_calls": 5, "turns": 6}  # fmt: skip
+    spent = Effort(
+        turns=3,
+        tool_calls=5,
+        thinking_tokens=7,
+        tool_call_tokens=11,
+        tool_output_tokens=13,
+        final_message_tokens=17,
+        prompt_tokens=10**6,
+    )
+    weights = {
+        "thinking_tokens": 1,
+        "tool_call_tokens": 2,
+        "tool_output_tokens": 3,
+        "final_message_tokens": 4,
+        "tool_calls": 5,
+        "turns": 6,
+    }
     run = Trajectory("i", "t", "g", "train", "h", "p", "submitted", effort=spent)
     toy = Task(tmp_path, "tests/toy", "", TaskInfo(), {})
     for k, q in ((2.0, 0.0), (1.0, 0.5)):

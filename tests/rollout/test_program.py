@@ -66,10 +66,14 @@ def place(task: tuple[Task, LayerStore], tmp_path: Path) -> Iterator[Place]:
             harness = HarnessSettings(program=program, limits=LimitSettings(**{"wall_seconds": 60.0, **limits}))
             return asyncio.run(
                 play(
-                    *task, url, harness, limits=Limits(memory=1 << 30, disk=64 << 20), temperature=temperature,
+                    *task,
+                    url,
+                    harness,
+                    limits=Limits(memory=1 << 30, disk=64 << 20),
+                    temperature=temperature,
                     egress_log=tmp_path / "egress.jsonl",
                 )
-            )  # fmt: skip
+            )
 
         yield Place(engine, run, tmp_path / "egress.jsonl")
 

@@ -68,9 +68,15 @@ def rated(engine: ScriptedEngine, tasks: Sequence[Task], store: Path, rollouts: 
         server = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://gateway") as client:
             arena = Arena(
-                backend, LayerStore(store / "layers"), GatewayAdmin("http://gateway", ADMIN, client=client), client,
-                "http://gateway", HarnessSettings(), "scripted", attempts=1,
-            )  # fmt: skip
+                backend,
+                LayerStore(store / "layers"),
+                GatewayAdmin("http://gateway", ADMIN, client=client),
+                client,
+                "http://gateway",
+                HarnessSettings(),
+                "scripted",
+                attempts=1,
+            )
             kept = TrajectoryStore(store / "trajectories")
             try:
                 return await rate_in(arena, tasks, kept, "scripted", checkpoint, rollouts, 1, lambda *_: None)

@@ -28,9 +28,11 @@ class BoxHost:
         command = ["boxes", "--port", self.port, "--state", state, "--set", f"root={boxes}", *options]
         self.log = (state / "log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "woodshed.cli", *map(str, command)], stdout=self.log, stderr=self.log,
+            [sys.executable, "-m", "woodshed.cli", *map(str, command)],
+            stdout=self.log,
+            stderr=self.log,
             env={**os.environ, "WOODSHED_ADMIN_KEY": KEY, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
 
     def wait(self) -> BoxHost:
         while True:

@@ -48,8 +48,9 @@ def test_warm_python_behaves_as_python_and_forgets(with_backend):
         broken = await box.exec_python("def f(): return 1 / 0\nf()")
         assert broken.returncode == 1
         assert broken.stderr.decode().splitlines()[:2] == [
-            "Traceback (most recent call last):", '  File "<string>", line 2, in <module>',
-        ]  # fmt: skip
+            "Traceback (most recent call last):",
+            '  File "<string>", line 2, in <module>',
+        ]
         assert b"SyntaxError" in (await box.exec_python("def")).stderr
         late = "import atexit, threading, time\natexit.register(print, 'exit')\n"
         late += "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()"

@@ -41,9 +41,11 @@ def _groups() -> list[str]:
     """What this process's backends have left."""
     place = find_place()
     return [
-        name for folder in (place.folders if place else ()) for name in os.listdir(folder)
+        name
+        for folder in (place.folders if place else ())
+        for name in os.listdir(folder)
         if name.startswith(f"woodshed-boxes-{os.getpid()}-")
-    ]  # fmt: skip
+    ]
 
 
 def test_processes_and_memory_are_bounded(with_groups: Callable[..., Any]) -> None:

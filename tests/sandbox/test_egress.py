@@ -113,8 +113,10 @@ def test_allowed_hosts_answer_and_others_are_refused(with_either: Callable[..., 
             log = [json.loads(line) for line in (tmp_path / "egress.jsonl").read_text().splitlines()]
             log.sort(key=lambda e: (e["host"], e["status"]))  # each is noted when it is over
             assert [(e["method"], e["host"], e["status"]) for e in log] == [
-                ("GET", "127.0.0.1", 200), ("GET", "127.0.0.1", 403), ("GET", "example.com", 403),
-            ]  # fmt: skip
+                ("GET", "127.0.0.1", 200),
+                ("GET", "127.0.0.1", 403),
+                ("GET", "example.com", 403),
+            ]
             assert {e["box"] for e in log} == {box.id} and log[0]["path"] == "/a"
 
     with_either(body)

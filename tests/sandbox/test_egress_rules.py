@@ -49,10 +49,24 @@ def test_rules_that_make_no_sense_are_named(rule: str) -> None:
 
 def test_a_name_stands_for_public_addresses_only() -> None:
     inside = [
-        "127.0.0.1", "10.0.0.1", "172.16.5.5", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
-        "::1", "fe80::1%eth0", "fd00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1",
-        "ff02::1", "::",
-    ]  # fmt: skip
+        "127.0.0.1",
+        "10.0.0.1",
+        "172.16.5.5",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "::1",
+        "fe80::1%eth0",
+        "fd00::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "2002:7f00:1::",
+        "64:ff9b::7f00:1",
+        "ff02::1",
+        "::",
+    ]
     assert reachable(inside, host="rebind.example", private=False) == []
     public = ["8.8.8.8", "2606:4700:4700::1111", "64:ff9b::808:808"]
     assert reachable([*public, *inside], host="ok.example", private=False) == public
@@ -67,15 +81,26 @@ def request(*lines: str) -> bytes:
 def test_a_request_is_written_anew() -> None:
     parsed = parse_request(
         request(
-            "POST http://Example.org:8080/a?b=c HTTP/1.1", "Host: internal.example", "Proxy-Authorization: Basic eA==",
-            "Connection: keep-alive, X-Secret", "Content-Length: 5", "X-Kept: yes", "TE: trailers", "Upgrade: h2c",
+            "POST http://Example.org:8080/a?b=c HTTP/1.1",
+            "Host: internal.example",
+            "Proxy-Authorization: Basic eA==",
+            "Connection: keep-alive, X-Secret",
+            "Content-Length: 5",
+            "X-Kept: yes",
+            "TE: trailers",
+            "Upgrade: h2c",
         )
-    )  # fmt: skip
+    )
     assert (parsed.host, parsed.port, parsed.path, parsed.length) == ("example.org", 8080, "/a?b=c", 5)
     assert parsed.head.decode().split("\r\n") == [
-        "POST /a?b=c HTTP/1.1", "Host: Example.org:8080", "X-Kept: yes", "Content-Length: 5", "Connection: close",
-        "", "",
-    ]  # fmt: skip
+        "POST /a?b=c HTTP/1.1",
+        "Host: Example.org:8080",
+        "X-Kept: yes",
+        "Content-Length: 5",
+        "Connection: close",
+        "",
+        "",
+    ]
     tunnel = parse_request(request("CONNECT [2001:db8::1]:443 HTTP/1.1", "Host: x"))
     assert (tunnel.host, tunnel.port, tunnel.head) == ("2001:db8::1", 443, b"")
 

@@ -41,9 +41,16 @@ def test_layers_below_the_working_folder_come_whole(with_gvisor: Callable[..., A
         )
         found = await box.list(recursive=True)
         assert [(name, kind) for name, kind, _ in found] == [
-            ("bin", "dir"), ("bin/more", "file"), ("bin/other", "link"), ("bin/text", "file"), ("bin/tool", "file"),
-            ("empty", "dir"), ("empty/inside", "dir"), ("hidden", "link"), ("nowhere", "link"),
-        ]  # fmt: skip
+            ("bin", "dir"),
+            ("bin/more", "file"),
+            ("bin/other", "link"),
+            ("bin/text", "file"),
+            ("bin/tool", "file"),
+            ("empty", "dir"),
+            ("empty/inside", "dir"),
+            ("hidden", "link"),
+            ("nowhere", "link"),
+        ]
         said = (await box.exec("readlink bin/other hidden nowhere; stat -c %a bin/text bin/tool")).stdout
         assert said == b"tool\nbin\n/does/not/exist\n644\n755\n"
 
@@ -119,8 +126,10 @@ attempt("kernel", lambda: os.uname().release)
     async def body(backend: GvisorBackend) -> None:
         box = await backend.create(BoxSpec())
         done = await box.exec_python(attempts, timeout=600)
-        said = dict(line.split(" ", 1) if " " in line else (line, "") for line in done.stdout.decode().replace(
-            "write usr", "write").replace("kill init", "kill").splitlines())  # fmt: skip
+        said = dict(
+            line.split(" ", 1) if " " in line else (line, "")
+            for line in done.stdout.decode().replace("write usr", "write").replace("kill init", "kill").splitlines()
+        )
         interpreter = Path(sys.base_prefix).parts
         assert said["/root"] in ("[]", repr([interpreter[2]])), "nothing but the way to the interpreter"
         assert said["/home"] == "['box']" and said["/etc/shadow"] == "FileNotFoundError"

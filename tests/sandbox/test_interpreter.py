@@ -44,7 +44,7 @@ def test_an_interpreter_behind_a_link_is_the_one_of_commands_and_of_python_code(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [python, "-c", _BOX, str(tmp_path / "state")], env=environment, capture_output=True, text=True
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     command, code, late = done.stdout.splitlines()
     version = sys.version.split()[0]

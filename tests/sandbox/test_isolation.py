@@ -74,9 +74,13 @@ def _check(out: dict) -> None:
     assert attempts["io_uring"] == attempts["clone3"] == "ENOSYS"
     assert set(out["open"]) <= {0, 1, 2, 3}  # 3 is the listing's own
     assert out["status"] == {
-        "CapPrm": "0" * 16, "CapEff": "0" * 16, "CapBnd": "0" * 16, "CapInh": "0" * 16, "NoNewPrivs": "1",
+        "CapPrm": "0" * 16,
+        "CapEff": "0" * 16,
+        "CapBnd": "0" * 16,
+        "CapInh": "0" * 16,
+        "NoNewPrivs": "1",
         "Seccomp": "2",
-    }  # fmt: skip
+    }
     assert out["uids"] == [1000] * 6
     assert out["links"] == [] and out["processes"] == []
 
@@ -103,9 +107,25 @@ def test_host_files_and_installed_packages_are_not_visible(with_backend, tmp_pat
         box = await backend.create(BoxSpec())
         names = {name for name, _, _ in await box.list("/")}
         assert names <= {
-            "bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "proc", "dev", "etc", "opt", "run", "sys", "var",
-            "tmp", "workspace", "home", "root",
-        }  # fmt: skip
+            "bin",
+            "sbin",
+            "lib",
+            "lib32",
+            "lib64",
+            "libx32",
+            "usr",
+            "proc",
+            "dev",
+            "etc",
+            "opt",
+            "run",
+            "sys",
+            "var",
+            "tmp",
+            "workspace",
+            "home",
+            "root",
+        }
         here = str(Path(__file__).resolve())
         script = f"ls -d {secret} {tmp_path} {here} /etc/shadow /etc/hostid /root/.ssh 2>/dev/null | wc -l; ls -A /root"
         out = (await box.exec(script)).stdout.split()

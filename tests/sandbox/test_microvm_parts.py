@@ -161,15 +161,25 @@ def test_a_machine_has_no_network_and_little_else() -> None:
     assert size % (2 << 20) == 0 and 1380 << 20 <= size < 1384 << 20
     assert machine.guest_memory(None, None) >= 2 << 30
     common: dict[str, Any] = {
-        "accelerator": "tcg", "memory": "/m", "size": size, "state": "/s", "images": {"usr": "/u", "layer00": "/l"},
-        "kernel": "/k", "initrd": "/i", "append": "x", "firmware": [],
-    }  # fmt: skip
+        "accelerator": "tcg",
+        "memory": "/m",
+        "size": size,
+        "state": "/s",
+        "images": {"usr": "/u", "layer00": "/l"},
+        "kernel": "/k",
+        "initrd": "/i",
+        "append": "x",
+        "firmware": [],
+    }
     for boot in (True, False):
         arguments = machine.arguments(boot=boot, **common)
         devices = [value for option, value in pairwise(arguments) if option == "-device"]
         assert {device.partition(",")[0] for device in devices} - {"loader"} == {
-            "virtio-serial-device", "virtserialport", "virtio-rng-device", "virtio-blk-device",
-        }  # fmt: skip
+            "virtio-serial-device",
+            "virtserialport",
+            "virtio-rng-device",
+            "virtio-blk-device",
+        }
         assert all("readonly=on" in value for option, value in pairwise(arguments) if option == "-drive")
         assert ("-nodefaults" in arguments) and ("-incoming" in arguments) is not boot
         assert any("share=on" in value for value in arguments) is boot, "only a template writes to its file"

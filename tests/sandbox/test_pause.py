@@ -48,8 +48,13 @@ async def _a_pause(backend: Any) -> None:
     await box.pause()
     await box.pause()
     for request in (
-        box.exec("true"), box.exec_python("1"), box.read("n"), box.put({"x": b""}), box.usage(), box.snapshot(),
-    ):  # fmt: skip
+        box.exec("true"),
+        box.exec_python("1"),
+        box.read("n"),
+        box.put({"x": b""}),
+        box.usage(),
+        box.snapshot(),
+    ):
         with pytest.raises(Paused, match=rf"{box.id} is paused; resume\(\) it first"):
             await request
     assert box.stats()["paused"]
@@ -119,8 +124,12 @@ while True:
 def test_patience_with_a_box_begins_again_when_it_goes_on(with_backend: Callable[..., Any]) -> None:
     async def body(backend: Any) -> None:
         box = await backend.create(BoxSpec())
-        waiting = asyncio.create_task(box.channel.request({"op": "exec", "argv": ["sleep", "0.3"], "cwd": None,
-            "env": {}, "timeout": 60.0, "max_output": 1}, patience=2.0))  # fmt: skip
+        waiting = asyncio.create_task(
+            box.channel.request(
+                {"op": "exec", "argv": ["sleep", "0.3"], "cwd": None, "env": {}, "timeout": 60.0, "max_output": 1},
+                patience=2.0,
+            )
+        )
         await asyncio.sleep(0.1)
         await box.pause()
         await asyncio.sleep(2.5)

@@ -64,11 +64,12 @@ def test_errors_come_back_as_what_they_were(with_backend: Callable[..., Any]) ->
     async def body(backend: Any) -> None:
         box = await backend.create(BoxSpec(files={"a": b"1", "d/x": b"2"}))
         for call, kind, path in (
-            (box.read("none"), FileNotFoundError, "none"), (box.read("d"), IsADirectoryError, "d"),
+            (box.read("none"), FileNotFoundError, "none"),
+            (box.read("d"), IsADirectoryError, "d"),
             (box.read("/proc/self/environ"), PermissionError, "environ"),
             (box.delete("none"), FileNotFoundError, "none"),
             (box.list("a"), NotADirectoryError, "a"),
-        ):  # fmt: skip
+        ):
             with pytest.raises(kind) as caught:
                 await call
             assert str(caught.value.filename).rstrip("/").endswith(path) and caught.value.errno
@@ -219,13 +220,18 @@ def test_hostile_requests_get_nowhere(hosts: list[BoxHost]) -> None:
         spec = {"layers": ["../../etc"], "files": [], "workdir": "/w", "env": {}, "limits": {}, "egress": None}
         spec |= {"preload": [], "token": "t" * 16}
         for path, body, says in (
-            ("/boxes", b"", "cut short"), ("/boxes", b"\xff" * 64, "announced"),
-            ("/boxes", encode({}) * 2, "follows"), ("/boxes", encode({"token": "t" * 16}), "it needs"),
-            ("/boxes", encode(spec), "not in"), ("/boxes", encode({**spec, "limits": {"memory": "much"}}), "memory"),
+            ("/boxes", b"", "cut short"),
+            ("/boxes", b"\xff" * 64, "announced"),
+            ("/boxes", encode({}) * 2, "follows"),
+            ("/boxes", encode({"token": "t" * 16}), "it needs"),
+            ("/boxes", encode(spec), "not in"),
+            ("/boxes", encode({**spec, "limits": {"memory": "much"}}), "memory"),
             ("/boxes", encode({**spec, "files": [["a", 9]]}), "does not fit"),
-            ("/boxes", encode({**spec, "token": 1}), "token"), ("/lease", encode({"have": -1}), "have"),
-            ("/boxes/none/exec", encode({}), "not a box"), ("/snapshots/s1/drop", encode({}), "dropped"),
-        ):  # fmt: skip
+            ("/boxes", encode({**spec, "token": 1}), "token"),
+            ("/lease", encode({"have": -1}), "have"),
+            ("/boxes/none/exec", encode({}), "not a box"),
+            ("/snapshots/s1/drop", encode({}), "dropped"),
+        ):
             answer = http.post(url + path, content=body, headers=HEADERS)
             assert 400 <= answer.status_code < 500 and says in answer.json()["error"]["message"], (path, answer.text)
         assert http.post(url + "/lease", content=b"x", headers={**HEADERS, CLIENT: "../.."}).status_code == 400
@@ -233,11 +239,15 @@ def test_hostile_requests_get_nowhere(hosts: list[BoxHost]) -> None:
         assert made.status_code == 200, made.text
         box = next(iter(json.loads(made.content[8:][: int.from_bytes(made.content[:4], "little")])["boxes"]))["id"]
         for op, given in (
-            ("format", {}), ("exec", {"command": [1], "env": {}, "cwd": None, "timeout": 1, "max_output": 1}),
-            ("read", {"path": 1, "max_bytes": 1}), ("read", {"path": "a", "max_bytes": True}),
+            ("format", {}),
+            ("exec", {"command": [1], "env": {}, "cwd": None, "timeout": 1, "max_output": 1}),
+            ("read", {"path": 1, "max_bytes": 1}),
+            ("read", {"path": "a", "max_bytes": True}),
             ("exec_python", {"source": 99, "cwd": None, "timeout": 1, "max_output": 1}),
-            ("close_", {}), ("__class__", {}), ("put", {"files": [["a", -1]]}),
-        ):  # fmt: skip
+            ("close_", {}),
+            ("__class__", {}),
+            ("put", {"files": [["a", -1]]}),
+        ):
             assert http.post(f"{url}/boxes/{box}/{op}", content=encode(given), headers=HEADERS).status_code == 400, op
         stranger = {**HEADERS, CLIENT: "b" * 32}
         assert http.post(f"{url}/boxes/{box}/usage", content=encode({}), headers=stranger).status_code == 404
@@ -357,8 +367,15 @@ def test_egress_runs_on_the_host_of_the_box_and_its_lines_come_back(hosts: list[
         egress = Egress((f"127.0.0.1:{port}",), {8080: f"127.0.0.1:{port}"})
         box = await backend.create(BoxSpec(egress=egress))
         fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:%d/a').read())"
-        assert b"hello" in (await box.exec(["python3", "-c", "import os; os.environ['no_proxy'] = ''\n" + fetch % port],
-                                           env={"no_proxy": "", "NO_PROXY": ""})).stdout  # fmt: skip
+        assert (
+            b"hello"
+            in (
+                await box.exec(
+                    ["python3", "-c", "import os; os.environ['no_proxy'] = ''\n" + fetch % port],
+                    env={"no_proxy": "", "NO_PROXY": ""},
+                )
+            ).stdout
+        )
         assert b"hello" in (await box.exec(["python3", "-c", fetch % 8080])).stdout
         await backend.close()
         assert {line["box"] for line in lines} == {box.id} and lines[0]["port"] == port, lines
@@ -393,6 +410,7 @@ def test_what_a_recipe_says_of_hosts(hosts: list[BoxHost], tmp_path: Path, monke
     (tmp_path / "key").write_text("another key altogether")
     refused = open_boxes(SandboxSettings(hosts=(hosts[0].url,), hosts_key_file=tmp_path / "key"))
     assert "does not know our key" in refused.probe().reasons[0]
-    other = open_boxes(SandboxSettings(hosts=(hosts[0].url, "http://127.0.0.1:9"), backend="gvisor",
-                                       hosts_key_file=tmp_path / "key"))  # fmt: skip
+    other = open_boxes(
+        SandboxSettings(hosts=(hosts[0].url, "http://127.0.0.1:9"), backend="gvisor", hosts_key_file=tmp_path / "key")
+    )
     assert not other.probe().ok and "ConnectError" in other.probe().reasons[1]

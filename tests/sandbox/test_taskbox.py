@@ -19,9 +19,7 @@ from woodshed.sandbox.taskbox import agent_box_spec, box_spec, first_commit
 def _task(path, workspace, layers=(), family="harbor"):
     info = TaskInfo(layers=layers, workdir="/workspace", family=family)
     tests = {"test.sh": b"#!/bin/sh\n"}
-    return save_task(
-        path, name="org/x", instruction="do", info=info, workspace=workspace, tests=tests, solution={}
-    )  # fmt: skip
+    return save_task(path, name="org/x", instruction="do", info=info, workspace=workspace, tests=tests, solution={})
 
 
 def test_small_workspaces_travel_as_files_and_changes_are_seen(with_backend, tmp_path):

@@ -37,10 +37,20 @@ def train(folder: Path, decoder: Decoder, die_at: int = 0) -> dict[str, float]:
             raise Killed
 
     return train_on(
-        decoder, patterns(600), batch_tokens=64, epochs=1, seed=3, matrix_lr=0.02, other_lr=3e-3, floor=0.1,
-        metrics=folder / "m.jsonl", checkpoints=folder / "checkpoints", progress=progress, checkpoint_seconds=0,
+        decoder,
+        patterns(600),
+        batch_tokens=64,
+        epochs=1,
+        seed=3,
+        matrix_lr=0.02,
+        other_lr=3e-3,
+        floor=0.1,
+        metrics=folder / "m.jsonl",
+        checkpoints=folder / "checkpoints",
+        progress=progress,
+        checkpoint_seconds=0,
         progress_seconds=0,
-    )  # fmt: skip
+    )
 
 
 def test_a_killed_stage_continues_to_the_same_weights(tmp_path: Path) -> None:

@@ -30,9 +30,12 @@ def decoder() -> Decoder:
 @pytest.fixture
 def make_batch() -> MakeBatch:
     def make(
-        seed: int = 0, sizes: tuple[int, ...] = (9, 3, 17, 12, 5), parts: tuple[str, ...] = ("rl", "ce", "ref_kl"),
-        step: int = 1, spread: float = 0.3,
-    ) -> TrainBatch:  # fmt: skip
+        seed: int = 0,
+        sizes: tuple[int, ...] = (9, 3, 17, 12, 5),
+        parts: tuple[str, ...] = ("rl", "ce", "ref_kl"),
+        step: int = 1,
+        spread: float = 0.3,
+    ) -> TrainBatch:
         rng = np.random.default_rng(seed)
         rows = []
         for i, size in enumerate(sizes):

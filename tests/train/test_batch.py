@@ -42,11 +42,17 @@ def test_absent_streams_are_filled() -> None:
     batch = pack(
         [
             Sequence(np.array([1, 2], np.int32), {"ce": ones * [0, 1]}),
-            Sequence(np.array([3, 4], np.int32), {"rl": ones * [0, 2]}, behaviour_logprobs=-ones,
-                     routes=np.zeros((2, 1, 1), np.int16)),
+            Sequence(
+                np.array([3, 4], np.int32),
+                {"rl": ones * [0, 2]},
+                behaviour_logprobs=-ones,
+                routes=np.zeros((2, 1, 1), np.int16),
+            ),
         ],
-        id="b", step=1, denominators={"ce": 1.0, "rl": 2.0},
-    )  # fmt: skip
+        id="b",
+        step=1,
+        denominators={"ce": 1.0, "rl": 2.0},
+    )
     assert batch.weights["ce"].tolist() == [0, 1, 0, 0] and batch.weights["rl"].tolist() == [0, 0, 0, 2]
     np.testing.assert_array_equal(batch.behaviour_logprobs, np.float32([np.nan, np.nan, -1, -1]))
     assert batch.versions.tolist() == [-1] * 4 and batch.ref_logprobs is None

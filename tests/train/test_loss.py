@@ -217,9 +217,17 @@ def test_k1_in_the_advantage_equals_k2_as_a_loss(decoder, make_batch) -> None:
 
 def pack_like(base: TrainBatch, weights: dict, denominators: dict) -> TrainBatch:
     return TrainBatch(
-        "x", 1, base.tokens, base.lengths, weights, denominators, base.behaviour_logprobs, base.versions,
-        base.trajectories, base.ref_logprobs,
-    )  # fmt: skip
+        "x",
+        1,
+        base.tokens,
+        base.lengths,
+        weights,
+        denominators,
+        base.behaviour_logprobs,
+        base.versions,
+        base.trajectories,
+        base.ref_logprobs,
+    )
 
 
 def test_k1_as_a_loss_has_no_expected_gradient() -> None:
@@ -237,9 +245,11 @@ def test_length_does_not_change_a_tokens_gradient(decoder) -> None:
     weight = np.where(np.arange(30) < 6, 1, 0).astype(np.float32) * (np.arange(30) > 0)
     one = pack([Sequence(tokens, {"ce": weight})], id="", step=1, denominators={"ce": 5.0})
     two = pack(
-        [Sequence(tokens[:6], {"ce": weight[:6]}), Sequence(tokens[::-1].copy(), {})], id="", step=1,
+        [Sequence(tokens[:6], {"ce": weight[:6]}), Sequence(tokens[::-1].copy(), {})],
+        id="",
+        step=1,
         denominators={"ce": 5.0},
-    )  # fmt: skip
+    )
     assert_close(gradients(decoder, one, TrainSettings())[0], gradients(decoder, two, TrainSettings())[0], 1e-6)
 
 

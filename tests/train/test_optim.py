@@ -24,9 +24,14 @@ def test_adamw_equals_the_textbook_rule_and_torch() -> None:
     wide = [p for p in theirs.parameters() if p.ndim >= 2]
     narrow = [p for p in theirs.parameters() if p.ndim < 2]
     peer = torch.optim.AdamW(
-        [{"params": wide}, {"params": narrow, "weight_decay": 0.0}], lr=0.01, betas=(0.8, 0.95), eps=1e-6,
-        weight_decay=0.1, foreach=False, fused=False,
-    )  # fmt: skip
+        [{"params": wide}, {"params": narrow, "weight_decay": 0.0}],
+        lr=0.01,
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        foreach=False,
+        fused=False,
+    )
     value, m, v = ours.layers[0].qkv.detach().double().clone(), 0.0, 0.0
     for step in range(4):
         for model in (ours, theirs):

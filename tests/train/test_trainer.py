@@ -41,9 +41,10 @@ def test_loss_falls_on_repeated_text(decoder: Decoder) -> None:
 
 def test_reward_raises_the_probability_of_what_was_rewarded(decoder: Decoder, make_batch) -> None:
     settings = TrainSettings(
-        schedule=ScheduleSettings(warmup_steps=0), importance=ImportanceSettings(mode="off"),
+        schedule=ScheduleSettings(warmup_steps=0),
+        importance=ImportanceSettings(mode="off"),
         optimizer=OptimizerSettings(lr=1e-3),
-    )  # fmt: skip
+    )
     trainer = Trainer(decoder, settings)
     batch = make_batch(parts=("rl",))
     before = trainer.step(batch)

@@ -44,10 +44,17 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def configure(root: Path, policy: Path, make_batch, *, steps: int = STEPS, batches: int = STEPS, **kw) -> WorkerConfig:
     config = WorkerConfig(
-        policy=policy, batches=root / "batches", weights=root / "weights", checkpoints=root / "checkpoints",
-        metrics=root / "metrics" / "trainer.jsonl", steps=steps, poll_seconds=0.002,
-        train=TrainSettings(fsync=False), chain=WeightSettings(fsync=False, anchor_every=4, keep_anchors=0), **kw,
-    )  # fmt: skip
+        policy=policy,
+        batches=root / "batches",
+        weights=root / "weights",
+        checkpoints=root / "checkpoints",
+        metrics=root / "metrics" / "trainer.jsonl",
+        steps=steps,
+        poll_seconds=0.002,
+        train=TrainSettings(fsync=False),
+        chain=WeightSettings(fsync=False, anchor_every=4, keep_anchors=0),
+        **kw,
+    )
     for step in range(1, batches + 1):
         make_batch(seed=step, step=step, parts=("rl", "ce")).save(batch_path(config.batches, step))
     return config

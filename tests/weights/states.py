@@ -19,10 +19,15 @@ def state_at(version: int, *, scale: float = 1e-3) -> dict[str, Tensor]:
         weights = weights + scale * torch.randn(64, 32, generator=torch.Generator().manual_seed(v + 1))
     odd = torch.tensor([0x7FC00000 + version, -0x80000000, 0x7F800001, 1], dtype=torch.int32).view(torch.float32)
     return {
-        "a.weight": weights, "b.weight": weights.bfloat16(), "c": weights[:4].to(torch.float8_e4m3fn),
-        "d": weights[:4].to(torch.float8_e5m2), "frozen": torch.ones(7), "scalar": torch.tensor(float(version)),
-        "empty": torch.zeros(0, 3), "odd": odd,
-    }  # fmt: skip
+        "a.weight": weights,
+        "b.weight": weights.bfloat16(),
+        "c": weights[:4].to(torch.float8_e4m3fn),
+        "d": weights[:4].to(torch.float8_e5m2),
+        "frozen": torch.ones(7),
+        "scalar": torch.tensor(float(version)),
+        "empty": torch.zeros(0, 3),
+        "odd": odd,
+    }
 
 
 def publish(chain: str | Store, count: int, anchor_every: int = 4, *, keep_anchors: int = 0) -> Publisher:

@@ -36,9 +36,10 @@ def test_bit_exact_for_any_bits(data: st.DataObject) -> None:
         bits = st.lists(st.sampled_from([0, 1]), min_size=nbytes, max_size=nbytes).map(bytes)
     before, after = (
         {"w": torch.frombuffer(bytearray(data.draw(bits)), dtype=torch.uint8).view(dtype).reshape(shape)}
-        if nbytes else {"w": torch.zeros(shape, dtype=dtype)}
+        if nbytes
+        else {"w": torch.zeros(shape, dtype=dtype)}
         for _ in range(2)
-    )  # fmt: skip
+    )
     out = assemble(there_and_back(take(after), take(before)))
     assert raw(out) == raw(after)
     assert out["w"].dtype == dtype and out["w"].shape == shape

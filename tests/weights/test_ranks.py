@@ -43,8 +43,12 @@ def train(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Tr
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.weights.rank"],
-        cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield Trainer(process, tmp_path_factory.mktemp("ranks"))
     finally:

@@ -99,8 +99,9 @@ def install(
         found, made, refused = _in_boxes(work, backend, out)
     if json_:
         rows = [json_of(outcome) for outcome in found]
-        _print_json(rows if tasks is None else {"installs": rows, "tasks": [str(t.path) for t in made],
-                                                "refused": refused})  # fmt: skip
+        _print_json(
+            rows if tasks is None else {"installs": rows, "tasks": [str(t.path) for t in made], "refused": refused}
+        )
     else:
         _print(text_of(found))
         done = sum(outcome.install is not None for outcome in found)
@@ -184,13 +185,17 @@ def _lines(outcome: Outcome) -> list[str]:
 def json_of(outcome: Outcome) -> dict[str, Any]:
     done = outcome.install
     return {
-        "source": outcome.source, "installed": done is not None, "tries": outcome.tries, "error": outcome.error,
+        "source": outcome.source,
+        "installed": done is not None,
+        "tries": outcome.tries,
+        "error": outcome.error,
         "targets": [g.table() for g in outcome.targets],
         "wheels": [vars(p) for p in done.installed if isinstance(p, Wheel)] if done else [],
         "modules": [vars(p) for p in done.installed if isinstance(p, Module)] if done else [],
-        "plugins": list(done.plugins) if done else [], "files": sorted(done.added) if done else [],
+        "plugins": list(done.plugins) if done else [],
+        "files": sorted(done.added) if done else [],
         "notes": list(done.notes) if done else [],
-    }  # fmt: skip
+    }
 
 
 def _pinned(one: Pinned) -> str:

@@ -120,12 +120,23 @@ def build(
     from woodshed.tasks.sources.factory import build_from_sources
 
     values = {
-        "tasks_per_package": per_source, "kinds": kind or list(get_args(Kind)), "prompt": prompt,
-        "heldout_share": heldout_share, "heldout_packages": heldout, "seed": seed, "catalogue": catalogue,
-        "parallel": parallel or _cores(), "level": level, "per_function": per_function, "mutants": mutants,
-        "exploits": exploits, "multi_file_share": multi_file_share, "suite_seconds": suite_seconds,
-        "guard_seconds": guard_seconds, "min_mutation_score": min_mutation_score,
-    }  # fmt: skip
+        "tasks_per_package": per_source,
+        "kinds": kind or list(get_args(Kind)),
+        "prompt": prompt,
+        "heldout_share": heldout_share,
+        "heldout_packages": heldout,
+        "seed": seed,
+        "catalogue": catalogue,
+        "parallel": parallel or _cores(),
+        "level": level,
+        "per_function": per_function,
+        "mutants": mutants,
+        "exploits": exploits,
+        "multi_file_share": multi_file_share,
+        "suite_seconds": suite_seconds,
+        "guard_seconds": guard_seconds,
+        "min_mutation_score": min_mutation_score,
+    }
     try:
         words = reworder(prompt_policy, prompt_model, prompt_key_env, out)
         settings = PackageTaskSettings.model_validate({k: v for k, v in values.items() if v is not None})
@@ -155,8 +166,14 @@ def build(
         )
     if json_:
         rows = [{**p.counts(), "notes": p.notes, "seconds": round(p.seconds, 2)} for p in report.packages]
-        _print_json({"out": str(out), "tasks": [str(t.path) for t in made], "sources": rows,
-                     "core_seconds": round(report.core_seconds, 2)})  # fmt: skip
+        _print_json(
+            {
+                "out": str(out),
+                "tasks": [str(t.path) for t in made],
+                "sources": rows,
+                "core_seconds": round(report.core_seconds, 2),
+            }
+        )
     else:
         _print(report.table())
         for why, count in (words.refused if words else {}).items():
@@ -303,9 +320,13 @@ def import_(
     """
     if repositories is not None:
         values = {
-            "catalogue": catalogue, "mutants": mutants, "exploits": exploits, "heldout_share": heldout_share,
-            "parallel": parallel or _cores(), "suite_seconds": suite_seconds,
-        }  # fmt: skip
+            "catalogue": catalogue,
+            "mutants": mutants,
+            "exploits": exploits,
+            "heldout_share": heldout_share,
+            "parallel": parallel or _cores(),
+            "suite_seconds": suite_seconds,
+        }
         wishes = wishes_of(code=code, tests=tests, needs=needs, install=install, root=root, markers=markers)
         _import_datasets(source, repositories, out, values, wishes, instance or [], backend, json_)
     if source.is_file():
@@ -335,15 +356,31 @@ def _import_datasets(
     with Bar(Console(stderr=True)) as progress:
         made, left_out = _in_boxes(
             lambda boxes, layers: build_from_instances(
-                file, repositories, settings, boxes, layers, out, progress, wishes=wishes, report=report, only=only,
+                file,
+                repositories,
+                settings,
+                boxes,
+                layers,
+                out,
+                progress,
+                wishes=wishes,
+                report=report,
+                only=only,
             ),
             backend,
             out,
-        )  # fmt: skip
+        )
     if json_:
         rows = [{**p.counts(), "notes": p.notes, "seconds": round(p.seconds, 2)} for p in report.packages]
-        _print_json({"out": str(out), "tasks": [str(t.path) for t in made], "sources": rows, "left_out": left_out,
-                     "core_seconds": round(report.core_seconds, 2)})  # fmt: skip
+        _print_json(
+            {
+                "out": str(out),
+                "tasks": [str(t.path) for t in made],
+                "sources": rows,
+                "left_out": left_out,
+                "core_seconds": round(report.core_seconds, 2),
+            }
+        )
     else:
         _left_out(left_out)
         _print(report.table())

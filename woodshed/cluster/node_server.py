@@ -66,10 +66,12 @@ class NodeServer:
         path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
         self._supervisor.start(
             Program(
-                _NAME, [*argv, "--host", address, "--port", str(port)], _log(),
+                _NAME,
+                [*argv, "--host", address, "--port", str(port)],
+                _log(),
                 env={key_variable: key, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
             )
-        )  # fmt: skip
+        )
         self._url = f"http://{host}:{port}"
         while not self._answers():
             self._supervisor.check()

@@ -128,9 +128,11 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
     if settings.weights is None:
         return Opened(policy, engine, None)
     chain = ChainWatch(
-        engine, settings.weights,
-        poll_seconds=settings.weights_poll_seconds, timeout_seconds=settings.weights_timeout_seconds,
-    )  # fmt: skip
+        engine,
+        settings.weights,
+        poll_seconds=settings.weights_poll_seconds,
+        timeout_seconds=settings.weights_timeout_seconds,
+    )
     await chain.catch_up()  # a server that was restarted must not sample from the weights it began with
     watcher = asyncio.create_task(chain.run())
     stack.callback(watcher.cancel)

@@ -230,12 +230,18 @@ def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUs
     ends = max(0, before.messages - 1)
     routes = segment.routes.rows(max(0, start - 1), len(segment.tokens))
     head = {
-        "kind": "turn", "id": id, "segment": index, "start": start, "count": len(segment.tokens) - start,
+        "kind": "turn",
+        "id": id,
+        "segment": index,
+        "start": start,
+        "count": len(segment.tokens) - start,
         "messages": [before.messages, segment.messages[before.messages :]],
         "spans": [spans, [[s.start, s.end, s.role, s.message] for s in segment.spans[spans:]]],
-        "ends": [ends, segment.ends[ends:]], "pending": list(segment.pending),
-        "routes": None if routes is None else list(routes.shape), "usage": None if usage is None else vars(usage),
-    }  # fmt: skip
+        "ends": [ends, segment.ends[ends:]],
+        "pending": list(segment.pending),
+        "routes": None if routes is None else list(routes.shape),
+        "usage": None if usage is None else vars(usage),
+    }
     if not start:
         head["tools"] = segment.tools
     if constraints := [c.to_json() for c in segment.constraints if c.start >= start]:
@@ -243,9 +249,11 @@ def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUs
     if penalties := [p.to_json() for p in segment.penalties if p.start >= start]:
         head["penalties"] = penalties
     arrays = [
-        segment.tokens[start:].tobytes(), bytes(segment.sampled[start:]),
-        segment.logprobs[start:].tobytes(), segment.versions[start:].tobytes(),
-    ]  # fmt: skip
+        segment.tokens[start:].tobytes(),
+        bytes(segment.sampled[start:]),
+        segment.logprobs[start:].tobytes(),
+        segment.versions[start:].tobytes(),
+    ]
     if routes is not None:
         arrays.append(routes.tobytes())
     return _frame(head, b"".join(arrays))

@@ -85,9 +85,16 @@ class Request:
     def sampling_digest(self) -> str:
         """The same for requests that ask for the same kind of sample, apart from a grammar."""
         asked: tuple[Any, ...] = (
-            self.max_tokens, self.temperature, self.top_p, self.top_k, self.min_p, self.seed, self.stop,
-            sorted(self.logit_bias.items()), self.call_tools,
-        )  # fmt: skip
+            self.max_tokens,
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            self.seed,
+            self.stop,
+            sorted(self.logit_bias.items()),
+            self.call_tools,
+        )
         # Only what is asked for: the digest of a request is in journals of servers that did not know these fields.
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         if penalties != (0.0, 0.0, 1.0):

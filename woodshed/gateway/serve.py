@@ -51,9 +51,7 @@ async def serve(settings: GatewaySettings) -> None:
         if settings.journal is not None:
             journal = Journal(settings.journal, fsync=settings.journal_fsync)
             stack.callback(journal.close)
-        app = build_app(
-            engine, chat, tokenizer, admin_key=admin_key, settings=settings, follow=follow, journal=journal
-        )  # fmt: skip
+        app = build_app(engine, chat, tokenizer, admin_key=admin_key, settings=settings, follow=follow, journal=journal)
         keep_waits_short()
         await listen(
             app,
@@ -103,9 +101,15 @@ def _peer(url: str, key: str, settings: GatewaySettings, version: int, vocabular
         from woodshed.engine.vllm.client import VllmEngine
 
         return VllmEngine(
-            url.removeprefix(VLLM), key, vocabulary=vocabulary, settings=settings.engine, initial=version,
-            chain=settings.weights, silence_seconds=silence, poll_seconds=settings.weights_poll_seconds,
-        )  # fmt: skip
+            url.removeprefix(VLLM),
+            key,
+            vocabulary=vocabulary,
+            settings=settings.engine,
+            initial=version,
+            chain=settings.weights,
+            silence_seconds=silence,
+            poll_seconds=settings.weights_poll_seconds,
+        )
 
     from woodshed.engine.remote.client import RemoteEngine
 

@@ -86,9 +86,16 @@ class OpenTrajectory:
     def kept(self) -> Kept:
         """What the journal remembers of it."""
         return Kept(
-            self.id, self.key_digest, self.about, self.recorder, self.feedback, self.usage, self.opened, self.closed,
+            self.id,
+            self.key_digest,
+            self.about,
+            self.recorder,
+            self.feedback,
+            self.usage,
+            self.opened,
+            self.closed,
             self.left,
-        )  # fmt: skip
+        )
 
     def session(self, segment: int) -> str:
         """The engine's name for a segment. The serial number keeps a reopened trajectory apart from its past."""
@@ -185,10 +192,19 @@ class Trajectories:
     def _add(self, kept: Kept) -> None:
         limits = KeyLimits.model_validate(kept.about.get("limits", {}))
         trajectory = OpenTrajectory(
-            kept.id, next(self._serials), kept.key_digest, kept.about, kept.recorder, limits, kept.feedback,
-            sum(len(json.dumps(event)) for event in kept.feedback), kept.usage, kept.opened, closed=kept.finished,
+            kept.id,
+            next(self._serials),
+            kept.key_digest,
+            kept.about,
+            kept.recorder,
+            limits,
+            kept.feedback,
+            sum(len(json.dumps(event)) for event in kept.feedback),
+            kept.usage,
+            kept.opened,
+            closed=kept.finished,
             left=kept.left,
-        )  # fmt: skip
+        )
         if kept.finished:
             self._finished[kept.id] = trajectory
             return

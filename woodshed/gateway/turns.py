@@ -277,9 +277,15 @@ class Turns:
         finish = _finish_reason(completion, bool(parsed.tool_calls))
         self.metrics.redelivered += 1
         return Answer(
-            segment.messages[-1], finish, completion, usage.prompt_tokens, usage.thinking_tokens, parsed.error,
-            segment, None if cut is None else cut[1],
-        )  # fmt: skip
+            segment.messages[-1],
+            finish,
+            completion,
+            usage.prompt_tokens,
+            usage.thinking_tokens,
+            parsed.error,
+            segment,
+            None if cut is None else cut[1],
+        )
 
     async def _sample(
         self, trajectory: OpenTrajectory, turn: Turn, request: Request, watch: Watch | None, tally: Tally
@@ -353,9 +359,14 @@ class Turns:
         recorder.commit(turn, answer.completion, answer.reply)
         index = recorder.segments.index(turn.segment)
         usage = TurnUsage(
-            index, answer.prompt_tokens, len(answer.completion.tokens), answer.thinking_tokens,
-            len(answer.reply.get("tool_calls", ())), answer.parse_error or "", asked,
-        )  # fmt: skip
+            index,
+            answer.prompt_tokens,
+            len(answer.completion.tokens),
+            answer.thinking_tokens,
+            len(answer.reply.get("tool_calls", ())),
+            answer.parse_error or "",
+            asked,
+        )
         if self.journal is not None:
             try:
                 self.journal.turn(trajectory.id, index, turn.segment, before, usage)
@@ -413,7 +424,11 @@ def _cut(done: Completion, watch: Watch) -> Completion:
         return done
     kept = slice(watch.cut)
     return replace(
-        done, tokens=done.tokens[kept], logprobs=done.logprobs[kept], versions=done.versions[kept], stop_reason="stop",
+        done,
+        tokens=done.tokens[kept],
+        logprobs=done.logprobs[kept],
+        versions=done.versions[kept],
+        stop_reason="stop",
         routes=None if done.routes is None else done.routes[kept],
         reports=None if done.reports is None else done.reports[kept],
-    )  # fmt: skip
+    )

@@ -109,12 +109,14 @@ def split(values: Values) -> tuple[Values, Values]:
 
 def altered_ids(task: Task, kinds: Sequence[Kind] = KINDS) -> list[str]:
     """The tests of ``altered_tests`` that stand for failing ones, without parameters."""
-    return sorted({
-        test.partition("[")[0].replace(name, altered_name(name, kind), 1)
-        for test in task.info.fail_to_pass
-        for name in [test.partition("::")[0]]
-        for kind in kinds
-    })  # fmt: skip
+    return sorted(
+        {
+            test.partition("[")[0].replace(name, altered_name(name, kind), 1)
+            for test in task.info.fail_to_pass
+            for name in [test.partition("::")[0]]
+            for kind in kinds
+        }
+    )
 
 
 def _names(tests: Iterable[str]) -> frozenset[str]:

@@ -255,9 +255,15 @@ async def _values(
 
 async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids: Sequence[str]) -> TestRun:
     return await run_pytest(
-        box, sorted(files), ids, path=import_path(task), workdir=task.info.workdir,
-        timeout=task.info.timeout_sec, test_timeout=test_timeout(task), encoder=encoder(),
-    )  # fmt: skip
+        box,
+        sorted(files),
+        ids,
+        path=import_path(task),
+        workdir=task.info.workdir,
+        timeout=task.info.timeout_sec,
+        test_timeout=test_timeout(task),
+        encoder=encoder(),
+    )
 
 
 PYTEST = Altering(alter, _run_pytest, literals, other, only=only, given=placeholders)

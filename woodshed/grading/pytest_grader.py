@@ -64,15 +64,24 @@ async def run_pytest(
     """
     nonce = secrets.token_hex(16)
     request = {
-        "nonce": nonce, "files": list(files), "ids": None if ids is None else list(ids), "path": list(path),
-        "workdir": workdir, "test_timeout": test_timeout, "reverse": reverse, "trace": list(trace),
+        "nonce": nonce,
+        "files": list(files),
+        "ids": None if ids is None else list(ids),
+        "path": list(path),
+        "workdir": workdir,
+        "test_timeout": test_timeout,
+        "reverse": reverse,
+        "trace": list(trace),
         "encoder": encoder,
-    }  # fmt: skip
+    }
     start = perf_counter()
     done = await box.exec(
-        ["python3", "-I", "-B", "-c", runner_source()], stdin=json.dumps(request).encode(), cwd=workdir,
-        timeout=timeout, max_output=MAX_OUTPUT,
-    )  # fmt: skip
+        ["python3", "-I", "-B", "-c", runner_source()],
+        stdin=json.dumps(request).encode(),
+        cwd=workdir,
+        timeout=timeout,
+        max_output=MAX_OUTPUT,
+    )
     return read_run(done.stdout, nonce, how_it_ended(done, timeout), done.stderr, perf_counter() - start)
 
 
@@ -89,9 +98,14 @@ async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes]
 async def run_pytest_ids(task: Task, box: Sandbox, ids: Sequence[str]) -> TestRun:
     """The tests ``ids`` of a task, which are laid in ``box``."""
     return await run_pytest(
-        box, sorted({i.partition("::")[0] for i in ids}), ids, path=import_path(task), workdir=task.info.workdir,
-        timeout=task.info.timeout_sec, test_timeout=test_timeout(task),
-    )  # fmt: skip
+        box,
+        sorted({i.partition("::")[0] for i in ids}),
+        ids,
+        path=import_path(task),
+        workdir=task.info.workdir,
+        timeout=task.info.timeout_sec,
+        test_timeout=test_timeout(task),
+    )
 
 
 RunIds = Callable[[Task, Sandbox, Sequence[str]], Awaitable[TestRun]]

@@ -58,14 +58,19 @@ async def run_phases(
     """
     nonces = [secrets.token_hex(16) for _ in phases]
     request = {
-        "runner": runner_source(), "path": list(path), "workdir": workdir,
+        "runner": runner_source(),
+        "path": list(path),
+        "workdir": workdir,
         "phases": [_phase(p, nonce, path, workdir) for p, nonce in zip(phases, nonces)],
-    }  # fmt: skip
+    }
     start = perf_counter()
     done = await box.exec(
-        ["python3", "-I", "-B", "-c", _source()], stdin=json.dumps(request).encode(), cwd=workdir,
-        timeout=10.0 + sum(p.timeout for p in phases), max_output=MAX_OUTPUT * len(phases),
-    )  # fmt: skip
+        ["python3", "-I", "-B", "-c", _source()],
+        stdin=json.dumps(request).encode(),
+        cwd=workdir,
+        timeout=10.0 + sum(p.timeout for p in phases),
+        max_output=MAX_OUTPUT * len(phases),
+    )
     seconds = (perf_counter() - start) / max(1, len(phases))
     return [
         read_run(done.stdout, nonce, _ended(done.stdout, nonce, p), b"", seconds) for p, nonce in zip(phases, nonces)
@@ -74,14 +79,20 @@ async def run_phases(
 
 def _phase(phase: Phase, nonce: str, path: Sequence[str], workdir: str) -> dict[str, object]:
     run = {
-        "nonce": nonce, "files": list(phase.files), "ids": None if phase.ids is None else list(phase.ids),
-        "path": list(path), "workdir": workdir, "test_timeout": phase.test_timeout, "reverse": phase.reverse,
-        "trace": [], "encoder": phase.encoder, "bytecode": phase.bytecode, "stop_at": phase.stop_at,
-    }  # fmt: skip
+        "nonce": nonce,
+        "files": list(phase.files),
+        "ids": None if phase.ids is None else list(phase.ids),
+        "path": list(path),
+        "workdir": workdir,
+        "test_timeout": phase.test_timeout,
+        "reverse": phase.reverse,
+        "trace": [],
+        "encoder": phase.encoder,
+        "bytecode": phase.bytecode,
+        "stop_at": phase.stop_at,
+    }
     write = {name: base64.b64encode(data).decode() for name, data in phase.write.items()}
-    return {
-        "run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout, "fresh": phase.fresh
-    }  # fmt: skip
+    return {"run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout, "fresh": phase.fresh}
 
 
 def _ended(stdout: bytes, nonce: str, phase: Phase) -> int | str:

@@ -58,9 +58,14 @@ class _Agent:
     """The state of one episode and its steps, in the order in which they happen."""
 
     def __init__(
-        self, task_prompt: str, box: Sandbox, endpoint: ChatEndpoint, settings: HarnessSettings, test_command: str,
+        self,
+        task_prompt: str,
+        box: Sandbox,
+        endpoint: ChatEndpoint,
+        settings: HarnessSettings,
+        test_command: str,
         on_event: Observer | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.task_prompt = task_prompt
         self.endpoint = endpoint
         self.settings = settings

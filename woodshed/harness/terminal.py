@@ -166,9 +166,17 @@ async def run_agent(
     try:
         await box.put(before)
         episode = await agent_main(
-            endpoint, box, prompt or (task.instruction if task else ""), settings, console,
-            test_command=task.info.test_command if task else "", step=step, talk=talk, streamed=streamed, ask=ask,
-        )  # fmt: skip
+            endpoint,
+            box,
+            prompt or (task.instruction if task else ""),
+            settings,
+            console,
+            test_command=task.info.test_command if task else "",
+            step=step,
+            talk=talk,
+            streamed=streamed,
+            ask=ask,
+        )
         after = await box_files(box)
     finally:
         await box.close()

@@ -20,9 +20,14 @@ from .program import Ended
 def terms_of(limits: LimitSettings, *, temperature: float, seed: int | None) -> KeyLimits:
     """The harness's limits for the gateway to keep, where the program is not ours."""
     return KeyLimits(
-        turns=limits.turns, sampled_tokens=limits.sampled_tokens, turn_tokens=limits.turn_tokens,
-        context_tokens=limits.context_tokens, temperature=temperature, seed=seed, feedback=False,
-    )  # fmt: skip
+        turns=limits.turns,
+        sampled_tokens=limits.sampled_tokens,
+        turn_tokens=limits.turn_tokens,
+        context_tokens=limits.context_tokens,
+        temperature=temperature,
+        seed=seed,
+        feedback=False,
+    )
 
 
 def observe(finished: Finished, ended: Ended, limits: LimitSettings) -> Episode:

@@ -132,10 +132,19 @@ async def rollout(
     with contextlib.suppress(GatewayError, httpx.HTTPError):
         await arena.admin.delete(id)
     return Trajectory(
-        id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
-        status=INFRA, labels={**(labels or {}), FAULT: origin}, attempts=attempt, started=started,
-        ended=time.time(), error=error,
-    )  # fmt: skip
+        id=id,
+        task=task.name,
+        group=group,
+        source=source,
+        harness_hash=arena.harness_hash,
+        policy=arena.policy,
+        status=INFRA,
+        labels={**(labels or {}), FAULT: origin},
+        attempts=attempt,
+        started=started,
+        ended=time.time(),
+        error=error,
+    )
 
 
 async def _drive(arena: Arena, task: Task, box: Sandbox, key: str, seed: int | None) -> Episode:
@@ -183,11 +192,24 @@ async def _attempt(
     outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades, settings=arena.grading)
     events: list[ToolEvent] = episode.events
     trajectory = Trajectory(
-        id=id, task=task.name, group=group, source=source, harness_hash=arena.harness_hash, policy=arena.policy,
-        status=episode.status, segments=finished.segments, messages=episode.messages, events=events, outcome=outcome,
-        effort=episode.effort, labels=labels,
-        prefix_breaks=finished.prefix_breaks, ignored=finished.ignored, ended=time.time(), error=episode.error,
-    )  # fmt: skip
+        id=id,
+        task=task.name,
+        group=group,
+        source=source,
+        harness_hash=arena.harness_hash,
+        policy=arena.policy,
+        status=episode.status,
+        segments=finished.segments,
+        messages=episode.messages,
+        events=events,
+        outcome=outcome,
+        effort=episode.effort,
+        labels=labels,
+        prefix_breaks=finished.prefix_breaks,
+        ignored=finished.ignored,
+        ended=time.time(),
+        error=episode.error,
+    )
     trajectory = replace(trajectory, rewards=arena.reward(task, trajectory, outcome))
     seen = MonitoredEpisode(task, events, episode.messages, episode.effort, submission, box.stats().get("egress", {}))
     ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None

@@ -104,9 +104,15 @@ async def _episode(
         box = await create_box(backend, spec, task.info.start)
         try:
             episode = await agent_main(
-                endpoint, box, task.instruction, recipe.harness, console, test_command=task.info.test_command,
-                step=step, talk=step,
-            )  # fmt: skip
+                endpoint,
+                box,
+                task.instruction,
+                recipe.harness,
+                console,
+                test_command=task.info.test_command,
+                step=step,
+                talk=step,
+            )
             submission = await submission_from(box, task, grading)
         finally:
             await box.close()

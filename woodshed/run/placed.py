@@ -89,9 +89,12 @@ class PlacedBoxes:
             *server,
         ]
         return Program(
-            _NAME, ["-m", "woodshed.cluster.ray_placing", *argv], self._run.log(_NAME), max_restarts=RESTARTS,
+            _NAME,
+            ["-m", "woodshed.cluster.ray_placing", *argv],
+            self._run.log(_NAME),
+            max_restarts=RESTARTS,
             env={"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+        )
 
 
 @contextmanager

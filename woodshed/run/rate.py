@@ -55,11 +55,18 @@ class Rated:
             self.left_out[task.name] = "every rollout ended in an infrastructure error"
             return
         rating = Rating(
-            group, policy, max(row["version_max"] for row in graded), count,
-            sum(bool(row["resolved"]) for row in graded), kind, at(max(row["ended"] for row in graded)),
-            graded[0]["harness_hash"], checkpoint, round(sum(row["effort"]["turns"] for row in graded) / count, 2),
+            group,
+            policy,
+            max(row["version_max"] for row in graded),
+            count,
+            sum(bool(row["resolved"]) for row in graded),
+            kind,
+            at(max(row["ended"] for row in graded)),
+            graded[0]["harness_hash"],
+            checkpoint,
+            round(sum(row["effort"]["turns"] for row in graded) / count, 2),
             round(sum(row["effort"]["thinking_tokens"] for row in graded) / count, 1),
-        )  # fmt: skip
+        )
         if note_rating(task, rating):
             self.new.append((task.name, rating))
         else:
@@ -165,9 +172,16 @@ async def rate_in(
         progress(sofar.done, sofar.total, str(sofar))
 
     await evaluate(
-        arena, missing, store, name=name, samples=rollouts, concurrency=concurrency, progress=say, label=_label,
+        arena,
+        missing,
+        store,
+        name=name,
+        samples=rollouts,
+        concurrency=concurrency,
+        progress=say,
+        label=_label,
         retried=True,
-    )  # fmt: skip
+    )
     by_group = _groups(store, f"source = 'eval' AND group_id LIKE '{name}:%'")
     found = Rated(known=len(tasks) - len(missing))
     for task in missing:

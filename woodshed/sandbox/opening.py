@@ -22,14 +22,21 @@ from .settings import LOCAL, RAY, SandboxSettings
 def open_pool(settings: SandboxSettings, egress_log: Path | None = None) -> Pool:
     """Boxes of this machine, as far as it has room."""
     backend = open_backend(
-        settings.backend, root=settings.root, max_starting=settings.max_starting, egress_log=egress_log,
+        settings.backend,
+        root=settings.root,
+        max_starting=settings.max_starting,
+        egress_log=egress_log,
         cgroups=settings.cgroups,
-    )  # fmt: skip
+    )
     place = (settings.root or Path(tempfile.gettempdir())).resolve()
     return Pool(
-        backend, lambda: measure(place), settings.bounds(), max_boxes=settings.max_boxes, bases=settings.bases,
+        backend,
+        lambda: measure(place),
+        settings.bounds(),
+        max_boxes=settings.max_boxes,
+        bases=settings.bases,
         base_bytes=settings.base_bytes,
-    )  # fmt: skip
+    )
 
 
 def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed: Path | None = None) -> Pool:

@@ -21,9 +21,16 @@ class Pool:
     """``look`` measures the machine. ``max_boxes``: alive at once; ``bases`` and ``base_bytes`` bound what is warm."""
 
     def __init__(
-        self, backend: Backend, look: Callable[[], Load], bounds: Bounds, *, max_boxes: int | None = None,
-        patience: float = 300.0, bases: int = 32, base_bytes: int = 1 << 30,
-    ) -> None:  # fmt: skip
+        self,
+        backend: Backend,
+        look: Callable[[], Load],
+        bounds: Bounds,
+        *,
+        max_boxes: int | None = None,
+        patience: float = 300.0,
+        bases: int = 32,
+        base_bytes: int = 1 << 30,
+    ) -> None:
         self.backend, self.name = backend, backend.name
         self._most = max_boxes
         self._bases = Bases(self._seal, backend.drop, most=bases, most_bytes=base_bytes)
@@ -63,9 +70,14 @@ class Pool:
         """Boxes alive, those that waited for room and how long together (seconds); bases now, made, used, evicted."""
         admission, bases = self._admission, self._bases
         return {
-            "living": admission.living, "waited": admission.waited, "wait_seconds": round(admission.seconds, 3),
-            "bases": len(bases), "bases_made": bases.made, "bases_used": bases.used, "bases_evicted": bases.evicted,
-        }  # fmt: skip
+            "living": admission.living,
+            "waited": admission.waited,
+            "wait_seconds": round(admission.seconds, 3),
+            "bases": len(bases),
+            "bases_made": bases.made,
+            "bases_used": bases.used,
+            "bases_evicted": bases.evicted,
+        }
 
     async def _admit(self, start: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
         await self._admission.take()

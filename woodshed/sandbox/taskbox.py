@@ -118,9 +118,14 @@ def box_spec(
     if egress is None and task.info.start:
         egress = Egress()
     return BoxSpec(
-        layers=tuple(stack), files=files or {}, workdir=workdir, env=_environment(task), limits=limits or _DEFAULT,
-        egress=egress, preload=PRELOAD,
-    )  # fmt: skip
+        layers=tuple(stack),
+        files=files or {},
+        workdir=workdir,
+        env=_environment(task),
+        limits=limits or _DEFAULT,
+        egress=egress,
+        preload=PRELOAD,
+    )
 
 
 def agent_box_spec(

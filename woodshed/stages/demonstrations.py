@@ -113,9 +113,12 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
                 await box.close()
             outcome = await grade(task, submission, backend, layers, cache=grades, settings=grading)
         played[number] = {
-            "number": number, "task": task.name, "resolved": outcome.resolved, "messages": episode.messages,
+            "number": number,
+            "task": task.name,
+            "resolved": outcome.resolved,
+            "messages": episode.messages,
             "weights": endpoint.weights,
-        }  # fmt: skip
+        }
         log.append(played[number])
         if due() or len(played) == settings.episodes:
             note = f"{_solved(played.values()):.0%} solved  {pace.at(len(played))}"

@@ -83,9 +83,13 @@ def distill_batch(
     for rows in micro_batches(lengths, microbatch_tokens):
         tokens_BT, weights_BT = _padded(batch, weights_N, rows, int(lengths[rows].max()))
         parts = distill(
-            decoder, head, tokens_BT.to(decoder.device), weights_BT.to(decoder.device),
-            depth=settings.depth, denominator=denominator,
-        )  # fmt: skip
+            decoder,
+            head,
+            tokens_BT.to(decoder.device),
+            weights_BT.to(decoder.device),
+            depth=settings.depth,
+            denominator=denominator,
+        )
         loss, agreed = loss + parts[0], agreed + parts[1]
     return loss, agreed
 

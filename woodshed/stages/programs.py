@@ -65,9 +65,19 @@ def _of_packages(packages: tuple[str, ...], layers: LayerStore) -> Path:
         target = root / PLACE.lstrip("/")
         # Wheels only: pip unpacks them and runs none of their code.
         command = [
-            sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check",
-            "--only-binary=:all:", "--no-compile", f"--target={target}", "--", *packages,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--only-binary=:all:",
+            "--no-compile",
+            f"--target={target}",
+            "--",
+            *packages,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
             lines = [line.removeprefix("ERROR:").strip() for line in done.stderr.splitlines() if "ERROR" in line]

@@ -90,9 +90,15 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
             retried=True,
         )
         transferred = await evaluate(
-            arena, transfer, store, name=f"{name}-packages", samples=settings.package_samples,
-            concurrency=settings.concurrency, progress=report, retried=True,
-        )  # fmt: skip
+            arena,
+            transfer,
+            store,
+            name=f"{name}-packages",
+            samples=settings.package_samples,
+            concurrency=settings.concurrency,
+            progress=report,
+            retried=True,
+        )
     ungraded = _ungraded(store, name) - set(results)
     main = [task for task in main if task.name not in ungraded]
     if missing := len(main) - len(results):

@@ -30,18 +30,25 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
     replicas = recipe.engine.replicas
     threads = recipe.engine.threads or max(1, server_threads(recipe, training=weights) // replicas)
     shared = {
-        "policy": policy, "weights": run.chain(recipe.weights.store) if weights else None, "admin_key_file": admin,
-        "device": recipe.policy.device, "engine": recipe.engine.model_copy(update={"threads": threads}),
-    }  # fmt: skip
+        "policy": policy,
+        "weights": run.chain(recipe.weights.store) if weights else None,
+        "admin_key_file": admin,
+        "device": recipe.policy.device,
+        "engine": recipe.engine.model_copy(update={"threads": threads}),
+    }
     ports = free_ports(1 if replicas == 1 else 1 + replicas)
     engines = []
     for number, port in enumerate(ports[1:]):
         settings = EngineServerSettings(**shared, port=port, gpu=number)
         engines.append(_program(run, f"engine-{number}", "woodshed.engine.remote.service", settings, threads, weights))
     server = GatewaySettings(
-        **shared, port=ports[0], model=recipe.name, ready_file=ready, journal=journal,
+        **shared,
+        port=ports[0],
+        model=recipe.name,
+        ready_file=ready,
+        journal=journal,
         engines=tuple(f"http://127.0.0.1:{port}" for port in ports[1:]),
-    )  # fmt: skip
+    )
     address = {"url": f"http://127.0.0.1:{ports[0]}", "admin_key_file": str(admin)}
     write_json(folder / "address.json", address)
     return [*engines, _program(run, "server", "woodshed.gateway.serve", server, threads, weights)]

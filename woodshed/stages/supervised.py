@@ -67,9 +67,13 @@ def train_on(
     """
     steps = count_batches(examples, batch_tokens, seed=seed, epochs=epochs)
     settings = supervised_settings(
-        matrix_lr=matrix_lr, other_lr=other_lr, steps=steps, floor=floor, microbatch_tokens=microbatch_tokens,
+        matrix_lr=matrix_lr,
+        other_lr=other_lr,
+        steps=steps,
+        floor=floor,
+        microbatch_tokens=microbatch_tokens,
         recompute=recompute,
-    )  # fmt: skip
+    )
     trainer = Trainer(decoder, settings)
     torch.manual_seed(seed)
     log = MetricsLog(metrics)

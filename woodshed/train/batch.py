@@ -143,8 +143,14 @@ class TrainBatch:
         arrays |= {
             k: v for k in ("ref_logprobs", "routes", "allowed", "allowed_of") if (v := getattr(self, k)) is not None
         }
-        meta = {"format": _FORMAT, "id": self.id, "step": self.step, "denominators": self.denominators,
-                "trajectories": self.trajectories, "info": self.info}  # fmt: skip
+        meta = {
+            "format": _FORMAT,
+            "id": self.id,
+            "step": self.step,
+            "denominators": self.denominators,
+            "trajectories": self.trajectories,
+            "info": self.info,
+        }
         data = safetensors_bytes({k: np.ascontiguousarray(v) for k, v in arrays.items()}, {"batch": json.dumps(meta)})
         write_whole(path, data, fsync=fsync)
 
@@ -161,12 +167,21 @@ class TrainBatch:
             if meta["format"] != _FORMAT:
                 raise BatchError(f"{path}: format {meta['format']!r}, this program reads {_FORMAT!r}")
             batch = TrainBatch(
-                meta["id"], meta["step"], arrays["tokens"], arrays["lengths"],
+                meta["id"],
+                meta["step"],
+                arrays["tokens"],
+                arrays["lengths"],
                 {k.removeprefix("weights."): v for k, v in arrays.items() if k.startswith("weights.")},
-                meta["denominators"], arrays["behaviour_logprobs"], arrays["versions"], meta["trajectories"],
-                arrays.get("ref_logprobs"), arrays.get("routes"), meta["info"], arrays.get("allowed"),
+                meta["denominators"],
+                arrays["behaviour_logprobs"],
+                arrays["versions"],
+                meta["trajectories"],
+                arrays.get("ref_logprobs"),
+                arrays.get("routes"),
+                meta["info"],
+                arrays.get("allowed"),
                 arrays.get("allowed_of"),
-            )  # fmt: skip
+            )
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise BatchError(f"{path}: not a batch file ({type(error).__name__}: {error})") from None
         batch.check(str(path))
@@ -182,12 +197,19 @@ def pack(
     total = sum(len(r.tokens) for r in rows)
     route = next((r.routes for r in rows if r.routes is not None), None)
     batch = TrainBatch(
-        id, step, np.zeros(total, np.int32), np.array([len(r.tokens) for r in rows], np.int32),
-        {part: np.zeros(total, np.float32) for part in denominators}, dict(denominators),
-        np.full(total, np.nan, np.float32), np.full(total, -1, np.int32), [r.trajectory for r in rows],
+        id,
+        step,
+        np.zeros(total, np.int32),
+        np.array([len(r.tokens) for r in rows], np.int32),
+        {part: np.zeros(total, np.float32) for part in denominators},
+        dict(denominators),
+        np.full(total, np.nan, np.float32),
+        np.full(total, -1, np.int32),
+        [r.trajectory for r in rows],
         np.full(total, np.nan, np.float32) if any(r.ref_logprobs is not None for r in rows) else None,
-        None if route is None else np.full((total, *route.shape[1:]), -1, np.int16), info=dict(info or {}),
-    )  # fmt: skip
+        None if route is None else np.full((total, *route.shape[1:]), -1, np.int16),
+        info=dict(info or {}),
+    )
     if any(r.allowed is not None for r in rows):
         batch.allowed, batch.allowed_of = _pack_allowed(rows, total)
     at = 0

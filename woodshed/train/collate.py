@@ -62,9 +62,12 @@ def shared_prefix_attend(prefix: int, rows: int) -> AttentionFn:
             size = q_BSHE.shape[1]
             masks.append(torch.ones(size, prefix + size, dtype=torch.bool, device=q_NHE.device).tril(prefix))
         tail_BHSE = F.scaled_dot_product_attention(
-            q_BSHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), attn_mask=masks[0],
+            q_BSHE.transpose(1, 2),
+            k_BTKE.transpose(1, 2),
+            v_BTKE.transpose(1, 2),
+            attn_mask=masks[0],
             enable_gqa=q_BSHE.shape[2] != k_BTKE.shape[2],
-        )  # fmt: skip
+        )
         return torch.cat((head[0], tail_BHSE.transpose(1, 2).flatten(0, 1)))
 
     return attention_fn
@@ -149,17 +152,22 @@ def collate(
     target_index_M = flat(source_BT)[at_M] + 1
     spared = shared * (len(rows) - 1)
     return MicroBatch(
-        put(flat(tokens_BT)), put(flat(np.broadcast_to(time_T, tokens_BT.shape))),
-        shared_prefix_attend(shared, len(rows)), None if routes_BTLK is None else put(flat(routes_BTLK)), put(at_M),
+        put(flat(tokens_BT)),
+        put(flat(np.broadcast_to(time_T, tokens_BT.shape))),
+        shared_prefix_attend(shared, len(rows)),
+        None if routes_BTLK is None else put(flat(routes_BTLK)),
+        put(at_M),
         put(batch.tokens[target_index_M].astype(np.int64)),
         {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
         put(batch.behaviour_logprobs[target_index_M]),
         None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
         None if batch.allowed is None else put(batch.allowed),
-        None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)), target_index_M,
+        None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
+        target_index_M,
         put(np.searchsorted(batch.offsets, target_index_M, side="right") - 1),
-        int(lengths[rows].sum()) - spared, spared,
-    )  # fmt: skip
+        int(lengths[rows].sum()) - spared,
+        spared,
+    )
 
 
 def micro_batches(lengths: Sequence[int] | NDArray, budget: int) -> list[NDArray[np.int64]]:

@@ -31,8 +31,11 @@ class Optimizer:
         plain = [p for p in self.others.values() if p.ndim < 2]
         self.adamw = torch.optim.AdamW(
             [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True,
-        )  # fmt: skip
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
 
     def step(self, factor: float) -> None:
         """One update with every learning rate times ``factor``."""

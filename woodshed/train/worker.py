@@ -90,9 +90,13 @@ class Worker:
         self.trainer = Trainer(policy.decoder, config.train)
         chain = config.chain
         publisher = Publisher(
-            config.weights, chain.anchor_every, keep_anchors=chain.keep_anchors, level=chain.level, fsync=chain.fsync,
+            config.weights,
+            chain.anchor_every,
+            keep_anchors=chain.keep_anchors,
+            level=chain.level,
+            fsync=chain.fsync,
             part_bytes=chain.part_mebibytes << 20,
-        )  # fmt: skip
+        )
         self.publisher = BackgroundPublisher(publisher)
         self.metrics = MetricsLog(config.metrics)
         self._reference: Reference | None = None
@@ -154,9 +158,14 @@ class Worker:
         tensors, rest = self.trainer.state()
         s = self.config.train
         save_checkpoint(
-            self.config.checkpoints, batch.step, hf_state(self.trainer.decoder), tensors,
-            {**rest, "version": batch.step, "batch": batch.id, "metrics": line}, keep=s.keep_checkpoints, fsync=s.fsync,
-        )  # fmt: skip
+            self.config.checkpoints,
+            batch.step,
+            hf_state(self.trainer.decoder),
+            tensors,
+            {**rest, "version": batch.step, "batch": batch.id, "metrics": line},
+            keep=s.keep_checkpoints,
+            fsync=s.fsync,
+        )
         self._publish()
         self.metrics.append(line)
         if self.config.delete_batches:

@@ -122,9 +122,14 @@ class Follower:
             for manifest, kind in steps:
                 try:
                     image = read_version(
-                        self.store, manifest, kind, counted, base=image, base_digest=known,
+                        self.store,
+                        manifest,
+                        kind,
+                        counted,
+                        base=image,
+                        base_digest=known,
                         wanted=self._wanted,
-                    )  # fmt: skip
+                    )
                 except ChainError as error:
                     return held, error
                 known = manifest.digest

@@ -2,8 +2,8 @@
 
 Versions hold one tensor per Hugging Face name. Trainers and engines fuse those (query, key and value; gate and up),
 stack them (experts), leave them out (a tied head) and keep shares of them. A ``Layout`` says, for each local tensor,
-where regions of canonical tensors lie in it. ``split`` reads it from a trainer's shards to canonical ones, ``join`` from
-canonical pieces to an engine's tensors; the two need not be laid out alike.
+where regions of canonical tensors lie in it. ``split`` reads it from a trainer's shards to canonical ones, ``join``
+from canonical pieces to an engine's tensors; the two need not be laid out alike.
 """
 
 from __future__ import annotations

@@ -46,14 +46,22 @@ class Standin:
 
     def app(self) -> Starlette:
         posts = {
-            "/inference/v1/generate": self.generate, "/inference/v1/abort_requests": self.abort,
-            "/collective_rpc": self.look, "/pause": self.pause, "/resume": self.resume,
-            "/start_weight_update": self.note, "/update_weights": self.update, "/finish_weight_update": self.finish,
-        }  # fmt: skip
+            "/inference/v1/generate": self.generate,
+            "/inference/v1/abort_requests": self.abort,
+            "/collective_rpc": self.look,
+            "/pause": self.pause,
+            "/resume": self.resume,
+            "/start_weight_update": self.note,
+            "/update_weights": self.update,
+            "/finish_weight_update": self.finish,
+        }
         gets = {
-            "/health": self.note, "/metrics": self.metrics, "/server_info": self.info, "/weight_info": self.weights,
+            "/health": self.note,
+            "/metrics": self.metrics,
+            "/server_info": self.info,
+            "/weight_info": self.weights,
             "/is_paused": self.is_paused,
-        }  # fmt: skip
+        }
         return Starlette(
             routes=[Route(p, f, methods=["POST"]) for p, f in posts.items()] + [Route(p, f) for p, f in gets.items()]
         )
@@ -68,12 +76,17 @@ class Standin:
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
         params, name = body["sampling_params"], PREFIX + body["request_id"]
         sampling = Sampling(
-            params["max_tokens"], params["temperature"], params["top_p"], params["top_k"], params["min_p"],
-            tuple(params["stop_token_ids"]), params.get("seed"),
+            params["max_tokens"],
+            params["temperature"],
+            params["top_p"],
+            params["top_k"],
+            params["min_p"],
+            tuple(params["stop_token_ids"]),
+            params.get("seed"),
             logit_bias={int(k): v for k, v in params.get("logit_bias", {}).items()},
             top_logprobs=params["logprobs"],
             **{name: params[name] for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
-        )  # fmt: skip
+        )
         fresh: list[tuple[int, float, int]] = []
         reports: list[TokenReport] = []
         work = self.engine.generate(
@@ -176,9 +189,13 @@ def _event(
         for (t, p, _), top in zip_longest(sent, tops, fillvalue=[])
     ]
     choice: dict[str, Any] = {
-        "index": 0, "finish_reason": None, "token_ids": [t for t, _, _ in sent], "logprobs": {"content": content},
-        "weight_versions": None, "routed_experts": None,
-    }  # fmt: skip
+        "index": 0,
+        "finish_reason": None,
+        "token_ids": [t for t, _, _ in sent],
+        "logprobs": {"content": content},
+        "weight_versions": None,
+        "routed_experts": None,
+    }
     if done is not None:
         reason = {"cancelled": "abort"}.get(done.stop_reason, done.stop_reason)
         spans: list[dict[str, Any]] = []

@@ -48,8 +48,9 @@ def test_the_toy_passes_every_gate(task: Task, in_boxes: Boxes) -> None:
 
 
 def test_a_fix_of_another_form_passes(task: Task, in_boxes: Boxes) -> None:
-    code = MEASURE.replace("return width + height;", "let sum = 0;\n  for (let i = 0; i < height; i++) sum += width;\n"
-                           "  return sum;")  # fmt: skip
+    code = MEASURE.replace(
+        "return width + height;", "let sum = 0;\n  for (let i = 0; i < height; i++) sum += width;\n  return sum;"
+    )
     outcome = in_boxes(lambda backend, layers: grade(task, {"lib/measure.js": code.encode()}, backend, layers))
     assert outcome.resolved, outcome.detail
 

@@ -56,9 +56,15 @@ def test_every_test_is_told_apart(run_in_box: Run) -> None:
     )
     assert run.complete, run.detail
     assert statuses(run) == {
-        "good": "passed", "bad": "failed", "outer > inner": "failed", "outer": "failed", "group > one": "passed",
-        "group > later": "skipped", "good (2)": "passed", "to do": "skipped",
-    }  # fmt: skip
+        "good": "passed",
+        "bad": "failed",
+        "outer > inner": "failed",
+        "outer": "failed",
+        "group > one": "passed",
+        "group > later": "skipped",
+        "good (2)": "passed",
+        "to do": "skipped",
+    }
     assert "1 !== 2" in run.results["a.test.js::bad"].text
 
 
@@ -76,9 +82,17 @@ def test_values_are_noted_in_one_form(run_in_box: Run) -> None:
     text = HEAD + f"test('sees', () => {{ woodshed_seen({values}); }});\n"
     seen = run_in_box(text, values=True).results["a.test.js::sees"].seen
     assert seen == [
-        "f0.300000000", "-0", "fNaN", '[1,"a"]', '{"a":undefined,"b":1}', "null", "[object Map][[1,2]]", "regexp /x/g",
-        "10n", "?",
-    ]  # fmt: skip
+        "f0.300000000",
+        "-0",
+        "fNaN",
+        '[1,"a"]',
+        '{"a":undefined,"b":1}',
+        "null",
+        "[object Map][[1,2]]",
+        "regexp /x/g",
+        "10n",
+        "?",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,16 @@ def toy_task(path: Path) -> Task:
         name="tests/node-toy",
         instruction="area of a rectangle is wrong",
         info=TaskInfo(
-            family="package", grader="node", submission=("lib/**/*.js",), protected=("test/**", "**/package.json"),
-            fail_to_pass=FAILING, pass_to_pass=PASSING, test_command=f"node {FILE}", timeout_sec=20.0,
+            family="package",
+            grader="node",
+            submission=("lib/**/*.js",),
+            protected=("test/**", "**/package.json"),
+            fail_to_pass=FAILING,
+            pass_to_pass=PASSING,
+            test_command=f"node {FILE}",
+            timeout_sec=20.0,
         ),
         workspace=workspace,
         tests={"test.sh": b"#!/bin/sh\n", **{f"workspace/{n}": workspace[n] for n in (FILE, "package.json")}},
         solution={"lib/measure.js": MEASURE.replace("width + height", "width * height").encode()},
-    )  # fmt: skip
+    )

@@ -49,9 +49,11 @@ def test_weight_does_not_depend_on_length() -> None:
 
 def test_infra_errors_are_masked_and_leave_the_baseline() -> None:
     group = [
-        trajectory("a", 1.0, ["pss"]), trajectory("b", 0.0, ["pss"]), trajectory("lost", 0.0, ["ps"],
-        status="infra_error"), trajectory("limit", 0.5, ["pss"], status="limit"),
-    ]  # fmt: skip
+        trajectory("a", 1.0, ["pss"]),
+        trajectory("b", 0.0, ["pss"]),
+        trajectory("lost", 0.0, ["ps"], status="infra_error"),
+        trajectory("limit", 0.5, ["pss"], status="limit"),
+    ]
     batch, stats = build_batch([group], DEFAULT, step=1, batch_id="x", generation_budget=10)
     assert "lost" not in batch.trajectories
     assert stats.infra_errors == 1 and stats.trained == 2 and stats.zero_advantage == 1
@@ -113,5 +115,8 @@ def test_a_group_is_of_one_task() -> None:
     with pytest.raises(ValueError, match="mixes tasks"):
         build_batch(
             [[trajectory("a", 1, ["ps"]), trajectory("b", 0, ["ps"], task="u")]],
-            DEFAULT, step=1, batch_id="x", generation_budget=10,
-        )  # fmt: skip
+            DEFAULT,
+            step=1,
+            batch_id="x",
+            generation_budget=10,
+        )

@@ -20,20 +20,30 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_steps_and_packages(tmp_path: Path) -> None:
-    file = read_dockerfile(write(tmp_path, (
-        "# syntax=docker/dockerfile:1\nARG VERSION=12\nfrom debian:bookworm-slim as base\n\n"
-        "LABEL a=b\nRUN apt-get update -qq && \\\n  # a comment within\n"
-        "    apt-get -y install --no-install-recommends git curl=7.88 && \\\n    rm -rf /var/lib/apt/lists/*\n"
-        "RUN apt-get update && DEBIAN=1 make all && apt-get install -y git jq && apt-get clean\n"
-        'ENV A=1 B="two words"\nENV OLD the whole rest\nWORKDIR /app\nUSER root\n'
-        'COPY --chown=me:me src/ tool.py ./\nRUN echo "a && b" | cat\nCMD ["x"]\n'
-    )))  # fmt: skip
+    file = read_dockerfile(
+        write(
+            tmp_path,
+            (
+                "# syntax=docker/dockerfile:1\nARG VERSION=12\nfrom debian:bookworm-slim as base\n\n"
+                "LABEL a=b\nRUN apt-get update -qq && \\\n  # a comment within\n"
+                "    apt-get -y install --no-install-recommends git curl=7.88 && \\\n    rm -rf /var/lib/apt/lists/*\n"
+                "RUN apt-get update && DEBIAN=1 make all && apt-get install -y git jq && apt-get clean\n"
+                'ENV A=1 B="two words"\nENV OLD the whole rest\nWORKDIR /app\nUSER root\n'
+                'COPY --chown=me:me src/ tool.py ./\nRUN echo "a && b" | cat\nCMD ["x"]\n'
+            ),
+        )
+    )
     assert file.image == "debian:bookworm-slim" and file.packages == ("git", "curl=7.88", "jq")
     assert file.steps == (
-        Step(2, "ARG", ("VERSION", "12")), Step(10, "RUN", ("DEBIAN=1 make all",)), Step(11, "ENV", ("A", "1")),
-        Step(11, "ENV", ("B", "two words")), Step(12, "ENV", ("OLD", "the whole rest")), Step(13, "WORKDIR", ("/app",)),
-        Step(15, "COPY", ("src/", "tool.py", "./")), Step(16, "RUN", ('echo "a && b" | cat',)),
-    )  # fmt: skip
+        Step(2, "ARG", ("VERSION", "12")),
+        Step(10, "RUN", ("DEBIAN=1 make all",)),
+        Step(11, "ENV", ("A", "1")),
+        Step(11, "ENV", ("B", "two words")),
+        Step(12, "ENV", ("OLD", "the whole rest")),
+        Step(13, "WORKDIR", ("/app",)),
+        Step(15, "COPY", ("src/", "tool.py", "./")),
+        Step(16, "RUN", ('echo "a && b" | cat',)),
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 from woodshed.sandbox.images.harbor import unpack
 from woodshed.sandbox.protocol import SandboxError
 
-_KINDS = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE,
-          "pipe": tarfile.FIFOTYPE, "device": tarfile.CHRTYPE}  # fmt: skip
+_KINDS = {
+    "file": tarfile.REGTYPE,
+    "dir": tarfile.DIRTYPE,
+    "link": tarfile.SYMTYPE,
+    "hard": tarfile.LNKTYPE,
+    "pipe": tarfile.FIFOTYPE,
+    "device": tarfile.CHRTYPE,
+}
 
 
 def pack(place: Path, *members: tuple[str, str, str]) -> Path:
@@ -33,9 +39,15 @@ def pack(place: Path, *members: tuple[str, str, str]) -> Path:
 
 
 def test_a_root_comes_out_as_it_was(tmp_path: Path) -> None:
-    members = [("./usr", "dir", ""), ("./usr/bin/sh", "file", "program"), ("./bin", "link", "usr/bin"),
-               ("./usr/bin/bash", "hard", "./usr/bin/sh"), ("./etc/awk", "link", "/usr/bin/mawk"),
-               ("./pipe", "pipe", ""), ("./null", "device", "")]  # fmt: skip
+    members = [
+        ("./usr", "dir", ""),
+        ("./usr/bin/sh", "file", "program"),
+        ("./bin", "link", "usr/bin"),
+        ("./usr/bin/bash", "hard", "./usr/bin/sh"),
+        ("./etc/awk", "link", "/usr/bin/mawk"),
+        ("./pipe", "pipe", ""),
+        ("./null", "device", ""),
+    ]
     out = tmp_path / "out"
     out.mkdir()
     unpack(pack(tmp_path / "a.tar", *members), out, max_bytes=1 << 20)

@@ -88,16 +88,26 @@ def test_by_rule_and_what_is_built_of_it(place: Place, tmp_path: Path) -> None:
     places = {m.place: m.version for m in found.installed if isinstance(m, Module)}
     assert places == {"@tools/expected": "1.4.0", "checked": "0.1.0", "digits": "2.5.0", "late": "2.0.1"}
     assert {g.command for g in found.targets} == {
-        "node --test test/intervals.test.js", "npm test",
+        "node --test test/intervals.test.js",
+        "npm test",
         "node -e \"import('./lib/index.js').then((m) => console.log('loaded', Object.keys(m).length))\"",
-    }  # fmt: skip
+    }
     again = place.command("install", place.root / "intervals", "--out", out)
     assert again.returncode == 0 and "resolved  @tools/expected 1.4.0, checked 0.1.0, digits 2.5.0" in again.stdout
 
     built = place.command(
-        "build", place.root / "intervals", "--install", out, "--out", tmp_path / "made", "--per-source", "2",
-        "--catalogue", place.catalogue, *SINGLE,
-    )  # fmt: skip
+        "build",
+        place.root / "intervals",
+        "--install",
+        out,
+        "--out",
+        tmp_path / "made",
+        "--per-source",
+        "2",
+        "--catalogue",
+        place.catalogue,
+        *SINGLE,
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     tasks = list((tmp_path / "made").glob("*/task.toml"))
     assert len(tasks) == 2 and "has what it was installed with" in "".join(t.read_text() for t in tasks)
@@ -113,9 +123,17 @@ def test_needs_and_tasks_of_it(place: Place, tmp_path: Path) -> None:
     wrong = place.command("install", place.root / "intervals", "--out", out, "--needs", "file:../x")
     assert wrong.returncode == 1 and "write an npm package as NAME or NAME@RANGE" in wrong.stdout
     said = place.command(
-        "install", place.root / "intervals", "--out", out, "--needs", "digits@^3", "--tasks", tmp_path / "made",
-        "--catalogue", place.catalogue,
-    )  # fmt: skip
+        "install",
+        place.root / "intervals",
+        "--out",
+        out,
+        "--needs",
+        "digits@^3",
+        "--tasks",
+        tmp_path / "made",
+        "--catalogue",
+        place.catalogue,
+    )
     assert "digits 3.0.0" in said.stdout and said.returncode == 1, said.stdout + said.stderr
     assert "tasks of installs are made of Python projects only" in said.stdout
     with pytest.raises(PackageError, match="--needs has no effect beside --install"):
@@ -124,14 +142,20 @@ def test_needs_and_tasks_of_it(place: Place, tmp_path: Path) -> None:
 
 def goals() -> list[dict[str, Any]]:
     suite = {
-        "command": "node --test", "expect": "node reports that all tests pass", "pattern": "^# pass 1[0-9]$",
+        "command": "node --test",
+        "expect": "node reports that all tests pass",
+        "pattern": "^# pass 1[0-9]$",
         "passing_share": 1.0,
-    }  # fmt: skip
+    }
     others = [
-        {"command": f"node -p \"{n} * require('digits')\"", "expect": "prints a number that is right",
-         "pattern": f"^{n * 8}$", "exit_codes": [0]}
+        {
+            "command": f"node -p \"{n} * require('digits')\"",
+            "expect": "prints a number that is right",
+            "pattern": f"^{n * 8}$",
+            "exit_codes": [0],
+        }
         for n in range(9)
-    ]  # fmt: skip
+    ]
     return [suite, *others]
 
 
@@ -236,9 +260,10 @@ def test_the_registry_of_a_box(place: Place, registry: LocalRegistry, tmp_path: 
 
 def test_a_layer_of_packages_stays_where_it_belongs(tmp_path: Path) -> None:
     said = {
-        "name": "@a/tool", "version": "1.0.0",
+        "name": "@a/tool",
+        "version": "1.0.0",
         "bin": {"tool": "./run.js", "": "run.js", "..": "run.js", "a/b": "run.js", "up": "../../x", "gone": "no.js"},
-    }  # fmt: skip
+    }
     data = archive({"package.json": json.dumps(said), "run.js": "#!/usr/bin/env node\n"})
     pin = integrity_of(data)
     path = archive_path(pin, tmp_path)

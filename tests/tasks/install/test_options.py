@@ -75,10 +75,14 @@ def test_an_import_takes_them(market: Place, tmp_path: Path) -> None:
     commit = repos.repository(tmp_path / "all" / "acme__prices", files)
     broken = {f"{ROOT}/prices/__init__.py": repos.CODE.replace(b"min(prices)", b"max(prices)")}
     row = {
-        "instance_id": "acme__prices.1", "repo": f"swesmith/acme__prices.{commit[:8]}", "problem_statement": "Wrong.\n",
-        "patch": diff(tmp_path / "diff", files, broken), "image_name": "",
-        "FAIL_TO_PASS": ["tests/test_prices.py::test_cheapest"], "PASS_TO_PASS": ["tests/test_prices.py::test_split"],
-    }  # fmt: skip
+        "instance_id": "acme__prices.1",
+        "repo": f"swesmith/acme__prices.{commit[:8]}",
+        "problem_statement": "Wrong.\n",
+        "patch": diff(tmp_path / "diff", files, broken),
+        "image_name": "",
+        "FAIL_TO_PASS": ["tests/test_prices.py::test_cheapest"],
+        "PASS_TO_PASS": ["tests/test_prices.py::test_split"],
+    }
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([row]))
 

@@ -31,10 +31,14 @@ GOOD = "pip install -q fast money-fixture==2.0 pytest-mock\necho '{}' > rates.js
 
 def goals(count: int = 10, **changes: Any) -> list[dict[str, Any]]:
     others = [
-        {"command": f"python3 -c 'import fast; print({n} * fast.parity)'", "expect": "prints a number that is right",
-         "pattern": f"^{n}$", "exit_codes": [0]}
+        {
+            "command": f"python3 -c 'import fast; print({n} * fast.parity)'",
+            "expect": "prints a number that is right",
+            "pattern": f"^{n}$",
+            "exit_codes": [0],
+        }
         for n in range(count - 1)
-    ]  # fmt: skip
+    ]
     return [{**SUITE, **changes}, *others]
 
 

@@ -111,10 +111,14 @@ def test_an_instance_runs_in_its_install(market: Place, installed: Path, tmp_pat
     (tmp_path / "repositories/acme").mkdir(parents=True)
     (tmp_path / "repositories/acme/prices").symlink_to(repository)
     row = {
-        "instance_id": "acme__prices.1", "repo": f"swesmith/acme__prices.{commit[:8]}", "problem_statement": "Wrong.\n",
-        "patch": f"--- a/src/prices/__init__.py\n+++ b/src/prices/__init__.py\n{hunk}", "image_name": "",
-        "FAIL_TO_PASS": ["tests/test_prices.py::test_cheapest"], "PASS_TO_PASS": ["tests/test_prices.py::test_split"],
-    }  # fmt: skip
+        "instance_id": "acme__prices.1",
+        "repo": f"swesmith/acme__prices.{commit[:8]}",
+        "problem_statement": "Wrong.\n",
+        "patch": f"--- a/src/prices/__init__.py\n+++ b/src/prices/__init__.py\n{hunk}",
+        "image_name": "",
+        "FAIL_TO_PASS": ["tests/test_prices.py::test_cheapest"],
+        "PASS_TO_PASS": ["tests/test_prices.py::test_split"],
+    }
     file, settings = tmp_path / "rows.json", PackageTaskSettings(catalogue=str(market.catalogue), exploits=0)
     file.write_text(json.dumps([row]))
 

@@ -25,9 +25,16 @@ def task(market: Place) -> Task:
     """Made by the command from the install that the tests of rules make too: its gates have held."""
     tasks = market.root / "install-tasks"
     said = market.command(
-        "install", market.root / "repository", "--out", market.root / "installs", "--catalogue", market.catalogue,
-        "--tasks", tasks, "--json",
-    )  # fmt: skip
+        "install",
+        market.root / "repository",
+        "--out",
+        market.root / "installs",
+        "--catalogue",
+        market.catalogue,
+        "--tasks",
+        tasks,
+        "--json",
+    )
     assert said.returncode == 0, said.stdout + said.stderr
     found = json.loads(said.stdout)
     assert found["refused"] == {} and len(found["tasks"]) == 1
@@ -42,8 +49,10 @@ def test_it_says_what_must_work_and_holds_no_answer(market: Place, task: Task) -
     tests = [test for test in task.info.fail_to_pass if "::" in test]
     assert targets and "tests/test_prices.py::test_total" in tests and "tests/test_prices.py::test_split" in tests
     assert set(load_spec(str(task.path / "tests" / SPEC), task.digest).wheels) == {
-        "fast-1.1", "money_fixture-2.0", "pytest_mock-9.0",
-    }  # fmt: skip
+        "fast-1.1",
+        "money_fixture-2.0",
+        "pytest_mock-9.0",
+    }
     repository, installs = str(market.root / "repository"), str(market.root / "installs")
     arguments = ["install", repository, "--out", installs, "--tasks", str(task.path.parent)]
     written = (task.path / "task.toml").stat().st_mtime_ns

@@ -23,10 +23,25 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 def built(place: Place, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     root = tmp_path_factory.mktemp("node")
     said = place.command(
-        "build", project.write(root / "intervals"), "--out", root / "out", "--per-source", "2", "--catalogue",
-        place.catalogue, "--heldout-share", "0.5", "--kind", "mutate", "--kind", "delete_function", "--mutants", "2",
-        "--exploits", "1",
-    )  # fmt: skip
+        "build",
+        project.write(root / "intervals"),
+        "--out",
+        root / "out",
+        "--per-source",
+        "2",
+        "--catalogue",
+        place.catalogue,
+        "--heldout-share",
+        "0.5",
+        "--kind",
+        "mutate",
+        "--kind",
+        "delete_function",
+        "--mutants",
+        "2",
+        "--exploits",
+        "1",
+    )
     assert said.returncode == 0, said.stdout + said.stderr
     return [Task.load(path.parent) for path in sorted((root / "out").glob("*/task.toml"))]
 

@@ -42,14 +42,21 @@ def task(tmp_path: Path) -> Task:
     tests = {f"test/{n}.test.js": TEST.format(n).encode() for n in NUMBERS} | {"package.json": PACKAGE}
     start = {"index.js": CODE.format("").encode(), **tests}
     info = TaskInfo(
-        grader="node", submission=("index.js",), timeout_sec=60.0,
+        grader="node",
+        submission=("index.js",),
+        timeout_sec=60.0,
         fail_to_pass=tuple(f"test/{n}.test.js::value {n}" for n in NUMBERS),
-    )  # fmt: skip
+    )
     return save_task(
-        tmp_path / "task", name="woodshed/numbers", instruction="fix it\n", info=info, workspace=start,
+        tmp_path / "task",
+        name="woodshed/numbers",
+        instruction="fix it\n",
+        info=info,
+        workspace=start,
         tests={**node_check(info, start, start), **{f"workspace/{n}": d for n, d in tests.items()}},
-        solution={"index.js": GOLD}, environment=node_image(Package("n", "1", "", "", "", (), ()), "/workspace"),
-    )  # fmt: skip
+        solution={"index.js": GOLD},
+        environment=node_image(Package("n", "1", "", "", "", (), ()), "/workspace"),
+    )
 
 
 def test_every_required_file_is_run_and_must_pass(task: Task, tmp_path: Path) -> None:
@@ -78,9 +85,11 @@ def test_modules_of_the_workspace_do_not_count(task: Task, tmp_path: Path) -> No
 
 def test_the_image_holds_every_module_at_its_place() -> None:
     modules = (
-        Module("a", "a", "1.0.0", "sha512-A"), Module("a/node_modules/b", "b", "1.0.0", "sha512-B"),
-        Module("b", "b", "2.0.0", "sha512-C"), Module("c", "@other/c", "3.0.0", "sha512-D"),
-    )  # fmt: skip
+        Module("a", "a", "1.0.0", "sha512-A"),
+        Module("a/node_modules/b", "b", "1.0.0", "sha512-B"),
+        Module("b", "b", "2.0.0", "sha512-C"),
+        Module("c", "@other/c", "3.0.0", "sha512-D"),
+    )
     files = lock_of(list(modules))
     lock = json.loads(files["modules/package-lock.json"])
     assert lock["packages"]["node_modules/a/node_modules/b"] == {"version": "1.0.0", "integrity": "sha512-B"}

@@ -29,9 +29,18 @@ function* many() { yield 1; }
 
 def test_functions_have_the_names_that_code_uses() -> None:
     assert [f.name for f in functions_of(FORMS)] == [
-        "plain", "arrow", "exports.member", "named", "Shape.area", "Shape.get side", "Shape.of", "table.entry",
-        "table.brief", "later", "many",
-    ]  # fmt: skip
+        "plain",
+        "arrow",
+        "exports.member",
+        "named",
+        "Shape.area",
+        "Shape.get side",
+        "Shape.of",
+        "table.entry",
+        "table.brief",
+        "later",
+        "many",
+    ]
 
 
 def test_offsets_are_those_of_v8() -> None:

@@ -28,9 +28,7 @@ def test_layout_and_workspace() -> None:
     package = Package("intervals", "1", "f", "0" * 64, "ISC", layout.sources, layout.tests, language="node")
     workspace = workspace_of(package, files())
     assert sorted(workspace) == ["README.md", "lib/index.js", "lib/parse.js", "package.json", "test/intervals.test.js"]
-    assert json.loads(workspace["package.json"]) == {
-        "name": "intervals", "version": "1.2.0", "main": "lib/index.js"
-    }  # fmt: skip
+    assert json.loads(workspace["package.json"]) == {"name": "intervals", "version": "1.2.0", "main": "lib/index.js"}
     assert submission_globs(package) == ("lib/**/*.js", "lib/**/*.cjs", "lib/**/*.mjs")
     assert "**/node_modules/**" in protected_globs(package) and "test/**" in protected_globs(package)
 
@@ -41,11 +39,13 @@ def test_what_tests_need() -> None:
         "dependencies": {"a": "^1", "gone": "^1"},
         "devDependencies": {"chai": "^4", "g": "git+x:y"},
     }
-    project = NodeProject({
-        "package.json": json.dumps(package).encode(),
-        "index.js": b"require('a/deep'); require('fs'); require('./x'); require('own');",
-        "test.js": b"import c from 'chai'; require('g'); require('nobody/states'); describe('x', () => {})",
-    })  # fmt: skip
+    project = NodeProject(
+        {
+            "package.json": json.dumps(package).encode(),
+            "index.js": b"require('a/deep'); require('fs'); require('./x'); require('own');",
+            "test.js": b"import c from 'chai'; require('g'); require('nobody/states'); describe('x', () => {})",
+        }
+    )
     wanted, unstated = needed(project, find_layout(project), {"wished": "^2"})
     assert wanted == {"a": "^1", "chai": "^4", "wished": "^2", "mocha": ">=10.2 <13"}
     assert unstated == ["nobody"]
@@ -89,9 +89,12 @@ def test_scoped_and_wrong_npm_sources() -> None:
 
 def test_what_needs_the_project_itself_is_found() -> None:
     packages = {
-        "node_modules/a": {"dependencies": {"b": "1"}}, "node_modules/b": {"dependencies": {"own": "1", "a": "1"}},
-        "node_modules/c": {}, "node_modules/c/node_modules/d": {}, "node_modules/own": {},
-    }  # fmt: skip
+        "node_modules/a": {"dependencies": {"b": "1"}},
+        "node_modules/b": {"dependencies": {"own": "1", "a": "1"}},
+        "node_modules/c": {},
+        "node_modules/c/node_modules/d": {},
+        "node_modules/own": {},
+    }
     assert _needing(packages, {"a": "1", "c": "1"}, "own") == {"a"}
 
 
@@ -99,8 +102,18 @@ def test_modules_are_locked_by_integrity(tmp_path: Path) -> None:
     from woodshed.record.toml import to_toml
 
     module = Module("a/node_modules/b", "b", "1.0.0", integrity_of(b"archive"))
-    package = Package("x", "1", "x.tgz", "0" * 64, "MIT", ("lib",), ("test",), origin="npm:x@1.0.0", language="node",
-                      integrity=integrity_of(b"x"))  # fmt: skip
+    package = Package(
+        "x",
+        "1",
+        "x.tgz",
+        "0" * 64,
+        "MIT",
+        ("lib",),
+        ("test",),
+        origin="npm:x@1.0.0",
+        language="node",
+        integrity=integrity_of(b"x"),
+    )
     path = tmp_path / "sources.toml"
     path.write_text(to_toml(dump_catalogue(Catalogue({"x": package}, {"pytest": ()}, {"x": (module,)}))))
     read = load_catalogue(path)

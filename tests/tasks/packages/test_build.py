@@ -68,8 +68,17 @@ def test_tasks_are_built_and_complete(built: Built) -> None:
         assert info.provenance["package"] == "tinyshapes" and info.provenance["licence"] == "Apache-2.0"
         assert info.test_command.startswith("python -m pytest -q -x tests/test_shapes.py::")
         assert set(task.solution_files()) == {"tinyshapes/shapes.py"}
-        names = {"tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py",
-                 "tests/test_other.py", "pytest.ini", "setup.py", "pyproject.toml", "docs/index.rst"}  # fmt: skip
+        names = {
+            "tinyshapes/__init__.py",
+            "tinyshapes/shapes.py",
+            "tests/conftest.py",
+            "tests/test_shapes.py",
+            "tests/test_other.py",
+            "pytest.ini",
+            "setup.py",
+            "pyproject.toml",
+            "docs/index.rst",
+        }
         told = bool(scan({"README.md": tiny.README}, task.workspace_files(), task.solution_files()))
         assert set(task.workspace_files()) == (names if told else names | {"README.md"}), info.key
         telling += told
@@ -266,10 +275,14 @@ def test_added_files_do_not_shadow_and_tests_are_restored(built: Built) -> None:
     """Files that must not have crossed are harmless even where they did."""
     task = built.tasks[0]
     hostile = {
-        "tests/test_shapes.py": b"def test_area(): pass\n", "tests/conftest.py": b"raise RuntimeError\n",
-        "pytest.ini": b"[pytest]\naddopts = --no-such-option\n", "conftest.py": b"raise RuntimeError\n",
-        "pytest.py": b"raise RuntimeError\n", "json.py": b"raise RuntimeError\n", "x.pth": b"import nothing\n",
-    }  # fmt: skip
+        "tests/test_shapes.py": b"def test_area(): pass\n",
+        "tests/conftest.py": b"raise RuntimeError\n",
+        "pytest.ini": b"[pytest]\naddopts = --no-such-option\n",
+        "conftest.py": b"raise RuntimeError\n",
+        "pytest.py": b"raise RuntimeError\n",
+        "json.py": b"raise RuntimeError\n",
+        "x.pth": b"import nothing\n",
+    }
     solved = with_backend(lambda b: grade(b, built, task, {**task.solution_files(), **hostile}))
     assert solved.resolved, solved
 

@@ -40,9 +40,17 @@ WORKSPACE = {"tinyshapes/shapes.py": tiny.SHAPES}
 def test_workspace_holds_sources_tests_and_what_surrounds_them() -> None:
     kept = workspace_of(tiny.package(), tiny.FILES)
     assert set(kept) == {
-        "tinyshapes/__init__.py", "tinyshapes/shapes.py", "tests/conftest.py", "tests/test_shapes.py",
-        "tests/test_other.py", "pytest.ini", "setup.py", "pyproject.toml", "docs/index.rst", "README.md",
-    }  # fmt: skip
+        "tinyshapes/__init__.py",
+        "tinyshapes/shapes.py",
+        "tests/conftest.py",
+        "tests/test_shapes.py",
+        "tests/test_other.py",
+        "pytest.ini",
+        "setup.py",
+        "pyproject.toml",
+        "docs/index.rst",
+        "README.md",
+    }
     assert kept["pytest.ini"] == b"[pytest]\naddopts = -p no:cacheprovider\npythonpath = .\n"
     assert submission_globs(tiny.package()) == ("tinyshapes/**/*.py",)
     assert "**/conftest.py" in protected_globs(tiny.package())
@@ -124,9 +132,11 @@ def test_what_no_test_can_do_without_is_not_deleted() -> None:
 def test_tasks_of_a_seed_stay_the_same() -> None:
     """Of single changes; whoever built a folder before gets the same one again."""
     assert [c.slug for c in candidates(PackageTaskSettings(seed=3), SUITE, WORKSPACE)] == [
-        "tinyshapes-diagonal-mutate-48a4e507", "tinyshapes-box---init-delete-8e6816d8",
-        "tinyshapes-box-size-mutate-f2092861", "tinyshapes-area-delete-3f81f8a1",
-    ]  # fmt: skip
+        "tinyshapes-diagonal-mutate-48a4e507",
+        "tinyshapes-box---init-delete-8e6816d8",
+        "tinyshapes-box-size-mutate-f2092861",
+        "tinyshapes-area-delete-3f81f8a1",
+    ]
 
 
 def test_split_by_package_and_by_function() -> None:

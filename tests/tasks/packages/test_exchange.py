@@ -98,10 +98,14 @@ def test_a_swe_smith_instance_is_broken_by_its_patch(built: Built, tmp_path: Pat
 def test_odd_files_survive(tmp_path: Path) -> None:
     odd = {'a "quoted" name.py': b"x = 1\n", "ü\\n.txt": b"no newline at the end", "data.bin": bytes(range(256))}
     task = save_task(
-        tmp_path / "odd", name="tests/odd", instruction="mend it\n", workspace=odd,
+        tmp_path / "odd",
+        name="tests/odd",
+        instruction="mend it\n",
+        workspace=odd,
         info=TaskInfo(fail_to_pass=("t.py::test",), provenance={"package": "odd"}, timeout_sec=60),
-        tests={"test.sh": b"#!/bin/sh\n"}, solution={"data.bin": bytes(range(255, -1, -1)), "new/file.py": b"y = 2\n"},
-    )  # fmt: skip
+        tests={"test.sh": b"#!/bin/sh\n"},
+        solution={"data.bin": bytes(range(255, -1, -1)), "new/file.py": b"y = 2\n"},
+    )
     export_tasks([task], "swebench", tmp_path / "out")
     made, _ = import_tasks(tmp_path / "out", tmp_path / "again")
     assert [t.digest for t in made] == [task.digest]
@@ -109,9 +113,14 @@ def test_odd_files_survive(tmp_path: Path) -> None:
 
 def test_what_has_no_form_and_what_is_damaged_is_named(built: Built, tmp_path: Path) -> None:
     synthetic_task = save_task(
-        tmp_path / "synthetic", name="tests/synthetic", instruction="x", info=TaskInfo(grader="cases"),
-        workspace={"a.py": b""}, tests={"test.sh": b""}, solution={"a.py": b"1"},
-    )  # fmt: skip
+        tmp_path / "synthetic",
+        name="tests/synthetic",
+        instruction="x",
+        info=TaskInfo(grader="cases"),
+        workspace={"a.py": b""},
+        tests={"test.sh": b""},
+        solution={"a.py": b"1"},
+    )
     found = export_tasks([synthetic_task, *built.tasks[:1]], "swebench", tmp_path / "out")
     assert found.left_out == {"tests/synthetic": "graded by 'cases', not by tests with ids"}
     path = tmp_path / "out" / "instances.jsonl"

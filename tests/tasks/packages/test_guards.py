@@ -27,8 +27,12 @@ def covered(module: str, name: str, *tests: str) -> CoveredFunction:
 CHANGED, MODULE, ORDERS, DATES = (f"tests/test_shop.py::test_{n}" for n in ("price", "tax", "order", "today"))
 BILL = "tests/test_bills.py::test_nothing_yet"
 PRICE = covered("prices", "price", CHANGED)
-FUNCTIONS = (PRICE, covered("prices", "tax", MODULE), covered("orders", "order", ORDERS),
-             covered("dates", "today", DATES))  # fmt: skip
+FUNCTIONS = (
+    PRICE,
+    covered("prices", "tax", MODULE),
+    covered("orders", "order", ORDERS),
+    covered("dates", "today", DATES),
+)
 SUITE = Suite("shop", dict.fromkeys((DATES, BILL, ORDERS, MODULE, CHANGED), 1.0), FUNCTIONS, {}, 5.0)
 
 
@@ -48,9 +52,13 @@ def test_imports_are_followed_but_not_through_what_only_hands_names_on() -> None
 
 def test_relative_imports_of_packages_and_modules_that_do_not_parse() -> None:
     files = {
-        "a/__init__.py": b"from .b import c\n", "a/b/__init__.py": b"from . import c\n", "a/b/c.py": b"x = 1\n",
-        "a/b/d.py": b"from ..e import f\nfrom .c import x\n", "a/e.py": b"f = 2\n", "a/old.py": b"print 'x'\n",
-    }  # fmt: skip
+        "a/__init__.py": b"from .b import c\n",
+        "a/b/__init__.py": b"from . import c\n",
+        "a/b/c.py": b"x = 1\n",
+        "a/b/d.py": b"from ..e import f\nfrom .c import x\n",
+        "a/e.py": b"f = 2\n",
+        "a/old.py": b"print 'x'\n",
+    }
     imports = Imports(files, (".",))
     assert imports.importers(["a/e.py"]) == imports.importers(["a/b/c.py"]) == {"a/b/d.py"}
 

@@ -33,8 +33,10 @@ def test_wrong_reasons_are_quoted(text: str) -> None:
 
 def test_names_that_only_the_solution_has() -> None:
     before = {"a.py": b"def f():\n    x = 1\n", "b.py": b"import os\n"}
-    gold = {"a.py": b"def f():\n    x = 1\n\ndef g():\n    pass\n\nclass C:\n    def m(self):\n        self.n = 2\n",
-            "pkg/new/__init__.py": b"K = 3\n"}  # fmt: skip
+    gold = {
+        "a.py": b"def f():\n    x = 1\n\ndef g():\n    pass\n\nclass C:\n    def m(self):\n        self.n = 2\n",
+        "pkg/new/__init__.py": b"K = 3\n",
+    }
     assert defined_names(before, gold) == {"g", "C", "m", "n", "new", "K"}
     assert names_missing("a.py: ImportError: cannot import name 'g' from 'a'", {"g"})
     assert names_missing("AttributeError: module 'a' has no attribute 'g'", {"g"})

@@ -28,9 +28,14 @@ OWN = b"\n".join(
 def _task(path: Path, solution: bytes, layers: tuple[str, ...] = ()) -> Task:
     info = TaskInfo(submission=("code.py",), fail_to_pass=("t::0",), pass_to_pass=("t::1",), layers=layers)
     return save_task(
-        path, name="tests/leak", instruction="Write it.", info=info, workspace={"code.py": b"import re\n"},
-        tests={"test.sh": b""}, solution={"code.py": solution},
-    )  # fmt: skip
+        path,
+        name="tests/leak",
+        instruction="Write it.",
+        info=info,
+        workspace={"code.py": b"import re\n"},
+        tests={"test.sh": b""},
+        solution={"code.py": solution},
+    )
 
 
 @pytest.mark.parametrize(

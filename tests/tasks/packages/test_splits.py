@@ -30,17 +30,23 @@ def task(path: Path, split: str, start: bytes, package: str = "tinyshapes", gold
         family="package", split=split, key=path.name, provenance={"package": package, "generator": "package"}
     )
     return save_task(
-        path, name=f"woodshed/{path.name}", instruction="fix", info=info, workspace={"shapes.py": start},
-        tests={"test.sh": b"", "workspace/test_shapes.py": tiny.TESTS}, solution={"shapes.py": gold},
-    )  # fmt: skip
+        path,
+        name=f"woodshed/{path.name}",
+        instruction="fix",
+        info=info,
+        workspace={"shapes.py": start},
+        tests={"test.sh": b"", "workspace/test_shapes.py": tiny.TESTS},
+        solution={"shapes.py": gold},
+    )
 
 
 def test_the_training_side_of_a_pair_is_named(tmp_path: Path) -> None:
     tasks = [
-        task(tmp_path / "held", "heldout", BUG), task(tmp_path / "twin", "train", BUG + b"\n# a comment\n",
-                                                      gold=tiny.SHAPES + b"\n# a comment\n"),
-        task(tmp_path / "other", "train", OTHER), task(tmp_path / "again", "heldout", BUG),
-    ]  # fmt: skip
+        task(tmp_path / "held", "heldout", BUG),
+        task(tmp_path / "twin", "train", BUG + b"\n# a comment\n", gold=tiny.SHAPES + b"\n# a comment\n"),
+        task(tmp_path / "other", "train", OTHER),
+        task(tmp_path / "again", "heldout", BUG),
+    ]
     assert set(twins_of_heldout(tasks)) == {tmp_path / "twin"}
     assert twins_of_heldout(tasks[2:]) == {}
 
@@ -100,10 +106,14 @@ module.exports = { total, short };
 def node_task(path: Path, split: str, package: str) -> Task:
     info = TaskInfo(family="package", grader="node", split=split, provenance={"package": package})
     return save_task(
-        path, name=f"woodshed/{path.name}", instruction="fix", info=info, solution={"lib/total.js": SCRIPT},
+        path,
+        name=f"woodshed/{path.name}",
+        instruction="fix",
+        info=info,
+        solution={"lib/total.js": SCRIPT},
         workspace={"lib/total.js": b"", "lib/more.mjs": SCRIPT, "test/total.test.js": SCRIPT, "data.json": b"{}"},
         tests={"test.sh": b"", "workspace/test/total.test.js": SCRIPT},
-    )  # fmt: skip
+    )
 
 
 def test_held_out_javascript_is_found(tmp_path: Path) -> None:

@@ -138,9 +138,14 @@ def sdist() -> bytes:
 
 def package(data: bytes = b"") -> Package:
     return Package(
-        name="tinyshapes", version="1.0", file="tinyshapes-1.0.tar.gz", sha256=hashlib.sha256(data).hexdigest(),
-        licence="Apache-2.0", sources=("tinyshapes",), tests=("tests",),
-    )  # fmt: skip
+        name="tinyshapes",
+        version="1.0",
+        file="tinyshapes-1.0.tar.gz",
+        sha256=hashlib.sha256(data).hexdigest(),
+        licence="Apache-2.0",
+        sources=("tinyshapes",),
+        tests=("tests",),
+    )
 
 
 def catalogue(data: bytes = b"") -> Catalogue:

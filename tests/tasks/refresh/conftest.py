@@ -150,7 +150,11 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with place_in(tmp_path_factory.mktemp("refresh")) as found:
         repository = repos.write(found.root / "bank", PROJECT)
         found.build(
-            str(repository), out=found.root / "tasks", tasks_per_package=7, heldout_share=0.0, mutants=0,
+            str(repository),
+            out=found.root / "tasks",
+            tasks_per_package=7,
+            heldout_share=0.0,
+            mutants=0,
             kinds=["delete_function"],
-        )  # fmt: skip
+        )
         yield found

@@ -21,9 +21,7 @@ def test_children_count_living_and_ended() -> None:
     subprocess.run([sys.executable, "-c", BURN], check=True)
     assert cpu_seconds() - before >= 0.4
     before = cpu_seconds()
-    shell = subprocess.Popen(
-        ["sh", "-c", f'{sys.executable} -c "$0"; echo; sleep 60', BURN], stdout=subprocess.PIPE
-    )  # fmt: skip
+    shell = subprocess.Popen(["sh", "-c", f'{sys.executable} -c "$0"; echo; sleep 60', BURN], stdout=subprocess.PIPE)
     try:
         assert shell.stdout is not None and shell.stdout.readline() == b"\n"
         assert cpu_seconds() - before >= 0.4, "a grandchild that its living parent has waited for"

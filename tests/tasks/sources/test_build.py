@@ -63,9 +63,18 @@ def test_a_second_build_uses_the_same_bytes(place: Place, built: Built) -> None:
     repos.write(built.repository, {"src/prices/__init__.py": b"raise SystemExit\n"})
     repos.git(built.repository, "commit", "-q", "-a", "-m", "broken")
     again = place.command(
-        "build", built.repository, "--out", built.out, "--per-source", "3", "--catalogue", place.catalogue,
-        "--heldout-share", "0.5", *SINGLE,
-    )  # fmt: skip
+        "build",
+        built.repository,
+        "--out",
+        built.out,
+        "--per-source",
+        "3",
+        "--catalogue",
+        place.catalogue,
+        "--heldout-share",
+        "0.5",
+        *SINGLE,
+    )
     assert again.returncode == 0, again.stderr
     assert f"made from commit {built.commit[:12]}, as locked in sources.toml" in again.stdout
     assert tree(built.out) == before
@@ -314,14 +323,30 @@ def test_tests_that_anything_passes_make_no_task(place: Place, tmp_path: Path) -
         "    for text in ('one two three', 'four and five', 'six by eleven'):\n"
         "        assert unknown.double(text) == f'{text}/13/{text[::-1]}'\n"
     )
-    folder = repos.write(tmp_path / "unknown", {
-        "unknown.py": f"OTHER = 3\n\n\n{code}".encode(), "tests/test_unknown.py": tests.encode(),
-        "pyproject.toml": b"[project]\nname = 'unknown'\nversion = '1'\n",
-    })  # fmt: skip
+    folder = repos.write(
+        tmp_path / "unknown",
+        {
+            "unknown.py": f"OTHER = 3\n\n\n{code}".encode(),
+            "tests/test_unknown.py": tests.encode(),
+            "pyproject.toml": b"[project]\nname = 'unknown'\nversion = '1'\n",
+        },
+    )
     said = place.command(
-        "build", folder, "--out", tmp_path / "made", "--per-source", "9", "--catalogue", place.catalogue,
-        "--kind", "delete_function", "--mutants", "1", "--exploits", "0",
-    )  # fmt: skip
+        "build",
+        folder,
+        "--out",
+        tmp_path / "made",
+        "--per-source",
+        "9",
+        "--catalogue",
+        place.catalogue,
+        "--kind",
+        "delete_function",
+        "--mutants",
+        "1",
+        "--exploits",
+        "0",
+    )
     assert "1 on other inputs the given files, or the visible answers" in said.stdout, said.stdout + said.stderr
     kept = [Task.load(path.parent).info.provenance["function"] for path in (tmp_path / "made").glob("*/task.toml")]
     assert kept == ["double"]

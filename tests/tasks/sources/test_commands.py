@@ -25,10 +25,14 @@ def handmade(folder: Path, **changes: object) -> Task:
     """A task that no generator of ours made."""
     info = TaskInfo(submission=("a.py",), fail_to_pass=("test_a.py::test_b",), pass_to_pass=("test_a.py::test_c",))
     return save_task(
-        folder, name="someone/task", instruction=str(changes.pop("instruction", "Mend it.\n")),
-        info=dataclasses.replace(info, **changes), workspace={"a.py": b"x = 1\ny = 2\n"}, tests=SH,
+        folder,
+        name="someone/task",
+        instruction=str(changes.pop("instruction", "Mend it.\n")),
+        info=dataclasses.replace(info, **changes),
+        workspace={"a.py": b"x = 1\ny = 2\n"},
+        tests=SH,
         solution={"a.py": b"x = 2\ny = 2\n"},
-    )  # fmt: skip
+    )
 
 
 def test_check_tells_good_from_bad(place: Place, built: Built, tmp_path: Path) -> None:
@@ -96,9 +100,17 @@ def test_show_reads_like_a_page(place: Place, built: Built) -> None:
     task = next(t for t in built.tasks if t.info.provenance["generator"] == "mutate")
     said = place.command("show", task.path)
     assert said.returncode == 0, said.stderr
-    for part in (task.instruction.splitlines()[0], "1 file, 2 changed lines", "--- a/src/prices/__init__.py",
-                 task.info.fail_to_pass[0], "licence    MIT", f"commit     {built.commit}", "no-network",
-                 "src/prices/**/*.py", "generator  bug"):  # fmt: skip
+    for part in (
+        task.instruction.splitlines()[0],
+        "1 file, 2 changed lines",
+        "--- a/src/prices/__init__.py",
+        task.info.fail_to_pass[0],
+        "licence    MIT",
+        f"commit     {built.commit}",
+        "no-network",
+        "src/prices/**/*.py",
+        "generator  bug",
+    ):
         assert part in said.stdout, part
     shown = json.loads(place.command("show", task.path, "--json").stdout)
     assert shown["changed_lines"] == 2 and shown["provenance"]["licence"] == "MIT"

@@ -68,8 +68,9 @@ def test_both_layouts_become_tasks(place: Place, tmp_path: Path) -> None:
     assert [(done, total) for done, total, _ in told] == [(1, 1), (1, 2), (2, 2)]
     assert ["kept" in told[0][2], "no test fails" in told[1][2], "kept" in told[2][2]] == [True, True, True], told
     assert {line.package: dict(line.rejected) for line in report.packages} == {
-        "exercism": {}, "quixbugs": {"no test fails": 1},
-    }, report.table()  # fmt: skip
+        "exercism": {},
+        "quixbugs": {"no test fails": 1},
+    }, report.table()
     leap, largest = sorted(tasks, key=lambda task: task.name)
     assert leap.info.fail_to_pass == tuple(f"leap_test.py::LeapTest::test_{n}" for n in ("common", "leap"))
     assert leap.solution_files() == {"leap.py": GOLD} and leap.workspace_files()["leap.py"] == STUB
@@ -117,13 +118,17 @@ def test_constant():
 
 def test_an_exercise_that_tells_on_a_held_out_function_is_dropped(place: Place, tmp_path: Path) -> None:
     parts = {"files": {"solution": ["days.py"], "test": ["days_test.py"], "example": [".meta/example.py"]}}
-    track = repos.write(tmp_path / "track", TRACK | {
-        "exercises/practice/days/.meta/config.json": json.dumps(parts).encode(),
-        "exercises/practice/days/.meta/example.py": LENGTH.encode(),
-        "exercises/practice/days/days.py": delete_body(LENGTH, "length").encode(),
-        "exercises/practice/days/days_test.py": DAYS_TESTS,
-        "exercises/practice/days/.docs/instructions.md": b"Say how many days there were before a year.\n",
-    })  # fmt: skip
+    track = repos.write(
+        tmp_path / "track",
+        TRACK
+        | {
+            "exercises/practice/days/.meta/config.json": json.dumps(parts).encode(),
+            "exercises/practice/days/.meta/example.py": LENGTH.encode(),
+            "exercises/practice/days/days.py": delete_body(LENGTH, "length").encode(),
+            "exercises/practice/days/days_test.py": DAYS_TESTS,
+            "exercises/practice/days/.docs/instructions.md": b"Say how many days there were before a year.\n",
+        },
+    )
     folder = repos.write(tmp_path / "My_Days", {"days.py": LENGTH.encode(), "tests/test_days.py": DAYS_TESTS})
     sources = (f"exercism:{track}", str(folder))
     chosen = {"heldout_share": 0.0, "heldout_packages": ["My_Days"], "kinds": ["delete_function"]}
@@ -132,8 +137,9 @@ def test_an_exercise_that_tells_on_a_held_out_function_is_dropped(place: Place, 
         tasks = place.build(*sources, out=tmp_path / "out", report=report, tasks_per_package=2, **chosen)
         assert {t.path for t in tasks} == {p.parent for p in (tmp_path / "out").glob("*/task.toml")}
         assert {(t.info.provenance["package"], t.info.split) for t in tasks} == {
-            ("my-days", "heldout"), ("exercism-leap", "train"),
-        }  # fmt: skip
+            ("my-days", "heldout"),
+            ("exercism-leap", "train"),
+        }
         assert [dict(line.rejected) for line in report.packages] == [{TWIN: 1}, {}]
     with_days = place.build(sources[0], out=tmp_path / "out2", **chosen | {"heldout_packages": ["exercism"]})
     assert [t.info.split for t in with_days] == ["heldout", "heldout"], "a collection is held out like any source"

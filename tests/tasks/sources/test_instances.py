@@ -50,19 +50,31 @@ class Data:
 
     def bench(self, **changes: Any) -> dict[str, Any]:
         row = {
-            "repo": "acme/prices", "instance_id": "acme__prices-12", "base_commit": self.base, "patch": self.fix,
-            "test_patch": self.tests, "problem_statement": SAID, "hints_text": "sign", "created_at": "", "version": "1",
-            "FAIL_TO_PASS": json.dumps(["tests/test_prices.py::test_refund"]), "PASS_TO_PASS": json.dumps(PASSING),
+            "repo": "acme/prices",
+            "instance_id": "acme__prices-12",
+            "base_commit": self.base,
+            "patch": self.fix,
+            "test_patch": self.tests,
+            "problem_statement": SAID,
+            "hints_text": "sign",
+            "created_at": "",
+            "version": "1",
+            "FAIL_TO_PASS": json.dumps(["tests/test_prices.py::test_refund"]),
+            "PASS_TO_PASS": json.dumps(PASSING),
             "environment_setup_commit": self.base,
-        }  # fmt: skip
+        }
         return {**row, **changes}
 
     def smith(self, **changes: Any) -> dict[str, Any]:
         row = {
-            "repo": f"swesmith/acme__whole.{self.whole[:8]}", "instance_id": f"acme__whole.{self.whole[:8]}.lm_x__1",
-            "patch": self.breaking, "FAIL_TO_PASS": ["tests/test_prices.py::test_cheapest"], "PASS_TO_PASS": PASSING,
-            "image_name": "somebody/image", "problem_statement": "cheapest() gives the dearest.\n",
-        }  # fmt: skip
+            "repo": f"swesmith/acme__whole.{self.whole[:8]}",
+            "instance_id": f"acme__whole.{self.whole[:8]}.lm_x__1",
+            "patch": self.breaking,
+            "FAIL_TO_PASS": ["tests/test_prices.py::test_cheapest"],
+            "PASS_TO_PASS": PASSING,
+            "image_name": "somebody/image",
+            "problem_statement": "cheapest() gives the dearest.\n",
+        }
         return {**row, **changes}
 
 
@@ -85,9 +97,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     code, tests = {"src/prices/__init__.py": FIXED}, {"tests/test_prices.py": TESTED}
     broken = {"src/prices/__init__.py": FIXED.replace(b"min(prices)", b"max(prices)")}
     return Data(
-        root / "all", base, whole, diff(root / "a", files, code), diff(root / "b", files, tests),
-        diff(root / "c", fixed, broken), diff(root / "d", fixed, {"src/prices/__init__.py": repos.CODE}),
-    )  # fmt: skip
+        root / "all",
+        base,
+        whole,
+        diff(root / "a", files, code),
+        diff(root / "b", files, tests),
+        diff(root / "c", fixed, broken),
+        diff(root / "d", fixed, {"src/prices/__init__.py": repos.CODE}),
+    )
 
 
 @dataclass
@@ -108,10 +125,17 @@ def bring(
     chosen = PackageTaskSettings.model_validate(values)
     found.tasks, found.left_out = place.boxes(
         lambda boxes, layers: build_from_instances(
-            file, repositories or data.folder, chosen, boxes, layers, found.out, wishes=wishes, report=found.report,
+            file,
+            repositories or data.folder,
+            chosen,
+            boxes,
+            layers,
+            found.out,
+            wishes=wishes,
+            report=found.report,
             only=only,
         )
-    )  # fmt: skip
+    )
     return found
 
 
@@ -179,7 +203,7 @@ def test_what_cannot_be_one_says_why(place: Place, data: Data, tmp_path: Path) -
         "docs": ({"patch": "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-Prices.\n+P.\n"}, "changes no code under"),
         "code": ({"test_patch": data.fix, "patch": ""}, "its test_patch changes code: src/prices/__init__.py"),
         "leak": ({"problem_statement": f"Write this:\n\n{data.fix}"}, "the answer leaks"),
-    }  # fmt: skip
+    }
     rows = [data.bench(instance_id=name, **changes) for name, (changes, _) in wrong.items()]
     rows.append(data.smith(instance_id="undone", patch=data.fix))
     made = bring(place, data, tmp_path, rows, exploits=0, mutants=0)
@@ -280,10 +304,14 @@ def test_damaged_rows_are_named(data: Data, tmp_path: Path, change: dict[str, An
 def test_damaged_files_are_named(data: Data, tmp_path: Path) -> None:
     twice = json.dumps(data.bench()) + "\n"
     for name, text, says in (
-        ("a.jsonl", twice * 2, "acme__prices-12 is there twice"), ("b.jsonl", "", "holds no instance"),
-        ("c.jsonl", "{", "c.jsonl:1: no JSON"), ("d.json", "{}", "must be a list"), ("e.csv", "a,b", "are read from"),
-        ("f.parquet", "x", "not readable as Parquet"), ("g.json", "[3]", "not an instance but int"),
-    ):  # fmt: skip
+        ("a.jsonl", twice * 2, "acme__prices-12 is there twice"),
+        ("b.jsonl", "", "holds no instance"),
+        ("c.jsonl", "{", "c.jsonl:1: no JSON"),
+        ("d.json", "{}", "must be a list"),
+        ("e.csv", "a,b", "are read from"),
+        ("f.parquet", "x", "not readable as Parquet"),
+        ("g.json", "[3]", "not an instance but int"),
+    ):
         (tmp_path / name).write_text(text)
         with pytest.raises(TaskError, match=name) as caught:
             read_instances(tmp_path / name)

@@ -32,9 +32,12 @@ def test_killed_builds_end_the_same(place: Place, tmp_path: Path) -> None:
     rng = random.Random(5)
     for _ in range(3):
         process = subprocess.Popen(
-            command(*arguments, killed), cwd=tmp_path, env=environment(tmp_path / "b", place.environment),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            command(*arguments, killed),
+            cwd=tmp_path,
+            env=environment(tmp_path / "b", place.environment),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         time.sleep(rng.uniform(0.2, 0.9) * length)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -58,8 +58,15 @@ ADDOPTS = (
     "--strict-config -p nothing -n auto --cov pkg -m 'not stress' -kfast --ignore=tests/slow --ignore ../outside "
     "--deselect tests/test_a.py::test_net --import-mode importlib --doctest-modules"
 )
-OWN = ("-m", "not stress", "-k", "fast", "--import-mode=importlib", "--ignore=tests/slow",
-       "--deselect=tests/test_a.py::test_net")  # fmt: skip
+OWN = (
+    "-m",
+    "not stress",
+    "-k",
+    "fast",
+    "--import-mode=importlib",
+    "--ignore=tests/slow",
+    "--deselect=tests/test_a.py::test_net",
+)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +93,18 @@ def test_arguments_that_cannot_be_split_are_none() -> None:
 
 def test_import_roots_of_a_monorepo() -> None:
     files = {
-        "pyproject.toml": b"", "tools/pyproject.toml": b"", "tools/x/__init__.py": b"", "docs/conf.py": b"",
-        "packages/core/pyproject.toml": b"", "packages/core/src/core/__init__.py": b"",
-        "packages/core/tests/test_core.py": TEST, "packages/web/setup.py": b"", "packages/web/web/__init__.py": b"",
-        "packages/web/docs/__init__.py": b"", "packages/web/tests/test_web.py": TEST,
-    }  # fmt: skip
+        "pyproject.toml": b"",
+        "tools/pyproject.toml": b"",
+        "tools/x/__init__.py": b"",
+        "docs/conf.py": b"",
+        "packages/core/pyproject.toml": b"",
+        "packages/core/src/core/__init__.py": b"",
+        "packages/core/tests/test_core.py": TEST,
+        "packages/web/setup.py": b"",
+        "packages/web/web/__init__.py": b"",
+        "packages/web/docs/__init__.py": b"",
+        "packages/web/tests/test_web.py": TEST,
+    }
     layout = find_layout(Project(files))
     assert layout.path == ("packages/core/src", "packages/web", ".")
     assert layout.sources == ("packages/core/src/core", "packages/web/web")
@@ -138,8 +152,15 @@ def test_requirements_from_everywhere() -> None:
         "requirements/docs.txt": b"eleven\n",
     }
     assert [r.name for r in needed(Project(files), "me")] == [
-        "one", "two", "four", "seven", "three", "five", "six", "eight",
-    ]  # fmt: skip
+        "one",
+        "two",
+        "four",
+        "seven",
+        "three",
+        "five",
+        "six",
+        "eight",
+    ]
     assert {"nine", "ten", "eleven"} <= set(optional(Project(files), "me"))
     assert next(r for r in needed(Project(files), "me") if r.name == "six").where == "tox.ini [testenv]"
 

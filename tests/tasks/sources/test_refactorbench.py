@@ -140,9 +140,15 @@ def test_without_its_provenance_the_solution_is_missed(
 
     def variant(name: str, **changes: object) -> Task:
         return save_task(
-            tmp_path / name, name="woodshed/x", instruction="x", info=replace(task.info, **changes),  # type: ignore[arg-type]
-            workspace=task.workspace_files(), tests=task.test_files(), solution={}, config=task.config,
-        )  # fmt: skip
+            tmp_path / name,
+            name="woodshed/x",
+            instruction="x",
+            info=replace(task.info, **changes),  # type: ignore[arg-type]
+            workspace=task.workspace_files(),
+            tests=task.test_files(),
+            solution={},
+            config=task.config,
+        )
 
     stated = {k: v for k, v in task.info.provenance.items() if k != "reference"}
     report = place.boxes(lambda backend, layers: check_task(variant("lost", provenance=stated), backend, layers))

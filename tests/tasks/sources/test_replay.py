@@ -111,11 +111,15 @@ def test_a_commit_that_touches_a_template_becomes_a_task(place: Place, tmp_path:
     repos.repository(folder, {**repos.PROJECT, template: b"print '%s' % {{ price }}\n"})
     tests = repos.TESTS.replace(b"import cheapest, split", b"import cheapest, dearest, split")
     code = repos.CODE + DEAREST.replace(b"best", b"highest")  # a name of its own that nobody is told
-    repos.write(folder, {
-        "src/prices/__init__.py": code, template: b"print '%.2f' % {{ price }}\n",
-        "tests/test_prices.py": tests + TEST_DEAREST,
-        "tests/test_more.py": b"from prices import total\n\n\ndef test_none():\n    assert total([]) == 0\n",
-    })  # fmt: skip
+    repos.write(
+        folder,
+        {
+            "src/prices/__init__.py": code,
+            template: b"print '%.2f' % {{ price }}\n",
+            "tests/test_prices.py": tests + TEST_DEAREST,
+            "tests/test_more.py": b"from prices import total\n\n\ndef test_none():\n    assert total([]) == 0\n",
+        },
+    )
     repos.git(folder, "add", "-A")
     repos.git(folder, "commit", "-q", "-m", ADD)
     chosen = {"kinds": ["replay"], "heldout_share": 0.0, "level": level}
@@ -182,11 +186,15 @@ def test_which_commits_are_worth_trying() -> None:
     both = ("src/a.py", "tests/test_a.py")
     good = commit("Let a() take a list", *both)
     bad = [
-        commit("Let a() take a list", "src/a.py"), commit("Let a() take a list", "tests/test_a.py"),
-        commit("Bump version to 3.1", *both), commit("Merge branch 'x' of y", *both), commit("fix", *both),
-        commit("Let a() take a list", *both, lines=4000), commit("Let a() take a list", "src/a.c", "tests/test_a.py"),
+        commit("Let a() take a list", "src/a.py"),
+        commit("Let a() take a list", "tests/test_a.py"),
+        commit("Bump version to 3.1", *both),
+        commit("Merge branch 'x' of y", *both),
+        commit("fix", *both),
+        commit("Let a() take a list", *both, lines=4000),
+        commit("Let a() take a list", "src/a.c", "tests/test_a.py"),
         commit("Let a() take a list", *both, *(f"docs/{n}.md" for n in range(20))),
-    ]  # fmt: skip
+    ]
     assert replayable([good, *bad], ("src",), ("tests",)) == [good]
     assert parse_log(b"") == []
 

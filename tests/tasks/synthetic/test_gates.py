@@ -18,8 +18,10 @@ from woodshed.tasks.validate.gates import GateReport, check_task
 def _variant(task: Task, path: Path, **changes: object) -> Task:
     """The task written again with other files or info."""
     files = {
-        "workspace": task.workspace_files(), "tests": task.test_files(), "solution": task.solution_files(),
-    }  # fmt: skip
+        "workspace": task.workspace_files(),
+        "tests": task.test_files(),
+        "solution": task.solution_files(),
+    }
     info = dataclasses.replace(task.info, **{k: v for k, v in changes.items() if k not in files})  # type: ignore[arg-type]
     files = {k: {**v, **changes.get(k, {})} for k, v in files.items()}  # type: ignore[dict-item]
     return save_task(path, name=task.name, instruction=task.instruction, info=info, **files)

@@ -159,7 +159,7 @@ def test_visible_runner_survives_loops_and_broken_modules(specs: list[SyntheticS
         (_LOOP.replace("NAME", name), "Timeout"),
         (f"def {name}(*args):\n    raise SystemExit(0)\n", "SystemExit"),
         ("def nothing(:\n", "SyntaxError"),
-    ):  # fmt: skip
+    ):
         target.write_text(source)
         done = _run_tests(task.workspace)
         assert done.returncode == 1 and done.stdout.splitlines()[0] == f"FAIL {spec.modules[0]}"

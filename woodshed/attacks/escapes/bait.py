@@ -47,10 +47,18 @@ def bait() -> Iterator[dict[str, Any]]:
         path.chmod(0o777)
         stack.callback(_reply(tcp.getsockname()[1], secret.encode()))
         yield {
-            "secret": secret, "name": name, "folder": str(folder), "path": str(folder / "file"), "pid": process.pid,
-            "port": tcp.getsockname()[1], "address": _own_address(), "socket": str(path), "disk": _disk(),
-            "uid": os.getuid() or 1, "segment": _segment(secret.encode(), stack),
-        }  # fmt: skip
+            "secret": secret,
+            "name": name,
+            "folder": str(folder),
+            "path": str(folder / "file"),
+            "pid": process.pid,
+            "port": tcp.getsockname()[1],
+            "address": _own_address(),
+            "socket": str(path),
+            "disk": _disk(),
+            "uid": os.getuid() or 1,
+            "segment": _segment(secret.encode(), stack),
+        }
 
 
 def _listener(family: int, place: Any) -> socket.socket:

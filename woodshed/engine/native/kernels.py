@@ -51,9 +51,13 @@ class _Layer(ctypes.Structure):
 class _Policy(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "length")),
-        ("eps", c_float), ("half", c_int32),
-        ("embed", c_void_p), ("norm", c_void_p), ("rope", c_void_p), ("layer", c_void_p),
-    ]  # fmt: skip
+        ("eps", c_float),
+        ("half", c_int32),
+        ("embed", c_void_p),
+        ("norm", c_void_p),
+        ("rope", c_void_p),
+        ("layer", c_void_p),
+    ]
 
 
 class Kernels:
@@ -72,10 +76,20 @@ class Kernels:
         self._panels = self._room_for_panels()
         self._layers = (_Layer * config.num_layers)()
         self._policy = _Policy(
-            config.num_layers, config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.d_ff, 0,
-            config.norm_eps, self._half, decoder.embed.data_ptr(), None, self._rope.data_ptr(),
+            config.num_layers,
+            config.d_model,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.d_ff,
+            0,
+            config.norm_eps,
+            self._half,
+            decoder.embed.data_ptr(),
+            None,
+            self._rope.data_ptr(),
             ctypes.cast(self._layers, c_void_p),
-        )  # fmt: skip
+        )
         self._memory: Tensor | None = None
         self.refresh()
 
@@ -120,9 +134,15 @@ class Kernels:
         x_ND = torch.empty(count, self._policy.d_model)
         out_MD = torch.empty(wanted, self._policy.d_model)
         failed = self._library.woodshed_step(
-            byref(self._policy), c_int(torch.get_num_threads()), c_long(count), *(_at(values) for values in whole),
-            None if some is None else _at(some), c_long(wanted), c_void_p(x_ND.data_ptr()), c_void_p(out_MD.data_ptr()),
-        )  # fmt: skip
+            byref(self._policy),
+            c_int(torch.get_num_threads()),
+            c_long(count),
+            *(_at(values) for values in whole),
+            None if some is None else _at(some),
+            c_long(wanted),
+            c_void_p(x_ND.data_ptr()),
+            c_void_p(out_MD.data_ptr()),
+        )
         if failed:
             raise MemoryError(f"no memory for a step of {count} tokens")
         return out_MD
@@ -133,9 +153,15 @@ class Kernels:
         outputs, width = self.decoder.head_weight.shape
         out_NV = torch.empty(len(hidden_ND), outputs)
         failed = self._library.woodshed_linear(
-            c_int(torch.get_num_threads()), c_int(self._half), c_long(len(hidden_ND)), c_long(outputs), c_long(width),
-            c_void_p(hidden_ND.data_ptr()), c_void_p(self._panels["head"].data_ptr()), c_void_p(out_NV.data_ptr()),
-        )  # fmt: skip
+            c_int(torch.get_num_threads()),
+            c_int(self._half),
+            c_long(len(hidden_ND)),
+            c_long(outputs),
+            c_long(width),
+            c_void_p(hidden_ND.data_ptr()),
+            c_void_p(self._panels["head"].data_ptr()),
+            c_void_p(out_NV.data_ptr()),
+        )
         if failed:
             raise MemoryError(f"no memory for the logits of {len(hidden_ND)} tokens")
         return out_NV

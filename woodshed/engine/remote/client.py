@@ -45,9 +45,11 @@ class RemoteEngine:
         self._key = key
         self._silence = silence_seconds
         self._client = httpx.AsyncClient(
-            timeout=PROBE_SECONDS, trust_env=False, headers={"authorization": f"Bearer {key}"},
+            timeout=PROBE_SECONDS,
+            trust_env=False,
+            headers={"authorization": f"Bearer {key}"},
             limits=httpx.Limits(keepalive_expiry=4.0),
-        )  # fmt: skip
+        )
         self._name = secrets.token_hex(4)
         self._stats: dict[str, Any] = {}
         self._version = -1

@@ -107,9 +107,10 @@ def decode_tokens(payload: bytes) -> Sampled:
     n = len(payload) // 3
     ids, logprobs, versions = payload[:n], payload[n : 2 * n], payload[2 * n :]
     return (
-        np.frombuffer(ids, "<i4").tolist(), np.frombuffer(logprobs, "<f4").tolist(),
+        np.frombuffer(ids, "<i4").tolist(),
+        np.frombuffer(logprobs, "<f4").tolist(),
         np.frombuffer(versions, "<i4").tolist(),
-    )  # fmt: skip
+    )
 
 
 def encode_reports(reports: Sequence[TokenReport]) -> bytes:
@@ -142,8 +143,10 @@ def decode_reports(payload: bytes) -> list[TokenReport]:
 def encode_end(done: Completion) -> bytes:
     """The END frame of a completion whose tokens were sent."""
     head: dict[str, Any] = {
-        "stop_reason": done.stop_reason, "cached_tokens": done.cached_tokens, "count": len(done.tokens),
-    }  # fmt: skip
+        "stop_reason": done.stop_reason,
+        "cached_tokens": done.cached_tokens,
+        "count": len(done.tokens),
+    }
     parts = []
     for name in ("routes", "prompt_routes"):
         array = getattr(done, name)
@@ -173,7 +176,7 @@ def decode_end(payload: bytes, sampled: Sampled, reports: list[TokenReport] | No
         raise ValueError(f"engine reply: {len(rest)} bytes too many")
     return Completion(
         tokens, logprobs, versions, head["stop_reason"], routes, prompt_routes, head["cached_tokens"], reports
-    )  # fmt: skip
+    )
 
 
 def error_body(error: BaseException) -> dict[str, Any]:

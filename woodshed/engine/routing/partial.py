@@ -66,9 +66,15 @@ class Partial:
         prompt, before = _divide(rest.prompt_routes, kept)
         routes = None if rest.routes is None else np.concatenate([before, rest.routes])
         return Completion(
-            self.tokens, self.logprobs, self.versions, rest.stop_reason, routes, prompt,
-            min(rest.cached_tokens, len(self._prompt)), self._reported(),
-        )  # fmt: skip
+            self.tokens,
+            self.logprobs,
+            self.versions,
+            rest.stop_reason,
+            routes,
+            prompt,
+            min(rest.cached_tokens, len(self._prompt)),
+            self._reported(),
+        )
 
     def _reported(self) -> list[TokenReport] | None:
         return self.reports if self._sampling.reported else None

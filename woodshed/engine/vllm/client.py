@@ -160,11 +160,18 @@ class VllmEngine:
     def stats(self) -> dict[str, Any]:
         """``running`` and ``waiting`` are the server's as of the last ``refresh``; tokens are those of this client."""
         return {
-            "version": self._version, "uptime_seconds": time.monotonic() - self._started, "iteration_seconds": 0.0,
-            "swaps": self._updates.swaps, "swap_seconds": self._updates.swap_seconds,
-            "weights_stale": int(self._updates.problem is not None), "weights_problem": self._updates.problem,
-            "vocabulary": self.vocabulary, "context": self.context, **self._load, **self._counts,
-        }  # fmt: skip
+            "version": self._version,
+            "uptime_seconds": time.monotonic() - self._started,
+            "iteration_seconds": 0.0,
+            "swaps": self._updates.swaps,
+            "swap_seconds": self._updates.swap_seconds,
+            "weights_stale": int(self._updates.problem is not None),
+            "weights_problem": self._updates.problem,
+            "vocabulary": self.vocabulary,
+            "context": self.context,
+            **self._load,
+            **self._counts,
+        }
 
     async def refresh(self) -> dict[str, Any]:
         """Ask how the server is. Raises EngineError (EngineLost where nobody answers, EngineUnfit for wrong flags)."""
@@ -212,9 +219,13 @@ class VllmEngine:
         self, name: str, prompt: list[int], sampling: Sampling, reply: Reply, session: str | None
     ) -> Completion:
         body = wire.encode_ask(
-            prompt, sampling, request=name, most=self.context - len(prompt), salt=self._salt(),
+            prompt,
+            sampling,
+            request=name,
+            most=self.context - len(prompt),
+            salt=self._salt(),
             routes_from=self._known(prompt, session),
-        )  # fmt: skip
+        )
         answer = StreamedResponse(
             self.url + GENERATE, self._key, body, self._silence, kind="application/json", alive=self._server.health
         )

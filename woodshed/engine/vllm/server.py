@@ -22,9 +22,11 @@ class Server:
     def __init__(self, url: str, key: str) -> None:
         self.url = url
         self._client = httpx.AsyncClient(
-            timeout=ASK_SECONDS, trust_env=False, headers={"authorization": f"Bearer {key}"},
+            timeout=ASK_SECONDS,
+            trust_env=False,
+            headers={"authorization": f"Bearer {key}"},
             limits=httpx.Limits(keepalive_expiry=4.0),
-        )  # fmt: skip
+        )
 
     async def health(self) -> None:
         """Raises EngineLost where it does not live."""

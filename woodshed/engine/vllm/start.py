@@ -29,12 +29,28 @@ EXTENSION = "woodshed.engine.vllm.worker.ChainWorker"
 def command(python: str, policy: Path | str, *, port: int, more: Sequence[str] = ()) -> list[str]:
     """``vllm serve`` on the loopback address: its RL routes ask for no key."""
     return [
-        python, "-m", "vllm.entrypoints.cli.main", "serve", str(policy), "--host", "127.0.0.1", "--port", str(port),
-        "--enable-scale-out", "--skip-tokenizer-init", "--logprobs-mode", "processed_logprobs",
-        "--max-logprobs", str(MOST_TOP_LOGPROBS + 1),  # the sampled token takes a place
-        "--enable-prompt-tokens-details", "--worker-extension-cls", EXTENSION,
-        "--weight-transfer-config", '{"backend": "woodshed"}', *more,
-    ]  # fmt: skip
+        python,
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(policy),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--enable-scale-out",
+        "--skip-tokenizer-init",
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--max-logprobs",
+        str(MOST_TOP_LOGPROBS + 1),  # the sampled token takes a place
+        "--enable-prompt-tokens-details",
+        "--worker-extension-cls",
+        EXTENSION,
+        "--weight-transfer-config",
+        '{"backend": "woodshed"}',
+        *more,
+    ]
 
 
 def environment(key: str) -> dict[str, str]:
@@ -42,9 +58,13 @@ def environment(key: str) -> dict[str, str]:
     source = str(Path(woodshed.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {
-        **os.environ, "PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": key, "HF_HUB_OFFLINE": "1",
+        **os.environ,
+        "PYTHONPATH": path,
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_API_KEY": key,
+        "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -56,9 +76,12 @@ def serving(python: str, policy: Path, key: str, log: Path, more: Sequence[str],
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + seconds
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command(python, policy, port=port, more=more), stdout=output, stderr=subprocess.STDOUT,
-            env=environment(key), start_new_session=True,
-        )  # fmt: skip
+            command(python, policy, port=port, more=more),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(key),
+            start_new_session=True,
+        )
     try:
         while not _answers(url):
             if process.poll() is not None or time.monotonic() > deadline:

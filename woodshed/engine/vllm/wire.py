@@ -56,9 +56,12 @@ def encode_ask(
     if sampling.logit_bias:
         params["logit_bias"] = {str(t): NEVER if b == -math.inf else b for t, b in sampling.logit_bias.items()}
     body: dict[str, Any] = {
-        "request_id": request, "token_ids": list(tokens), "sampling_params": params,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
+        "request_id": request,
+        "token_ids": list(tokens),
+        "sampling_params": params,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     if salt is not None:
         body["cache_salt"] = salt
     return json.dumps(body).encode()

@@ -159,9 +159,13 @@ def message_item(token: str) -> Item:
 
 def call_item(token: str, index: int, call: Message, namespaced: Namespaced) -> Item:
     item = {
-        "type": "function_call", "id": f"fc_{token}_{index}", "status": "in_progress", "call_id": call["id"],
-        "name": call["function"]["name"], "arguments": "",
-    }  # fmt: skip
+        "type": "function_call",
+        "id": f"fc_{token}_{index}",
+        "status": "in_progress",
+        "call_id": call["id"],
+        "name": call["function"]["name"],
+        "arguments": "",
+    }
     if item["name"] in namespaced:
         item["namespace"], item["name"] = namespaced[item["name"]]
     return item

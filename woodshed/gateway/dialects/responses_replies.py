@@ -160,12 +160,30 @@ class ResponsesStream:
 def _head(model: str, token: str, request: ResponsesRequest) -> dict[str, Any]:
     """A response that has just begun."""
     return {
-        "id": f"resp_{token}", "object": "response", "created_at": int(time.time()), "status": "in_progress",
-        "error": None, "incomplete_details": None, "instructions": None, "max_output_tokens": None, "model": model,
-        "output": [], "parallel_tool_calls": True, "previous_response_id": None, "store": False, "top_logprobs": 0,
-        "temperature": request.temperature, "top_p": request.top_p, "text": {"format": {"type": "text"}},
-        "tool_choice": "auto", "tools": [], "truncation": "disabled", "usage": None, "metadata": {}, **request.echo,
-    }  # fmt: skip
+        "id": f"resp_{token}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "top_logprobs": 0,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": {},
+        **request.echo,
+    }
 
 
 def _logprobs(request: ResponsesRequest, answer: Answer, tokenizer: Tokenizer) -> list[Item]:

@@ -222,9 +222,13 @@ async def _run(
     try:
         await box.put({f"{WORKDIR}/pytest.ini": ini.encode()})
         return await run_pytest(
-            box, files, tests, path=(*import_path(task), site), timeout=task.info.timeout_sec,
+            box,
+            files,
+            tests,
+            path=(*import_path(task), site),
+            timeout=task.info.timeout_sec,
             test_timeout=min(60.0, test_timeout(task)),
-        )  # fmt: skip
+        )
     finally:
         await box.close()
 

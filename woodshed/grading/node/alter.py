@@ -231,8 +231,12 @@ def _literal(node: Node) -> bool:
     if node.type in ("array", "object", "pair", "unary_expression"):
         return all(_literal(child) for child in node.named_children)
     return node.type in _CONSTANTS or node.type in (
-        "property_identifier", "arrow_function", "function_expression", "spread_element", "comment",
-    )  # fmt: skip
+        "property_identifier",
+        "arrow_function",
+        "function_expression",
+        "spread_element",
+        "comment",
+    )
 
 
 def _calls(node: Node) -> bool:

@@ -72,8 +72,9 @@ async def run_node(
         left = timeout - (perf_counter() - start)
         if left <= 0:
             return TestRun(results, False, f"timed out after {timeout:g} s", 0, perf_counter() - start)
-        run = await _run_file(box, name, files[name].decode("utf-8", "replace"), workdir, left, test_timeout, trace,
-                              values)  # fmt: skip
+        run = await _run_file(
+            box, name, files[name].decode("utf-8", "replace"), workdir, left, test_timeout, trace, values
+        )
         results |= run.results
         collected += run.collected
         complete = complete and run.complete
@@ -90,9 +91,7 @@ async def _run_file(
 ) -> TestRun:  # fmt: skip
     nonce = secrets.token_hex(16)
     framework = framework_of(source)
-    request = request_of(name, source, workdir, test_timeout) | {
-        "nonce": nonce, "trace": list(trace), "values": values
-    }  # fmt: skip
+    request = request_of(name, source, workdir, test_timeout) | {"nonce": nonce, "trace": list(trace), "values": values}
     options = ["--no-warnings"] + (["--test-reporter", REPORTER] if framework == "node:test" else [])
     # Descriptor 3 is the channel; what tests print goes nowhere.
     command = ["sh", "-c", 'exec 3>&1 1>/dev/null; exec node "$@"', "sh", *options, "-e", runner_source()]
@@ -112,11 +111,15 @@ async def _run_file(
 def request_of(name: str, source: str, workdir: str, test_timeout: float) -> dict[str, Any]:
     """What the runner is told of a test file, besides the nonce of the run."""
     return {
-        "name": name, "file": f"{workdir}/{name}", "framework": framework_of(source),
-        "ui": "tdd" if _TDD.search(source) and not _BDD.search(source) else "bdd", "test_timeout": test_timeout,
-        "trace": [], "values": False,
+        "name": name,
+        "file": f"{workdir}/{name}",
+        "framework": framework_of(source),
+        "ui": "tdd" if _TDD.search(source) and not _BDD.search(source) else "bdd",
+        "test_timeout": test_timeout,
+        "trace": [],
+        "values": False,
         "assertions": [a for a in _ASSERTIONS if f"'{a}'" in source or f'"{a}"' in source],
-    }  # fmt: skip
+    }
 
 
 @cache
@@ -143,9 +146,14 @@ async def run_node_ids(task: Task, box: Sandbox, ids: Sequence[str]) -> TestRun:
 
 async def _run_altered(task: Task, box: Sandbox, files: Mapping[str, bytes], ids: Sequence[str]) -> TestRun:
     return await run_node(
-        box, files, ids, workdir=task.info.workdir, timeout=task.info.timeout_sec, test_timeout=test_timeout(task),
+        box,
+        files,
+        ids,
+        workdir=task.info.workdir,
+        timeout=task.info.timeout_sec,
+        test_timeout=test_timeout(task),
         values=True,
-    )  # fmt: skip
+    )
 
 
 def _text(value: Any) -> str:

@@ -35,9 +35,13 @@ class Grep(Tool):
     async def run(self, args: GrepArgs, session: Session) -> ToolResult:
         output = self.settings.output
         arguments = {
-            "pattern": args.pattern, "path": session.path(args.path), "glob": args.glob,
-            "ignore_case": args.ignore_case, "matches": output.matches, "line_chars": output.line_chars,
-        }  # fmt: skip
+            "pattern": args.pattern,
+            "path": session.path(args.path),
+            "glob": args.glob,
+            "ignore_case": args.ignore_case,
+            "matches": output.matches,
+            "line_chars": output.line_chars,
+        }
         return await _search(self, session, "grep", arguments)
 
 

@@ -60,11 +60,14 @@ def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
     """Everything of an episode that a judge may read, in about ``most`` characters at most."""
     calls: list[dict[str, Any]] = [
         {
-            "turn": event.turn + 1, "tool": event.name, "error": event.error, "result": _cut(event.result, _TEXT // 2),
+            "turn": event.turn + 1,
+            "tool": event.name,
+            "error": event.error,
+            "result": _cut(event.result, _TEXT // 2),
             "arguments": _cut(json.dumps(event.arguments) if event.arguments is not None else event.raw or "", _TEXT),
         }
         for event in episode.events
-    ]  # fmt: skip
+    ]
     if len(calls) > _CALLS:
         half = _CALLS // 2
         calls = [*calls[:half], {"left_out": len(calls) - _CALLS}, *calls[-half:]]
@@ -148,9 +151,13 @@ class Judge:
         self.settings = settings
         self.counts: Counter[str] = Counter()
         self._endpoint = HttpEndpoint(
-            settings.base_url, key, settings.model, client, sampling={"temperature": 0.0},
+            settings.base_url,
+            key,
+            settings.model,
+            client,
+            sampling={"temperature": 0.0},
             retry=RetrySettings(request_timeout=settings.timeout),
-        )  # fmt: skip
+        )
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._log = JsonLines(log)
         self._known = {row["key"]: Ruling(**row["ruling"]) for row in self._log.rows() if not row["ruling"]["failed"]}

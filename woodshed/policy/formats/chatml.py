@@ -30,8 +30,16 @@ class ChatML(ABC):
     """Turns of a ChatML conversation. See the module's docstring and ``ChatFormat``."""
 
     special_tokens: tuple[str, ...] = (
-        END_OF_TEXT, START, END, CALL, CALL_END, RESPONSE, RESPONSE_END, THINK, THINK_END,
-    )  # fmt: skip
+        END_OF_TEXT,
+        START,
+        END,
+        CALL,
+        CALL_END,
+        RESPONSE,
+        RESPONSE_END,
+        THINK,
+        THINK_END,
+    )
     stop_tokens: tuple[str, ...] = (END, END_OF_TEXT)
     begin_token: str | None = None
     after_results = ""

@@ -98,9 +98,21 @@ class KimiK2Format:
 
     name = "kimi_k2"
     special_tokens: tuple[str, ...] = (
-        BEGIN, END_OF_TEXT, END, USER, ASSISTANT, SYSTEM, SECTION, SECTION_END, CALL, ARGUMENT, CALL_END, MIDDLE,
-        THINK, THINK_END,
-    )  # fmt: skip
+        BEGIN,
+        END_OF_TEXT,
+        END,
+        USER,
+        ASSISTANT,
+        SYSTEM,
+        SECTION,
+        SECTION_END,
+        CALL,
+        ARGUMENT,
+        CALL_END,
+        MIDDLE,
+        THINK,
+        THINK_END,
+    )
     stop_tokens: tuple[str, ...] = (END, END_OF_TEXT)
     begin_token: str | None = None
     signature: tuple[str, ...] = (END, USER, ASSISTANT, SYSTEM, MIDDLE, SECTION, CALL)

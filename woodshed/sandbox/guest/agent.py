@@ -165,9 +165,14 @@ class Agent:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         text = f"{error.filename or request.get('argv', ['python'])[0]}: {error.strerror}\n".encode()
         header = {
-            "id": request["id"], "returncode": 127 if missing else 126, "out": 0, "timed_out": False,
-            "truncated": False, "out_of_memory": False, "seconds": 0.0,
-        }  # fmt: skip
+            "id": request["id"],
+            "returncode": 127 if missing else 126,
+            "out": 0,
+            "timed_out": False,
+            "truncated": False,
+            "out_of_memory": False,
+            "seconds": 0.0,
+        }
         self._reply(header, text)
 
     def _progress(self, fd: int) -> None:

@@ -104,10 +104,14 @@ class Job:
             os.close(fd)
         _close_end(self.pidfd)
         header = {
-            "id": self.id, "returncode": os.waitstatus_to_exitcode(self.status or 0), "out": len(self.out),
-            "timed_out": self.timed_out, "truncated": self.truncated, "out_of_memory": self.out_of_memory,
+            "id": self.id,
+            "returncode": os.waitstatus_to_exitcode(self.status or 0),
+            "out": len(self.out),
+            "timed_out": self.timed_out,
+            "truncated": self.truncated,
+            "out_of_memory": self.out_of_memory,
             "seconds": round(time.monotonic() - self.started, 6),
-        }  # fmt: skip
+        }
         return header, bytes(self.out + self.err)
 
 
@@ -201,9 +205,13 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
         if not alone():
             return _forked(argv, environment, spec, stdin, out, err)
         return os.posix_spawnp(
-            argv[0], argv, environment, setsid=True, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+            argv[0],
+            argv,
+            environment,
+            setsid=True,
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((stdin, out, err))],
-        )  # fmt: skip
+        )
     finally:
         os.chdir("/")
 

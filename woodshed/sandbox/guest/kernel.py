@@ -104,9 +104,12 @@ def is_mapped(uid: int) -> bool:
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
     result = _libc.mount(
-        os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags),
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
         os.fsencode(data) if data is not None else None,
-    )  # fmt: skip
+    )
     _check(result, f"mount {kind or 'bind'} {source} on {target}")
 
 
@@ -253,6 +256,11 @@ def seal_mount(target: str, *, recursive: bool, nodev: bool) -> None:
     attr = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = 0x8000 if recursive else 0  # AT_RECURSIVE
     _call(
-        f"mount_setattr {target}", MOUNT_SETATTR, ctypes.c_int(-100), os.fsencode(target), ctypes.c_uint(flags), attr,
+        f"mount_setattr {target}",
+        MOUNT_SETATTR,
+        ctypes.c_int(-100),
+        os.fsencode(target),
+        ctypes.c_uint(flags),
+        attr,
         ctypes.c_size_t(len(attr)),
-    )  # fmt: skip
+    )

@@ -145,9 +145,13 @@ def serve(spec: dict[str, Any], kind: type[Guest], request: int | None = None) -
     for place in spec["places"]:
         _give(place, everything=spec.get("image", False))
     environment = {
-        "PATH": spec.get("path") or command_path(), "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1", **(os.environ if spec.get("image") else {}), "HOME": HOME, **spec["env"],
-    }  # fmt: skip
+        "PATH": spec.get("path") or command_path(),
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **(os.environ if spec.get("image") else {}),
+        "HOME": HOME,
+        **spec["env"],
+    }
     os.environ.clear()
     os.environ.update(environment)
     for name in spec["preload"]:
@@ -157,9 +161,11 @@ def serve(spec: dict[str, Any], kind: type[Guest], request: int | None = None) -
     spec |= {"prefix": [*spec.get("setpriv", ["/usr/bin/setpriv"]), *_BECOME_USER], "user": UID}
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = {
-        "RLIMIT_AS": spec["memory"], "RLIMIT_FSIZE": spec["file_size"], "RLIMIT_CORE": 0,
+        "RLIMIT_AS": spec["memory"],
+        "RLIMIT_FSIZE": spec["file_size"],
+        "RLIMIT_CORE": 0,
         "RLIMIT_NOFILE": 4096 if files == resource.RLIM_INFINITY else min(4096, files),
-    }  # fmt: skip
+    }
     for name, limit in limits.items():
         if limit is not None:
             resource.setrlimit(getattr(resource, name), (limit, limit))

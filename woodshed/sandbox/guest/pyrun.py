@@ -29,9 +29,10 @@ def prepare_streams() -> None:
         os.dup2(fd, number)
     reader = io.BufferedReader(io.FileIO(0, "r", closefd=False))
     _streams[:] = [
-        io.TextIOWrapper(reader, "utf-8", "surrogateescape"), _text(1, "surrogateescape"),
+        io.TextIOWrapper(reader, "utf-8", "surrogateescape"),
+        _text(1, "surrogateescape"),
         _text(2, "backslashreplace", line_buffering=True),
-    ]  # fmt: skip
+    ]
     for number, fd in enumerate(saved):
         os.dup2(fd, number)
     for fd in (*saved, read, write):

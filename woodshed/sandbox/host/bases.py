@@ -39,9 +39,13 @@ class Bases:
     """
 
     def __init__(
-        self, make: Callable[[BoxSpec], Coroutine[Any, Any, Snapshot]], drop: Callable[[Snapshot], Awaitable[None]], *,
-        most: int, most_bytes: int,
-    ) -> None:  # fmt: skip
+        self,
+        make: Callable[[BoxSpec], Coroutine[Any, Any, Snapshot]],
+        drop: Callable[[Snapshot], Awaitable[None]],
+        *,
+        most: int,
+        most_bytes: int,
+    ) -> None:
         self._make, self._drop, self._most, self._most_bytes = make, drop, most, most_bytes
         self._bases: OrderedDict[str, _Base] = OrderedDict()
         self._once: OrderedDict[str, None] = OrderedDict()

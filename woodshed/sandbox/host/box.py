@@ -42,23 +42,38 @@ class ChannelBox(ABC):
         self._counts = {"execs": 0, "seconds": 0.0}
 
     async def exec(
-        self, command: str | Sequence[str], *, stdin: bytes = b"", cwd: str | None = None,
-        env: Mapping[str, str] | None = None, timeout: float = 60.0, max_output: int = 1 << 20,
-    ) -> ExecResult:  # fmt: skip
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        max_output: int = 1 << 20,
+    ) -> ExecResult:
         """Run a command; a program that does not exist ends with 127, as in a shell."""
         argv = ["/usr/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not argv or any("\0" in a for a in argv):
             raise ValueError("exec: the command is empty or contains a NUL byte")
         request = {
-            "op": "exec", "argv": argv, "cwd": cwd, "env": dict(env or {}), "timeout": timeout,
+            "op": "exec",
+            "argv": argv,
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "timeout": timeout,
             "max_output": max_output,
-        }  # fmt: skip
+        }
         return await self._run(request, stdin, timeout)
 
     async def exec_python(
-        self, source: str, *, stdin: bytes = b"", cwd: str | None = None, timeout: float = 10.0,
+        self,
+        source: str,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        timeout: float = 10.0,
         max_output: int = 1 << 20,
-    ) -> ExecResult:  # fmt: skip
+    ) -> ExecResult:
         """As ``python -I -c SOURCE`` without the start-up: the working folder is not on ``sys.path``."""
         code = source.encode("utf-8", "surrogatepass")
         request = {"op": "python", "source": len(code), "cwd": cwd, "timeout": timeout, "max_output": max_output}
@@ -185,9 +200,14 @@ class ChannelBox(ABC):
         try:
             size = int(reply["out"])
             result = ExecResult(
-                int(reply["returncode"]), data[:size], data[size:], bool(reply["timed_out"]), bool(reply["truncated"]),
-                bool(reply["out_of_memory"]), float(reply["seconds"]),
-            )  # fmt: skip
+                int(reply["returncode"]),
+                data[:size],
+                data[size:],
+                bool(reply["timed_out"]),
+                bool(reply["truncated"]),
+                bool(reply["out_of_memory"]),
+                float(reply["seconds"]),
+            )
         except (KeyError, TypeError, ValueError, OverflowError):
             raise answered(errno.EPROTO, f"{self.id}: malformed result") from None
         self._counts["execs"] += 1

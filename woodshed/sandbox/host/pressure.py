@@ -45,8 +45,9 @@ class Bounds:
         if self.disk is not None and load.disk < self.disk:
             return f"{load.disk >> 20} MiB of disk available, sandbox.keep_disk is {self.disk >> 20} MiB"
         for name, is_at, bound in (
-            ("memory", load.memory_stall, self.memory_stall), ("cpu", load.cpu_stall, self.cpu_stall),
-        ):  # fmt: skip
+            ("memory", load.memory_stall, self.memory_stall),
+            ("cpu", load.cpu_stall, self.cpu_stall),
+        ):
             if bound is not None and is_at is not None and is_at > bound:
                 return f"work waits for {name} {is_at:.0f}% of the time, sandbox.{name}_stall is {bound:.0f}"
         return ""
@@ -88,9 +89,14 @@ class Admission:
     """
 
     def __init__(
-        self, look: Callable[[], Load], bounds: Bounds, *, most: int | None = None, patience: float = 300.0,
+        self,
+        look: Callable[[], Load],
+        bounds: Bounds,
+        *,
+        most: int | None = None,
+        patience: float = 300.0,
         relieve: Callable[[], Awaitable[object]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._look, self._bounds, self._most, self._patience = look, bounds, most, patience
         self._relieve = relieve
         self._seen = (-_FRESH, "")

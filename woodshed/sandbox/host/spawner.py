@@ -272,9 +272,13 @@ def _spawn(interpreter: str, program: str, stdin: socket.socket) -> subprocess.P
     # A fresh process: the caller's threads, locks and memory have no part in boxes.
     command = [interpreter, "-I", "-S", "-c", _BOOT.format(program=program)]
     return subprocess.Popen(
-        command, stdin=stdin.fileno(), stdout=subprocess.DEVNULL, cwd="/", env={"LANG": "C.UTF-8"},
+        command,
+        stdin=stdin.fileno(),
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        env={"LANG": "C.UTF-8"},
         umask=0o022,  # boxes use its folders as another user
-    )  # fmt: skip
+    )
 
 
 def owned_folder(root: Path) -> Path:

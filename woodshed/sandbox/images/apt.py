@@ -85,11 +85,19 @@ def _options(work: Path, suite: str) -> list[str]:
     _write_sources(work / "parts", suite)
     user = pwd.getpwuid(os.geteuid()).pw_name
     values = {
-        "Dir::Etc::SourceList": "/dev/null", "Dir::Etc::SourceParts": work / "parts", "Dir::Etc::Parts": "/dev/null",
-        "Dir::Etc::PreferencesParts": "/dev/null", "Dir::State::Lists": work / "lists", "Dir::Cache": work / "cache",
-        "Dir::State::status": work / "status", "APT::Sandbox::User": user, "Debug::NoLocking": "1",
-        "Acquire::Languages": "none", "APT::Get::AllowUnauthenticated": "false", "Dpkg::Use-Pty": "0",
-    }  # fmt: skip
+        "Dir::Etc::SourceList": "/dev/null",
+        "Dir::Etc::SourceParts": work / "parts",
+        "Dir::Etc::Parts": "/dev/null",
+        "Dir::Etc::PreferencesParts": "/dev/null",
+        "Dir::State::Lists": work / "lists",
+        "Dir::Cache": work / "cache",
+        "Dir::State::status": work / "status",
+        "APT::Sandbox::User": user,
+        "Debug::NoLocking": "1",
+        "Acquire::Languages": "none",
+        "APT::Get::AllowUnauthenticated": "false",
+        "Dpkg::Use-Pty": "0",
+    }
     return ["-qq", *(word for key, value in values.items() for word in ("-o", f"{key}={value}"))]
 
 

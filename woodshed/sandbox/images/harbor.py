@@ -107,9 +107,13 @@ async def build_harbor(
     suite, packages = _release(file, base)
     wanted = sorted({*packages, *file.packages, *(_MINIMAL if minimal else ["tar"])})
     recipe = {
-        "kind": "harbor", "folder": digest(folder), "suite": suite, "packages": wanted, "essential": not minimal,
+        "kind": "harbor",
+        "folder": digest(folder),
+        "suite": suite,
+        "packages": wanted,
+        "essential": not minimal,
         "allow": list(egress.allow) if egress is not None else [],
-    }  # fmt: skip
+    }
     if not refresh and (name := store.find(recipe)):
         return name
     debian = await asyncio.to_thread(

@@ -28,9 +28,14 @@ class RemoteBackend:
     """
 
     def __init__(
-        self, url: str, key: str, name: str = "namespace", *,
-        egress: Callable[[dict[str, Any]], None] | None = None, silence: float = SILENCE_SECONDS,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        key: str,
+        name: str = "namespace",
+        *,
+        egress: Callable[[dict[str, Any]], None] | None = None,
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
         self.name, self._key = name, key
         self.host = Host(url, key, name, egress, silence)
         self.where = self.host.url
@@ -39,9 +44,11 @@ class RemoteBackend:
         """As the host says."""
         try:
             answer = httpx.get(
-                f"{self.host.url}/probe", headers={"authorization": f"Bearer {self._key}"}, timeout=_PROBE_SECONDS,
+                f"{self.host.url}/probe",
+                headers={"authorization": f"Bearer {self._key}"},
+                timeout=_PROBE_SECONDS,
                 trust_env=False,
-            )  # fmt: skip
+            )
             if answer.status_code != 200:
                 return Probe(False, (str(refused(self.host.url, answer)),))
             found = answer.json()

@@ -25,16 +25,27 @@ class RemoteBox:
         self._when_closed: list[Callable[[], None]] = []
 
     async def exec(
-        self, command: str | Sequence[str], *, stdin: bytes = b"", cwd: str | None = None,
-        env: Mapping[str, str] | None = None, timeout: float = 60.0, max_output: int = 1 << 20,
-    ) -> ExecResult:  # fmt: skip
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        max_output: int = 1 << 20,
+    ) -> ExecResult:
         given = {"command": command if isinstance(command, str) else list(command), "env": dict(env or {})}
         return await self._run("exec", given | {"cwd": cwd, "timeout": timeout, "max_output": max_output}, stdin)
 
     async def exec_python(
-        self, source: str, *, stdin: bytes = b"", cwd: str | None = None, timeout: float = 10.0,
+        self,
+        source: str,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        timeout: float = 10.0,
         max_output: int = 1 << 20,
-    ) -> ExecResult:  # fmt: skip
+    ) -> ExecResult:
         code = source.encode("utf-8", "surrogatepass")
         given = {"source": len(code), "cwd": cwd, "timeout": timeout, "max_output": max_output}
         return await self._run("exec_python", given, code + stdin)

@@ -59,9 +59,13 @@ class Host:
     """
 
     def __init__(
-        self, url: str, key: str, backend: str, egress: Callable[[dict[str, Any]], None] | None,
+        self,
+        url: str,
+        key: str,
+        backend: str,
+        egress: Callable[[dict[str, Any]], None] | None,
         silence: float = SILENCE_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}", wire.CLIENT: secrets.token_hex(16)}
         self._backend, self._egress, self._silence = backend, egress, silence
@@ -87,9 +91,7 @@ class Host:
             if self._box_supervisor is None:
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
                 timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-                self._client = httpx.AsyncClient(
-                    headers=self._headers, timeout=timeout, limits=limits, trust_env=False
-                )  # fmt: skip
+                self._client = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, trust_env=False)
                 try:
                     await self._renew()
                 finally:

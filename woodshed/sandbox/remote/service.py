@@ -86,15 +86,22 @@ class Service:
         """Raises ValueError for an admin key that is too short."""
         self._key = AdminKey(admin_key)
         layers = LayersIn(self.layers, self._key, max_layer=self.settings.max_layer)
-        return Starlette(routes=[
-            self._route("/lease", self.renew), self._route("/lease/end", self.leave, lasting=True),
-            self._route("/boxes", self.create), self._route("/boxes/{id}/snapshot", self.snapshot),
-            self._route("/boxes/{id}/close", self.close, lasting=True), self._route("/boxes/{id}/{op}", self.operate),
-            self._route("/snapshots/{id}/fork", self.fork),
-            self._route("/snapshots/{id}/drop", self.drop, lasting=True),
-            Route("/layers/{name}", layers, methods=["GET", "PUT"]),
-            Route("/probe", self.probe), Route("/health", self.health), Route("/metrics", self.metrics),
-        ])  # fmt: skip
+        return Starlette(
+            routes=[
+                self._route("/lease", self.renew),
+                self._route("/lease/end", self.leave, lasting=True),
+                self._route("/boxes", self.create),
+                self._route("/boxes/{id}/snapshot", self.snapshot),
+                self._route("/boxes/{id}/close", self.close, lasting=True),
+                self._route("/boxes/{id}/{op}", self.operate),
+                self._route("/snapshots/{id}/fork", self.fork),
+                self._route("/snapshots/{id}/drop", self.drop, lasting=True),
+                Route("/layers/{name}", layers, methods=["GET", "PUT"]),
+                Route("/probe", self.probe),
+                Route("/health", self.health),
+                Route("/metrics", self.metrics),
+            ]
+        )
 
     def _route(self, path: str, handler: Handler, *, lasting: bool = False) -> Route:
         call = Call(handler, self._key, self.leases, max_body=self.settings.max_body, lasting=lasting)
@@ -106,10 +113,15 @@ class Service:
         have = _number(head, "have")
         self._egress.deal(self.leases.owner)
         return {
-            "instance": self.instance, "backend": self.pool.name, "seconds": self.leases.seconds,
-            "max_body": self.settings.max_body, "processors": os.cpu_count() or 1, "short": self.pool.short(),
-            "capabilities": sorted(self._probe.capabilities), "egress": lease.lines(have),
-        }, b""  # fmt: skip
+            "instance": self.instance,
+            "backend": self.pool.name,
+            "seconds": self.leases.seconds,
+            "max_body": self.settings.max_body,
+            "processors": os.cpu_count() or 1,
+            "short": self.pool.short(),
+            "capabilities": sorted(self._probe.capabilities),
+            "egress": lease.lines(have),
+        }, b""
 
     async def leave(self, lease: Lease, where: dict[str, str], head: dict[str, Any], body: bytes) -> Reply:
         have = _number(head, "have")
@@ -187,8 +199,9 @@ class Service:
             ("clients", "gauge", "Clients with a lease", len(self.leases)),
             ("leases_ended_total", "counter", "Clients that went away", self.leases.ended),
             ("waited_total", "counter", "Boxes that waited for room", pool["waited"]),
-            ("bases", "gauge", "Warm bases", pool["bases"]), ("layers", "gauge", "Layers", len(self.layers.names())),
-        )  # fmt: skip
+            ("bases", "gauge", "Warm bases", pool["bases"]),
+            ("layers", "gauge", "Layers", len(self.layers.names())),
+        )
         lines = [
             line for name, kind, about, value in rows for line in metric(f"woodshed_boxes_{name}", kind, about, value)
         ]

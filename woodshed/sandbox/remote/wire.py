@@ -67,9 +67,14 @@ def encode_spec(spec: BoxSpec, layers: Sequence[str]) -> tuple[dict[str, Any], b
     table, body = pack_files(list(spec.files.items()))
     egress = None if spec.egress is None else dataclasses.asdict(spec.egress)
     head = {
-        "layers": list(layers), "files": table, "workdir": spec.workdir, "env": dict(spec.env),
-        "limits": dataclasses.asdict(spec.limits), "egress": egress, "preload": list(spec.preload),
-    }  # fmt: skip
+        "layers": list(layers),
+        "files": table,
+        "workdir": spec.workdir,
+        "env": dict(spec.env),
+        "limits": dataclasses.asdict(spec.limits),
+        "egress": egress,
+        "preload": list(spec.preload),
+    }
     return head, body
 
 
@@ -88,9 +93,14 @@ def decode_spec(head: Mapping[str, Any], body: bytes) -> tuple[BoxSpec, list[str
         raise ValueError(f"box specification: files: {error}") from None
     egress = None if head["egress"] is None else _EGRESS.validate_python(head["egress"])
     spec = BoxSpec(
-        (), files, head["workdir"], head["env"], _LIMITS.validate_python(head["limits"]), egress,
+        (),
+        files,
+        head["workdir"],
+        head["env"],
+        _LIMITS.validate_python(head["limits"]),
+        egress,
         tuple(head["preload"]),
-    )  # fmt: skip
+    )
     return spec, head["layers"]
 
 
@@ -105,9 +115,14 @@ def decode_result(head: Mapping[str, Any], body: bytes) -> ExecResult:
     try:
         size = int(head["out"])
         return ExecResult(
-            int(head["returncode"]), body[:size], body[size:], bool(head["timed_out"]), bool(head["truncated"]),
-            bool(head["out_of_memory"]), float(head["seconds"]),
-        )  # fmt: skip
+            int(head["returncode"]),
+            body[:size],
+            body[size:],
+            bool(head["timed_out"]),
+            bool(head["truncated"]),
+            bool(head["out_of_memory"]),
+            float(head["seconds"]),
+        )
     except (KeyError, TypeError) as error:
         raise ValueError(f"box message: the result of a command is broken: {error!r}") from None
 
@@ -125,9 +140,11 @@ def decode_snapshot(head: Any) -> Snapshot:
 
 def encode_probe(probe: Probe) -> dict[str, Any]:
     return {
-        "ok": probe.ok, "reasons": list(probe.reasons), "capabilities": sorted(probe.capabilities),
+        "ok": probe.ok,
+        "reasons": list(probe.reasons),
+        "capabilities": sorted(probe.capabilities),
         "limits_in_force": dict(probe.limits_in_force),
-    }  # fmt: skip
+    }
 
 
 def decode_probe(head: Any) -> Probe:

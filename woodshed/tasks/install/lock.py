@@ -71,20 +71,23 @@ class Install:
         for name, data in self.added.items():
             write_whole(staging / "files" / name, data)
         table = {
-            **{key: getattr(self, key) for key in _TEXTS if key != "setup_sha256"}, "tries": self.tries,
+            **{key: getattr(self, key) for key in _TEXTS if key != "setup_sha256"},
+            "tries": self.tries,
             "setup_sha256": _sha256(self.recipe.setup.encode()),
             "start_sha256": _sha256(self.recipe.start.encode()) if self.recipe.start else "",
-            "plugins": list(self.plugins), "notes": list(self.notes),
+            "plugins": list(self.plugins),
+            "notes": list(self.notes),
             "goal": [{**g.table(), "target": g in self.targets} for g in self.goals],
             "installed": [p.file for p in self.installed if isinstance(p, Wheel)],
             "wheel": [vars(w) for w in self.served if isinstance(w, Wheel)],
             "module": [vars(m) for m in self.installed if isinstance(m, Module)],
             "archive": [
                 {"package": a.package, "version": a.version, "integrity": a.integrity}
-                for a in self.served if isinstance(a, Archive)
+                for a in self.served
+                if isinstance(a, Archive)
             ],
             "files": _hashes(self.added),
-        }  # fmt: skip
+        }
         write_whole(staging / NAME, _HEAD + to_toml(table))
         staging.rename(folder)
 
@@ -124,12 +127,22 @@ def _install(folder: Path, table: dict[str, Any]) -> Install:
         raise ValueError(f"{bad[0]}: needs an integrity of the form sha512-BASE64")
     installed: list[Pinned] = [*(by_file[file] for file in table["installed"]), *modules]
     return Install(
-        table["origin"], table["commit"], table["source"], table["name"], table["version"], table["builder"],
+        table["origin"],
+        table["commit"],
+        table["source"],
+        table["name"],
+        table["version"],
+        table["builder"],
         int(table["tries"]),
-        Recipe(setup.decode(), start.decode()), tuple(g for g, _ in marked), tuple(g for g, t in marked if t),
-        (*wheels, *archives), tuple(installed), tuple(table["plugins"]), added,
+        Recipe(setup.decode(), start.decode()),
+        tuple(g for g, _ in marked),
+        tuple(g for g, t in marked if t),
+        (*wheels, *archives),
+        tuple(installed),
+        tuple(table["plugins"]),
+        added,
         tuple(table["notes"]),
-    )  # fmt: skip
+    )
 
 
 def find_install(folder: Path, origin: str) -> Install:

@@ -121,12 +121,22 @@ async def install(
         good = None
     recipe, found = good[0], last
     outcome.install = Install(
-        ground.package.origin, ground.package.commit, ground.package.sha256, ground.names[-1], ground.version,
-        builder.name, outcome.tries, recipe, tuple(goals), tuple(targets), found.served, found.installed,
+        ground.package.origin,
+        ground.package.commit,
+        ground.package.sha256,
+        ground.names[-1],
+        ground.version,
+        builder.name,
+        outcome.tries,
+        recipe,
+        tuple(goals),
+        tuple(targets),
+        found.served,
+        found.installed,
         await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache),
         {**{file: ground.files[file] for file in ground.built}, **found.added},
         (*_left_out(found, ground.kit.absent), *filter(None, [uncompiled])),
-    )  # fmt: skip
+    )
     return outcome
 
 
@@ -183,9 +193,11 @@ def _left_out(found: Replay, why: str) -> tuple[str, ...]:
 def _stated_version(project: Project) -> str:
     """As its files state it, else ``0.0.0``."""
     stated = (
-        project.table("project").get("version"), project.table("tool", "poetry").get("version"),
-        project.section("setup.cfg", "metadata").get("version"), project.metadata.get("Version"),
-    )  # fmt: skip
+        project.table("project").get("version"),
+        project.table("tool", "poetry").get("version"),
+        project.section("setup.cfg", "metadata").get("version"),
+        project.metadata.get("Version"),
+    )
     for text in map(str, filter(None, stated)):
         if re.fullmatch(r"[0-9][A-Za-z0-9.+!_-]{0,60}", text):
             return text

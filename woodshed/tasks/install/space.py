@@ -72,15 +72,22 @@ class Boxes:
         return [*kit.base_layers(ground, self.layers), *kit.package_layers(ground, installed, self.layers)]
 
     def _spec(
-        self, ground: Ground, names: Sequence[str], env: Mapping[str, str], extra: Mapping[str, bytes],
+        self,
+        ground: Ground,
+        names: Sequence[str],
+        env: Mapping[str, str],
+        extra: Mapping[str, bytes],
         egress: Egress | None,
-    ) -> BoxSpec:  # fmt: skip
+    ) -> BoxSpec:
         names = [*names, self._once("workspace", ground, _workspace_layer)]
         return BoxSpec(
             layers=tuple(map(self.layers.path, names)),
             files={f"{WORKDIR}/{name}": data for name, data in extra.items()},
-            workdir=WORKDIR, env=env, limits=_LIMITS, egress=egress,
-        )  # fmt: skip
+            workdir=WORKDIR,
+            env=env,
+            limits=_LIMITS,
+            egress=egress,
+        )
 
     def _once(self, what: str, ground: Ground, make: Callable[[Ground, LayerStore], str]) -> str:
         key = (what, ground.package.sha256, ground.built)

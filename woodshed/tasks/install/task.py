@@ -141,21 +141,40 @@ def _save(
 ) -> Task:  # fmt: skip
     package = ground.package
     info = TaskInfo(
-        family="install", key=f"install:{package.name}", grader="install", kind="install", workdir=WORKDIR,
-        submission=(SETUP,), fail_to_pass=broken, pass_to_pass=whole, test_command=found.targets[0].command,
-        layers=tuple(layers), timeout_sec=_TIMEOUT,
+        family="install",
+        key=f"install:{package.name}",
+        grader="install",
+        kind="install",
+        workdir=WORKDIR,
+        submission=(SETUP,),
+        fail_to_pass=broken,
+        pass_to_pass=whole,
+        test_command=found.targets[0].command,
+        layers=tuple(layers),
+        timeout_sec=_TIMEOUT,
         provenance={
-            "package": package.name, "version": package.version, "sha256": found.source, "licence": package.licence,
-            "source": found.origin, "commit": found.commit, "generator": "install", "recipe_by": found.builder,
+            "package": package.name,
+            "version": package.version,
+            "sha256": found.source,
+            "licence": package.licence,
+            "source": found.origin,
+            "commit": found.commit,
+            "generator": "install",
+            "recipe_by": found.builder,
             "install": found.digest,
         },
-    )  # fmt: skip
+    )
     environment = {"network_mode": "no-network", "workdir": WORKDIR, "env": ground.kit.tool_environment(ground, _INDEX)}
     return save_task(
-        out, name=f"woodshed/{package.name}-install", instruction=_ASK + listed(spec.targets), info=info,
-        workspace=dict(ground.files), tests={"test.sh": _test_script(spec), SPEC: spec.dump()},
-        solution={SETUP: found.recipe.setup.encode()}, config={"environment": environment},
-    )  # fmt: skip
+        out,
+        name=f"woodshed/{package.name}-install",
+        instruction=_ASK + listed(spec.targets),
+        info=info,
+        workspace=dict(ground.files),
+        tests={"test.sh": _test_script(spec), SPEC: spec.dump()},
+        solution={SETUP: found.recipe.setup.encode()},
+        config={"environment": environment},
+    )
 
 
 _INDEX = f"file://{DEPOT}"
@@ -222,9 +241,17 @@ async def install_tasks(
                 continue
             try:
                 ground = await asyncio.to_thread(
-                    ground_of, parse_source(_stated(install)), found[install.origin].name, base, installs,
-                    code=wishes.code, tests=wishes.tests, roots=wishes.roots, markers=wishes.markers, cache=cache,
-                )  # fmt: skip
+                    ground_of,
+                    parse_source(_stated(install)),
+                    found[install.origin].name,
+                    base,
+                    installs,
+                    code=wishes.code,
+                    tests=wishes.tests,
+                    roots=wishes.roots,
+                    markers=wishes.markers,
+                    cache=cache,
+                )
                 if ground.package.sha256 != install.source:
                     raise Rejected("its source has other bytes by now; install it into another folder")
                 staged = out / f"{STAGING}{target.name}"

@@ -44,11 +44,18 @@ def installed_package(
     options = plugin_lines(files) if found.plugins else ()
     needs = (f"{name}-install",) if only_wheels(found.installed) else ()
     made = replace(
-        package, file=file, sha256=hashlib.sha256(data).hexdigest(), needs=needs, integrity="",
-        ini=(*package.ini, *options), plugins=found.plugins, install=found.digest,
-        start=found.recipe.start, built=tuple(sorted(name for name in found.added if name.endswith(SUFFIX))),
+        package,
+        file=file,
+        sha256=hashlib.sha256(data).hexdigest(),
+        needs=needs,
+        integrity="",
+        ini=(*package.ini, *options),
+        plugins=found.plugins,
+        install=found.digest,
+        start=found.recipe.start,
+        built=tuple(sorted(name for name in found.added if name.endswith(SUFFIX))),
         metadata="" if package.language == "node" else f"{found.name}=={found.version}",
-    )  # fmt: skip
+    )
     return made, whole
 
 

@@ -73,14 +73,22 @@ class Description:
     def as_json(self) -> dict[str, Any]:
         info = self.task.info
         return {
-            "name": self.task.name, "path": str(self.task.path), "instruction": self.task.instruction,
-            "files": list(self.change.files), "changed_lines": self.change.lines, "diff": self.change.diff,
-            "fail_to_pass": list(info.fail_to_pass), "pass_to_pass": list(info.pass_to_pass),
-            "test_command": info.test_command, "provenance": self.provenance(), "limits": self.limits(),
-            "quality": self.task.info.quality, "status": self.history.status,
+            "name": self.task.name,
+            "path": str(self.task.path),
+            "instruction": self.task.instruction,
+            "files": list(self.change.files),
+            "changed_lines": self.change.lines,
+            "diff": self.change.diff,
+            "fail_to_pass": list(info.fail_to_pass),
+            "pass_to_pass": list(info.pass_to_pass),
+            "test_command": info.test_command,
+            "provenance": self.provenance(),
+            "limits": self.limits(),
+            "quality": self.task.info.quality,
+            "status": self.history.status,
             "ratings": [asdict(r) for r in self.history.ratings],
             "mark": asdict(self.history.mark) if self.history.mark else None,
-        }  # fmt: skip
+        }
 
     def _diff(self) -> str:
         if self.task.withheld:

@@ -80,9 +80,11 @@ class Statistics:
     def groups(self) -> dict[str, dict[str, dict[str, float]]]:
         """all, generator, source, split -> group -> {tasks, median of each measure}."""
         keys: dict[str, Callable[[Size], str]] = {
-            "all": lambda s: "all tasks", "generator": lambda s: s.generator, "source": lambda s: s.source,
+            "all": lambda s: "all tasks",
+            "generator": lambda s: s.generator,
+            "source": lambda s: s.source,
             "split": lambda s: s.split,
-        }  # fmt: skip
+        }
         found: dict[str, dict[str, dict[str, float]]] = {}
         for title, key in keys.items():
             members: dict[str, list[Size]] = defaultdict(list)
@@ -156,12 +158,21 @@ def collect(paths: Iterable[Path]) -> Statistics:
     changes = [change_of(task) for task in tasks]
     sizes = [
         Size(
-            t.name, generator_of(t), source_of(t), t.info.split, t.info.provenance.get("licence") or "not stated",
-            c.lines, len(c.files), len(t.instruction), len(t.info.fail_to_pass), len(t.info.pass_to_pass), _score(t),
+            t.name,
+            generator_of(t),
+            source_of(t),
+            t.info.split,
+            t.info.provenance.get("licence") or "not stated",
+            c.lines,
+            len(c.files),
+            len(t.instruction),
+            len(t.info.fail_to_pass),
+            len(t.info.pass_to_pass),
+            _score(t),
             h.status,
         )
         for t, c, h in zip(tasks, changes, histories)
-    ]  # fmt: skip
+    ]
     return Statistics(sizes, near_duplicates(tasks, changes), broken, spread(histories), sum(t.withheld for t in tasks))
 
 

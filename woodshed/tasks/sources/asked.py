@@ -38,9 +38,10 @@ def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: 
     """PackageError where a source was locked without what is wished."""
     locked = f"{spec.text} is locked in {NAME}"
     places = (
-        ("--code", wishes.code, known.sources), ("--tests", wishes.tests, known.tests),
+        ("--code", wishes.code, known.sources),
+        ("--tests", wishes.tests, known.tests),
         ("--root", wishes.roots, known.path),
-    )  # fmt: skip
+    )
     for option, asked, have in places:
         if asked and not set(asked) <= set(have):
             raise PackageError(f"{locked} with {option} {', '.join(have)}; use another --out")

@@ -127,9 +127,18 @@ async def build_from_sources(
         if chosen:
             with suppress(PackageError):  # none of them could be used: each line says why
                 tasks = await build_tasks(
-                    settings, lock.catalogue, [p.package for p in chosen], backend, layers, out, told, report=report,
-                    cache=cache, propose=propose, reworder=reworder,
-                )  # fmt: skip
+                    settings,
+                    lock.catalogue,
+                    [p.package for p in chosen],
+                    backend,
+                    layers,
+                    out,
+                    told,
+                    report=report,
+                    cache=cache,
+                    propose=propose,
+                    reworder=reworder,
+                )
         for made, line in read:
             tasks += separated(made, BuildReport([line]), ledgers, out, source=line.package)
         notes = {p.package.name: list(p.notes) for p in chosen}
@@ -197,9 +206,10 @@ def claim(out: Path, mark: str = "") -> Iterator[None]:
         raise PackageError(f"{out} is not a folder; choose another with --out")
     if out.is_dir() and not (out / NAME).exists():
         strange = [
-            p.name for p in out.iterdir()
+            p.name
+            for p in out.iterdir()
             if not p.name.startswith(".") and p.name not in ours and not (mark and (p / mark).is_file())
-        ]  # fmt: skip
+        ]
         if strange:
             raise PackageError(f"{out} holds other things ({strange[0]}); choose another folder with --out")
     out.mkdir(parents=True, exist_ok=True)

@@ -83,10 +83,12 @@ def find_layout(
 def _tests(project: Project) -> tuple[str, ...]:
     patterns = project.pytest.get("python_files", "").split() or ["test_*.py", "*_test.py"]
     modules = [
-        n for n in project.files
-        if n.endswith(".py") and any(fnmatch(PurePosixPath(n).name, p) for p in [*patterns, "tests.py", "test.py"])
+        n
+        for n in project.files
+        if n.endswith(".py")
+        and any(fnmatch(PurePosixPath(n).name, p) for p in [*patterns, "tests.py", "test.py"])
         and not {"docs", "doc", "examples", "build", "node_modules"} & set(PurePosixPath(n).parts[:-1])
-    ]  # fmt: skip
+    ]
     stated = [p.strip("./ ") for p in re.split(r"[\s,]+", project.pytest.get("testpaths", "")) if p.strip("./ ")]
     roots = [root for root in stated if any(_below(m, root) for m in modules)]
     if roots:

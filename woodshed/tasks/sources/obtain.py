@@ -103,7 +103,9 @@ def project_names(spec: SourceSpec, project: Project) -> list[str]:
     if spec.kind == "pypi":
         return [spec.place]
     stated = (
-        project.table("project").get("name"), project.table("tool", "poetry").get("name"),
-        project.section("setup.cfg", "metadata").get("name"), project.metadata.get("Name"),
-    )  # fmt: skip
+        project.table("project").get("name"),
+        project.table("tool", "poetry").get("name"),
+        project.section("setup.cfg", "metadata").get("name"),
+        project.metadata.get("Name"),
+    )
     return [str(name) for name in stated if name]

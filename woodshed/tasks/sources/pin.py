@@ -138,9 +138,17 @@ class Pinner:
             modules, notes = only_modules(found.installed), [*notes, *found.notes]
         async with self.boxes:
             made, modules, said = await pin_node(
-                package, files, wishes.code, wishes.tests, wishes.needs, self.backend, self.layers, locked=modules,
-                cache=self.cache, seconds=self.suite_seconds,
-            )  # fmt: skip
+                package,
+                files,
+                wishes.code,
+                wishes.tests,
+                wishes.needs,
+                self.backend,
+                self.layers,
+                locked=modules,
+                cache=self.cache,
+                seconds=self.suite_seconds,
+            )
         return Pinned(made, notes=(*notes, *said), modules=modules)
 
     async def _by_install(self, package: Package, files: dict[str, bytes], notes: list[str], found: Install) -> Pinned:

@@ -94,11 +94,27 @@ def _pip(requirements: Sequence[Requirement], base: Sequence[Wheel]) -> list[Whe
         pins.write_text("".join(f"{w.name}=={w.version}\n" for w in base))
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         command = [
-            sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--no-input",
-            "--disable-pip-version-check", "--retries=1", "--only-binary=:all:", "--platform=any",
-            "--implementation=py", "--abi=none", f"--python-version={version}", f"--target={scratch}/target",
-            f"--report={report}", f"--constraint={pins}", "--", *(r.text for r in requirements),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--dry-run",
+            "--quiet",
+            "--ignore-installed",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--retries=1",
+            "--only-binary=:all:",
+            "--platform=any",
+            "--implementation=py",
+            "--abi=none",
+            f"--python-version={version}",
+            f"--target={scratch}/target",
+            f"--report={report}",
+            f"--constraint={pins}",
+            "--",
+            *(r.text for r in requirements),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:

@@ -35,10 +35,14 @@ class Pair:
 def near_duplicates(tasks: Sequence[Task], changes: Sequence[Change], threshold: float = THRESHOLD) -> list[Pair]:
     """Pairs of at least ``threshold`` similarity, most similar first."""
     pairs = [
-        Pair(tasks[first].name, tasks[second].name, round(similarity, 3),
-             tasks[first].info.split != tasks[second].info.split)
+        Pair(
+            tasks[first].name,
+            tasks[second].name,
+            round(similarity, 3),
+            tasks[first].info.split != tasks[second].info.split,
+        )
         for first, second, similarity in similar(changes, threshold)
-    ]  # fmt: skip
+    ]
     return sorted(pairs, key=lambda p: (-p.similarity, p.first, p.second))
 
 

@@ -79,11 +79,12 @@ def read_exercism(folder: Path) -> Iterator[Exercise]:
         docs = [root / ".docs" / name for name in ("introduction.md", "instructions.md", "instructions.append.md")]
         text = "\n\n".join(path.read_text("utf-8").strip() for path in docs if path.is_file())
         yield Exercise(
-            root.name, f"{text}\n\nWrite it in {', '.join(f'`{n}`' for n in solution)}.\n",
+            root.name,
+            f"{text}\n\nWrite it in {', '.join(f'`{n}`' for n in solution)}.\n",
             {name: _bytes(root / name) for name in solution},
             {name: _bytes(root / made) for name, made in zip(solution, example)},
             {name: _bytes(root / name) for name in tests},
-        )  # fmt: skip
+        )
 
 
 def read_quixbugs(folder: Path) -> Iterator[Exercise]:
@@ -94,9 +95,12 @@ def read_quixbugs(folder: Path) -> Iterator[Exercise]:
         if wrong.is_file() and right.is_file():
             test = _QUIXBUGS_TEST.format(name=name).encode()
             yield Exercise(
-                name, f"`{name}.py` has a bug in one line. Find it and correct it.\n", {f"{name}.py": _bytes(wrong)},
-                {f"{name}.py": _bytes(right)}, {f"tests/test_{name}.py": test, f"tests/{name}.json": _bytes(cases)},
-            )  # fmt: skip
+                name,
+                f"`{name}.py` has a bug in one line. Find it and correct it.\n",
+                {f"{name}.py": _bytes(wrong)},
+                {f"{name}.py": _bytes(right)},
+                {f"tests/test_{name}.py": test, f"tests/{name}.json": _bytes(cases)},
+            )
 
 
 READERS: dict[str, Callable[[Path], Iterator[Exercise]]] = {"exercism": read_exercism, "quixbugs": read_quixbugs}
@@ -201,6 +205,13 @@ def _package(collection: str, licence: str, exercise: Exercise) -> Package:
     digest = hashlib.sha256(b"".join(n.encode() + b"\0" + d for n, d in sorted(every.items()))).hexdigest()
     tests = tuple(sorted({n.partition("/")[0] if "/" in n else n for n in exercise.tests}))
     return Package(
-        f"{collection}-{exercise.name}", "1", "", digest, licence, tuple(exercise.gold), tests, (".",),
+        f"{collection}-{exercise.name}",
+        "1",
+        "",
+        digest,
+        licence,
+        tuple(exercise.gold),
+        tests,
+        (".",),
         origin=f"{collection}:{exercise.name}",
-    )  # fmt: skip
+    )

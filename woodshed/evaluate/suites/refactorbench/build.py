@@ -87,25 +87,44 @@ def save_refactoring(
     """Write the task directory. ``runner``: what needs the ``layers``; ``test_timeout``: least seconds for one test."""
     project = task.repository.removesuffix("_refactor")
     info = TaskInfo(
-        family="package", split="heldout", key=f"{NAME}:{project}:{task.name}", grader="pytest", kind="refactor",
-        workdir=WORKDIR, submission=task.reads, protected=(f"{FOLDER}/**", "pytest.ini"),
-        fail_to_pass=tuple(found.broken), pass_to_pass=tuple(found.whole), layers=layers,
+        family="package",
+        split="heldout",
+        key=f"{NAME}:{project}:{task.name}",
+        grader="pytest",
+        kind="refactor",
+        workdir=WORKDIR,
+        submission=task.reads,
+        protected=(f"{FOLDER}/**", "pytest.ini"),
+        fail_to_pass=tuple(found.broken),
+        pass_to_pass=tuple(found.whole),
+        layers=layers,
         timeout_sec=max(test_timeout * 3, round(20 * found.seconds)),
         provenance={
-            "package": f"{NAME}-{project}", "version": repository.sha256[:12], "sha256": repository.sha256,
-            "licence": repository.licence, "source": f"{NAME}:{task.repository}/{task.name}", "generator": NAME,
-            "level": level, "reference": WITHHELD,
+            "package": f"{NAME}-{project}",
+            "version": repository.sha256[:12],
+            "sha256": repository.sha256,
+            "licence": repository.licence,
+            "source": f"{NAME}:{task.repository}/{task.name}",
+            "generator": NAME,
+            "level": level,
+            "reference": WITHHELD,
         },
-    )  # fmt: skip
+    )
     tests = {TESTS_PREFIX + name: data for name, data in grader_files(task).items()}
     env = {"PYTHONPATH": ":".join(IMPORT_PATH), "PYTHONDONTWRITEBYTECODE": "1"}
     environment: Mapping[str, object] = {"network_mode": "no-network", "workdir": WORKDIR, "env": env}
     check = pytest_check(info, IMPORT_PATH, repository.files)
     return save_task(
-        out, name=f"woodshed/{slug}", instruction=task.instructions[level], info=info,
-        workspace=dict(repository.files), tests={**check, **tests}, solution={}, config={"environment": environment},
+        out,
+        name=f"woodshed/{slug}",
+        instruction=task.instructions[level],
+        info=info,
+        workspace=dict(repository.files),
+        tests={**check, **tests},
+        solution={},
+        config={"environment": environment},
         environment=python_image(runner, env, WORKDIR),
-    )  # fmt: skip
+    )
 
 
 _KIND = "refactor"
@@ -179,9 +198,17 @@ class _Trial:
         level = drawn_level(self.settings, slug)
         try:
             made = await asyncio.to_thread(
-                save_refactoring, out, slug, task, self.repository, level, found, self.runner,
-                self.names, self.settings.test_timeout_sec,
-            )  # fmt: skip
+                save_refactoring,
+                out,
+                slug,
+                task,
+                self.repository,
+                level,
+                found,
+                self.runner,
+                self.names,
+                self.settings.test_timeout_sec,
+            )
             report = await check_task(made, self.backend, self.layers)
             if report.failures:
                 raise Rejected(f"gate {next(iter(report.failures))}")

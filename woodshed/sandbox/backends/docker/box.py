@@ -68,25 +68,57 @@ async def start(
     """Run a container of ``image`` (with ``binds`` besides its own) whose first process serves the returned channel."""
     name = f"woodshed-{secrets.token_hex(8)}"
     command = [
-        "run", *_options(name, spec, label, [*image.binds, *binds]), image.name, *PYTHON[1:], "-I", "-S", "-c",
+        "run",
+        *_options(name, spec, label, [*image.binds, *binds]),
+        image.name,
+        *PYTHON[1:],
+        "-I",
+        "-S",
+        "-c",
         boot("machine"),
-    ]  # fmt: skip
+    ]
     process, channel = await Channel.open_with(
         lambda stdin, stdout: asyncio.create_subprocess_exec(
-            engine.program, *command, json.dumps(_guest(spec, image.foreign)), stdin=stdin, stdout=stdout,
-            stderr=asyncio.subprocess.PIPE, start_new_session=True,
+            engine.program,
+            *command,
+            json.dumps(_guest(spec, image.foreign)),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
-    )  # fmt: skip
+    )
     return Container(engine, name, process), channel
 
 
 def _options(name: str, spec: BoxSpec, label: str, binds: list[tuple[str, str]]) -> list[str]:
     limits = spec.limits
     options = [
-        "--interactive", "--rm", "--name", name, "--label", label, "--pull", "never", "--log-driver", "none",
-        "--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "box",
-        "--user", "0:0", "--workdir", "/", "--entrypoint", PYTHON[0],
-    ]  # fmt: skip
+        "--interactive",
+        "--rm",
+        "--name",
+        name,
+        "--label",
+        label,
+        "--pull",
+        "never",
+        "--log-driver",
+        "none",
+        "--network",
+        "none",
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges",
+        "--hostname",
+        "box",
+        "--user",
+        "0:0",
+        "--workdir",
+        "/",
+        "--entrypoint",
+        PYTHON[0],
+    ]
     options += [word for capability in CAPABILITIES for word in ("--cap-add", capability)]
     if limits.processes is not None:
         options += ["--pids-limit", str(limits.processes + 2)]
@@ -103,10 +135,18 @@ def _options(name: str, spec: BoxSpec, label: str, binds: list[tuple[str, str]])
 def _guest(spec: BoxSpec, foreign: bool) -> dict[str, Any]:
     limits = spec.limits
     return {
-        "env": dict(spec.env), "preload": list(spec.preload), "memory": limits.memory, "cpu": limits.cpu_seconds,
-        "file_size": limits.file_size, "workdir": spec.workdir, "places": [spec.workdir, HOME], "setpriv": SETPRIV,
-        "path": _path(spec), "image": foreign, "hosts_kernel": True,
-    }  # fmt: skip
+        "env": dict(spec.env),
+        "preload": list(spec.preload),
+        "memory": limits.memory,
+        "cpu": limits.cpu_seconds,
+        "file_size": limits.file_size,
+        "workdir": spec.workdir,
+        "places": [spec.workdir, HOME],
+        "setpriv": SETPRIV,
+        "path": _path(spec),
+        "image": foreign,
+        "hosts_kernel": True,
+    }
 
 
 def _path(spec: BoxSpec) -> str:

@@ -37,9 +37,13 @@ class Engine:
     async def run(self, *arguments: str, data: AsyncIterable[bytes] | None = None, seconds: float = 120.0) -> str:
         """What the command prints. ``data`` goes to its standard input. Raises SandboxError with its last words."""
         process = await asyncio.create_subprocess_exec(
-            self.program, *arguments, stdin=asyncio.subprocess.PIPE if data is not None else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            self.program,
+            *arguments,
+            stdin=asyncio.subprocess.PIPE if data is not None else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
         try:
             async with asyncio.timeout(seconds):
                 out, errors, _ = await asyncio.gather(*_read(process), _feed(process.stdin, data))

@@ -125,11 +125,18 @@ class GvisorBackend(KeptBackend[GvisorBox]):
         await self._spawner.start()
         limits = spec.limits
         message: dict[str, Any] = {
-            "layers": [str(Path(layer).resolve()) for layer in spec.layers], "workdir": spec.workdir,
-            "env": {**environment, **spec.env}, "listen": listen, "preload": list(spec.preload),
-            "memory": limits.memory, "processes": limits.processes, "cpu": limits.cpu_seconds,
-            "file_size": limits.file_size, "disk": limits.disk, "image": None if snapshot is None else snapshot.id,
-        }  # fmt: skip
+            "layers": [str(Path(layer).resolve()) for layer in spec.layers],
+            "workdir": spec.workdir,
+            "env": {**environment, **spec.env},
+            "listen": listen,
+            "preload": list(spec.preload),
+            "memory": limits.memory,
+            "processes": limits.processes,
+            "cpu": limits.cpu_seconds,
+            "file_size": limits.file_size,
+            "disk": limits.disk,
+            "image": None if snapshot is None else snapshot.id,
+        }
         async with self._starting:
             number, channel = await Channel.open_with(partial(self._spawner.create, message))
             gate = None

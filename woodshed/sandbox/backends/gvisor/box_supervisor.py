@@ -30,9 +30,14 @@ class GvisorBoxSupervisor(BoxSupervisor):
         root = owner.configuration["root"]
         super().__init__(owner, root)
         self._command = [
-            owner.configuration["runsc"], "--root", f"{root}/state", "--platform=systrap", "--network=none",
-            "--ignore-cgroups", "--overlay2=root:memory",
-        ]  # fmt: skip
+            owner.configuration["runsc"],
+            "--root",
+            f"{root}/state",
+            "--platform=systrap",
+            "--network=none",
+            "--ignore-cgroups",
+            "--overlay2=root:memory",
+        ]
         self._limits: dict[int, int] = {}
         self._asked: dict[int, Callable[[int], None]] = {}  # pid of a command -> what its end means
         self._stacks: dict[tuple[str, ...], str] = {}

@@ -63,18 +63,20 @@ def configuration(spec: dict[str, Any], root: str, binds: list[tuple[str, str]])
     guest["places"] = list(places)
     capabilities = [f"CAP_{name}" for name in CAPABILITIES]
     limits = {"RLIMIT_NOFILE": 4096} | ({"RLIMIT_NPROC": spec["processes"] + 2} if spec["processes"] else {})
-    return json.dumps({
-        "ociVersion": "1.0.0",
-        "process": {
-            "user": {"uid": 0, "gid": 0},
-            "args": [os.path.realpath(sys.executable), "-I", "-S", "-c", boot("machine"), json.dumps(guest)],
-            "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
-            "cwd": "/",
-            "capabilities": {kind: capabilities for kind in ("bounding", "effective", "permitted")},
-            "rlimits": [{"type": name, "hard": value, "soft": value} for name, value in limits.items()],
-        },
-        "root": {"path": root},
-        "hostname": "box",
-        "mounts": mounts,
-        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]},
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "ociVersion": "1.0.0",
+            "process": {
+                "user": {"uid": 0, "gid": 0},
+                "args": [os.path.realpath(sys.executable), "-I", "-S", "-c", boot("machine"), json.dumps(guest)],
+                "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
+                "cwd": "/",
+                "capabilities": {kind: capabilities for kind in ("bounding", "effective", "permitted")},
+                "rlimits": [{"type": name, "hard": value, "soft": value} for name, value in limits.items()],
+            },
+            "root": {"path": root},
+            "hostname": "box",
+            "mounts": mounts,
+            "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts", "network")]},
+        }
+    )

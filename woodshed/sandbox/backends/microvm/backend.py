@@ -103,9 +103,16 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
         self.accelerator = "kvm" if can_virtualise() else "tcg"
         if self.accelerator == "tcg":
             warnings.warn(f"microvm: this machine has no hardware virtualisation; {_SLOW}", stacklevel=3)
-        super().__init__(root, max_starting, _BOX_SUPERVISOR, self._programs.below_root() | {
-            "images": str(self._images.root), "accelerator": self.accelerator,
-        })  # fmt: skip
+        super().__init__(
+            root,
+            max_starting,
+            _BOX_SUPERVISOR,
+            self._programs.below_root()
+            | {
+                "images": str(self._images.root),
+                "accelerator": self.accelerator,
+            },
+        )
         self._templates = Templates(self._boot, lambda name: self._spawner.ask("release", name=name))
 
     def probe(self) -> Probe:
@@ -161,10 +168,15 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
     async def _boot_once(self, spec: BoxSpec, name: str) -> None:
         limits = spec.limits
         guest: dict[str, Any] = {
-            "env": {}, "preload": list(spec.preload), "memory": limits.memory, "cpu": limits.cpu_seconds,
-            "file_size": limits.file_size, "workdir": spec.workdir, "processes": limits.processes,
+            "env": {},
+            "preload": list(spec.preload),
+            "memory": limits.memory,
+            "cpu": limits.cpu_seconds,
+            "file_size": limits.file_size,
+            "workdir": spec.workdir,
+            "processes": limits.processes,
             "places": ["/", spec.workdir, "/dev/shm"],
-        }  # fmt: skip
+        }
         patience = _BOOT_SECONDS[self.accelerator]
 
         async def settle(box: MicrovmBox) -> None:
@@ -182,10 +194,15 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
         limits = spec.limits
         interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
         message: dict[str, Any] = {
-            "image": image, "boot": boot, "accelerator": self.accelerator, "images": images,
-            "size": guest_memory(limits.memory, limits.disk), "kernel": kernel.name,
-            "initrd": initrd.name, "append": command_line(limits.disk, interpreter, initrd.stat().st_size, clock_khz()),
-        }  # fmt: skip
+            "image": image,
+            "boot": boot,
+            "accelerator": self.accelerator,
+            "images": images,
+            "size": guest_memory(limits.memory, limits.disk),
+            "kernel": kernel.name,
+            "initrd": initrd.name,
+            "append": command_line(limits.disk, interpreter, initrd.stat().st_size, clock_khz()),
+        }
         async with self._starting:
             (ours, theirs), (control, controlled) = socket.socketpair(), socket.socketpair()
             with theirs, controlled:

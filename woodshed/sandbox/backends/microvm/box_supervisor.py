@@ -75,11 +75,17 @@ class MicrovmBoxSupervisor(BoxSupervisor):
             self._make(f"{image}/state")
             self._make(memory, spec["size"])
         command = arguments(
-            accelerator=spec["accelerator"], memory=memory, size=spec["size"], boot=spec["boot"],
-            state=f"{image}/state", images={name: f"{IMAGES}/{file}" for name, file in spec["images"].items()},
-            kernel=f"{IMAGES}/{spec['kernel']}", initrd=f"{IMAGES}/{spec['initrd']}", append=spec["append"],
+            accelerator=spec["accelerator"],
+            memory=memory,
+            size=spec["size"],
+            boot=spec["boot"],
+            state=f"{image}/state",
+            images={name: f"{IMAGES}/{file}" for name, file in spec["images"].items()},
+            kernel=f"{IMAGES}/{spec['kernel']}",
+            initrd=f"{IMAGES}/{spec['initrd']}",
+            append=spec["append"],
             firmware=[f"{PROGRAMS}/{folder}" for folder in self._settings["firmware"]],
-        )  # fmt: skip
+        )
         libraries = ":".join(f"{PROGRAMS}/{folder}" for folder in self._settings["libraries"])
         log = f"{STATE}/boxes/{spec['box']}/log"
         kept = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)

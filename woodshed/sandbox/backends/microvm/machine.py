@@ -38,11 +38,20 @@ def command_line(disk: int | None, interpreter: str, initrd: int, khz: int | Non
     rate of its clock; under emulation its own measurement of that may never end.
     """
     words = [
-        "console=ttyS0", "quiet", "loglevel=2", "panic=-1", "reboot=t", "mitigations=off", "audit=0", "lsm=capability",
-        "rcupdate.rcu_expedited=1", "tsc=reliable", f"run={interpreter}",
+        "console=ttyS0",
+        "quiet",
+        "loglevel=2",
+        "panic=-1",
+        "reboot=t",
+        "mitigations=off",
+        "audit=0",
+        "lsm=capability",
+        "rcupdate.rcu_expedited=1",
+        "tsc=reliable",
+        f"run={interpreter}",
         f"initrdmem={_INITRD},{initrd}",
         f"memmap={-(-initrd >> 20)}M${_INITRD}",
-    ]  # fmt: skip
+    ]
     words += [f"disk={disk}"] if disk is not None else []
     words += [f"tsc_early_khz={khz}"] if khz else []
     return " ".join(words)
@@ -61,15 +70,43 @@ def arguments(
     mode = "share=on" if boot else "share=off,readonly=on,rom=off"
     found = [option for folder in firmware for option in ("-L", folder)]
     out = [
-        *found, "-M", "microvm,acpi=on,rtc=on,pit=on,pic=off,isa-serial=on,memory-backend=m,suppress-vmdesc=on",
-        "-accel", ACCELERATORS[accelerator], "-cpu", processor, "-smp", "1", "-m", f"{size >> 20}M",
-        "-object", f"memory-backend-file,id=m,size={size},mem-path={memory},{mode}",
-        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-sandbox", _SANDBOX, "-serial", "stdio",
-        "-global", "migration.send-configuration=off",  # a state holds nothing but devices, see ``box.MicrovmBox.save``
-        "-chardev", "socket,id=c,fd=3", "-device", "virtio-serial-device,max_ports=2",
-        "-device", "virtserialport,chardev=c,name=agent", "-device", "virtio-rng-device",
-        "-chardev", "socket,id=q,fd=4", "-mon", "chardev=q,mode=control",
-    ]  # fmt: skip
+        *found,
+        "-M",
+        "microvm,acpi=on,rtc=on,pit=on,pic=off,isa-serial=on,memory-backend=m,suppress-vmdesc=on",
+        "-accel",
+        ACCELERATORS[accelerator],
+        "-cpu",
+        processor,
+        "-smp",
+        "1",
+        "-m",
+        f"{size >> 20}M",
+        "-object",
+        f"memory-backend-file,id=m,size={size},mem-path={memory},{mode}",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+        "-sandbox",
+        _SANDBOX,
+        "-serial",
+        "stdio",
+        "-global",
+        "migration.send-configuration=off",  # a state holds nothing but devices, see ``box.MicrovmBox.save``
+        "-chardev",
+        "socket,id=c,fd=3",
+        "-device",
+        "virtio-serial-device,max_ports=2",
+        "-device",
+        "virtserialport,chardev=c,name=agent",
+        "-device",
+        "virtio-rng-device",
+        "-chardev",
+        "socket,id=q,fd=4",
+        "-mon",
+        "chardev=q,mode=control",
+    ]
     for name, path in images.items():
         drive = f"id=d-{name},file={path},format=raw,if=none,readonly=on,file.locking=off"
         out += ["-drive", drive, "-device", f"virtio-blk-device,drive=d-{name},serial={name}"]

@@ -51,9 +51,11 @@ class Programs:
             return path.relative_to(self.root).as_posix()
 
         return {
-            "programs": str(self.root), "qemu": below(self.qemu), "libraries": list(map(below, self.libraries)),
+            "programs": str(self.root),
+            "qemu": below(self.qemu),
+            "libraries": list(map(below, self.libraries)),
             "firmware": list(map(below, self.firmware)),
-        }  # fmt: skip
+        }
 
     def environment(self) -> dict[str, str]:
         """For running them where they lie."""
@@ -98,7 +100,7 @@ def _version(command: list[str], programs: Programs) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=True, env=programs.environment()
-        )  # fmt: skip
+        )
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
         raise Missing(f"{command[0]} does not run: {detail.strip()[:300]}; {_HOW}") from None

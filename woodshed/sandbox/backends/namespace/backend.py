@@ -170,11 +170,18 @@ class NamespaceBackend:
         environment = PROXY_ENVIRONMENT if spec.egress is not None and spec.egress.allow else {}
         message: dict[str, Any] = {
             "layers": [str(Path(layer).resolve()) for layer in (*filter(None, [spec.root]), *spec.layers)],
-            "whole": spec.root is not None, "snapshots": list(chain),
-            "workdir": spec.workdir, "env": {**environment, **spec.env}, "preload": list(spec.preload),
-            "memory": limits.memory, "processes": limits.processes, "cpu": limits.cpu_seconds,
-            "file_size": limits.file_size, "disk": limits.disk, "listen": listen,
-        }  # fmt: skip
+            "whole": spec.root is not None,
+            "snapshots": list(chain),
+            "workdir": spec.workdir,
+            "env": {**environment, **spec.env},
+            "preload": list(spec.preload),
+            "memory": limits.memory,
+            "processes": limits.processes,
+            "cpu": limits.cpu_seconds,
+            "file_size": limits.file_size,
+            "disk": limits.disk,
+            "listen": listen,
+        }
         table, body = pack_files(list(spec.files.items()) if with_files else [])
         async with self._starting:
             ours, theirs = socket.socketpair()

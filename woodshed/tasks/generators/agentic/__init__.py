@@ -195,8 +195,15 @@ async def removals(
     """``build_from_sources`` with a policy that says what is removed; raises as that and EndpointLost."""
     try:
         return await build_from_sources(
-            sources, settings, backend, layers, out, progress, wishes=wishes, report=report,
+            sources,
+            settings,
+            backend,
+            layers,
+            out,
+            progress,
+            wishes=wishes,
+            report=report,
             propose=Proposer(policy.open, out),
-        )  # fmt: skip
+        )
     finally:
         await policy.close()

@@ -50,10 +50,15 @@ def dockerfile(lines: Sequence[str], environment: Mapping[str, str], workdir: st
 def pytest_check(info: TaskInfo, path: Sequence[str], start: Mapping[str, bytes]) -> dict[str, bytes]:
     """``tests/`` of a task besides the tests. ``path``: entries of ``sys.path``; ``start``: what the agent gets."""
     request = {
-        "files": sorted({i.partition("::")[0] for i in required(info)}), "ids": required(info), "path": list(path),
-        "workdir": info.workdir, "test_timeout": max(1.0, info.timeout_sec / 3), "reverse": False, "trace": [],
+        "files": sorted({i.partition("::")[0] for i in required(info)}),
+        "ids": required(info),
+        "path": list(path),
+        "workdir": info.workdir,
+        "test_timeout": max(1.0, info.timeout_sec / 3),
+        "reverse": False,
+        "trace": [],
         "encoder": "",
-    }  # fmt: skip
+    }
     return {
         "test.sh": script("python -I", "check.py", services=bool(info.start)),
         **({"start.sh": info.start.encode()} if info.start else {}),
@@ -71,9 +76,14 @@ def required_json(info: TaskInfo, start: Mapping[str, bytes], stray: frozenset[s
     """What the check is told. ``stray``: names of files that count only as the task began with them."""
     kept = {n: hashlib.sha256(d).hexdigest() for n, d in start.items() if n.rpartition("/")[2] in stray}
     asked = {
-        "workdir": info.workdir, "ids": required(info), "timeout": info.timeout_sec, "stray": sorted(stray),
-        "suffixes": list(STRAY_SUFFIXES), "kept": kept, **more,
-    }  # fmt: skip
+        "workdir": info.workdir,
+        "ids": required(info),
+        "timeout": info.timeout_sec,
+        "stray": sorted(stray),
+        "suffixes": list(STRAY_SUFFIXES),
+        "kept": kept,
+        **more,
+    }
     return (json.dumps(asked, indent=1, sort_keys=True) + "\n").encode()
 
 

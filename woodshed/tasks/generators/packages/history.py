@@ -49,11 +49,15 @@ def replayable(commits: Sequence[Commit], code: Sequence[str], tests: Sequence[s
         return any(f.endswith(".py") and _below(f, roots) and not _below(f, others) for f in commit.files)
 
     return [
-        c for c in commits
-        if len(c.files) <= MOST_FILES and c.lines <= MOST_LINES
-        and len(c.message.partition("\n")[0]) >= 12 and not _NO_TASK.match(c.message)
-        and touches(c, code, tests) and touches(c, tests, ())
-    ]  # fmt: skip
+        c
+        for c in commits
+        if len(c.files) <= MOST_FILES
+        and c.lines <= MOST_LINES
+        and len(c.message.partition("\n")[0]) >= 12
+        and not _NO_TASK.match(c.message)
+        and touches(c, code, tests)
+        and touches(c, tests, ())
+    ]
 
 
 def _below(path: str, roots: Sequence[str]) -> bool:

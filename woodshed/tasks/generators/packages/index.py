@@ -132,11 +132,14 @@ class Index:
         if "json" in reply.headers.get("content-type", ""):
             return [
                 IndexFile(
-                    f["filename"], urljoin(str(reply.url), f["url"]), f.get("hashes", {}).get("sha256", ""),
-                    f.get("requires-python") or "", bool(f.get("yanked")),
+                    f["filename"],
+                    urljoin(str(reply.url), f["url"]),
+                    f.get("hashes", {}).get("sha256", ""),
+                    f.get("requires-python") or "",
+                    bool(f.get("yanked")),
                 )
                 for f in reply.json()["files"]
-            ]  # fmt: skip
+            ]
         return _html_files(reply.text, str(reply.url))
 
     def close(self) -> None:

@@ -75,9 +75,10 @@ def signature_of(source: str, name: str) -> str:
     """Lines of a function from ``def`` (decorators too) up to its body, dedented. Raises KeyError."""
     span = _span(source, name)
     node = next(
-        n for n in ast.walk(ast.parse(source))
+        n
+        for n in ast.walk(ast.parse(source))
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.lineno == span.line
-    )  # fmt: skip
+    )
     first = min([span.line, *(d.lineno for d in node.decorator_list)])
     lines = source.split("\n")[first - 1 : max(span.line, span.body_line - 1)]
     return textwrap.dedent("\n".join(lines)).rstrip()

@@ -125,9 +125,16 @@ async def run_suite(
     """The whole suite in a box: traced and in order, or untraced and in the opposite order; ``seconds``: its limit."""
     roots = [f"{WORKDIR}/{root}" for root in package.sources] if trace else []
     return await run_pytest(
-        box, suite_files(package, workspace), None, path=python_path(package, WORKDIR), workdir=WORKDIR,
-        timeout=seconds, test_timeout=_TEST_SECONDS, reverse=not trace, trace=roots,
-    )  # fmt: skip
+        box,
+        suite_files(package, workspace),
+        None,
+        path=python_path(package, WORKDIR),
+        workdir=WORKDIR,
+        timeout=seconds,
+        test_timeout=_TEST_SECONDS,
+        reverse=not trace,
+        trace=roots,
+    )
 
 
 async def prepare(
@@ -219,10 +226,17 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, sec
         for span in spans:
             tests = covering.get((module, span.name))
             if tests and names.count(span.name) == 1:  # a property's setter shares its name with the getter
-                functions.append(CoveredFunction(
-                    module, span.name, span.line, span.end_line, span.statements, tuple(tests),
-                    at_import=(module, span.name) in imported,
-                ))  # fmt: skip
+                functions.append(
+                    CoveredFunction(
+                        module,
+                        span.name,
+                        span.line,
+                        span.end_line,
+                        span.statements,
+                        tuple(tests),
+                        at_import=(module, span.name) in imported,
+                    )
+                )
     return Suite(package.name, stable, tuple(functions), unstable, first.seconds + second.seconds, first.detail)
 
 

@@ -122,9 +122,7 @@ def fetch_package(package: Package, out: Path, *, cache: Path | None = None) -> 
 
 def fetch_history(package: Package, out: Path) -> Path:
     """The verified bundle of a package's commits."""
-    return fetch(
-        package.name, package.version, package.history, package.history_sha256, kept=out / KEPT_SOURCES
-    )  # fmt: skip
+    return fetch(package.name, package.version, package.history, package.history_sha256, kept=out / KEPT_SOURCES)
 
 
 class Ledger:

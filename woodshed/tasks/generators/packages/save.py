@@ -63,12 +63,23 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
     tests = {TESTS_PREFIX + n: d for n, d in draft.workspace.items() if n in kept and is_test(package, n)}
     workspace = {n: d for n, d in draft.start.items() if n in kept or n not in draft.workspace}
     info = TaskInfo(
-        family="package", split=candidate.split, key=candidate.key, grader=form.grader, kind=candidate.detail,
-        workdir=WORKDIR, submission=form.submission(package), protected=form.protected(package),
-        fail_to_pass=tuple(draft.broken), pass_to_pass=tuple(draft.whole), test_command=form.command(draft),
-        layers=draft.layers, timeout_sec=_timeout(draft),
-        provenance=_provenance(package, candidate), quality=dict(quality or {}), start=package.start,
-    )  # fmt: skip
+        family="package",
+        split=candidate.split,
+        key=candidate.key,
+        grader=form.grader,
+        kind=candidate.detail,
+        workdir=WORKDIR,
+        submission=form.submission(package),
+        protected=form.protected(package),
+        fail_to_pass=tuple(draft.broken),
+        pass_to_pass=tuple(draft.whole),
+        test_command=form.command(draft),
+        layers=draft.layers,
+        timeout_sec=_timeout(draft),
+        provenance=_provenance(package, candidate),
+        quality=dict(quality or {}),
+        start=package.start,
+    )
     return save_task(
         out,
         name=f"woodshed/{candidate.slug}",
@@ -79,7 +90,7 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
         solution=dict(draft.gold),
         environment=form.image(package),
         config={"environment": {"network_mode": "no-network", "workdir": WORKDIR, **form.environment(package)}},
-    )  # fmt: skip
+    )
 
 
 def _timeout(draft: Draft) -> float:
@@ -90,11 +101,16 @@ def _timeout(draft: Draft) -> float:
 
 def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
     stated = {
-        "package": package.name, "version": package.version, "sha256": package.sha256, "licence": package.licence,
-        "function": candidate.function.name, "file": candidate.function.module,
-        "source": package.origin or f"pypi:{package.name}=={package.version}", "commit": package.commit,
+        "package": package.name,
+        "version": package.version,
+        "sha256": package.sha256,
+        "licence": package.licence,
+        "function": candidate.function.name,
+        "file": candidate.function.module,
+        "source": package.origin or f"pypi:{package.name}=={package.version}",
+        "commit": package.commit,
         "generator": candidate.kind,
-    }  # fmt: skip
+    }
     if package.built:
         stated["built"] = ", ".join(package.built)
     if candidate.also:

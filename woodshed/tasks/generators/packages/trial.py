@@ -93,9 +93,18 @@ class Trial:
         if candidate.commit is not None:
             text, start = self._told(text, start, gold, broken)
         draft = Draft(
-            candidate, self.package, self.workspace, start, gold, broken, whole, slowest, self.layer_names,
-            self.settings.test_timeout_sec, text,
-        )  # fmt: skip
+            candidate,
+            self.package,
+            self.workspace,
+            start,
+            gold,
+            broken,
+            whole,
+            slowest,
+            self.layer_names,
+            self.settings.test_timeout_sec,
+            text,
+        )
         try:
             draft, task = self._without_leaks(draft, save_draft(draft, out, self.form), out)
             # what an exercise asks for is common knowledge, and the standard library has some of it
@@ -166,10 +175,12 @@ class Trial:
         files = sorted({t.partition("::")[0] for t in tests})
         changed, collecting = difference(self.workspace, graded), difference(graded, start)
         whole = 90.0 + 20 * sum(self.suite.tests[t] for t in tests)
-        run, collected = await self.runs([
-            Phase(files, tests, *changed, whole, slowest, stop_at="hang"),
-            Phase(self.test_files(start), (), *collecting, 60.0),
-        ])  # fmt: skip
+        run, collected = await self.runs(
+            [
+                Phase(files, tests, *changed, whole, slowest, stop_at="hang"),
+                Phase(self.test_files(start), (), *collecting, 60.0),
+            ]
+        )
         if run.detail.startswith("timed out"):
             raise Rejected("the run hangs")
         if any("TimeLimit" in result.text for result in run.results.values()):
@@ -231,9 +242,15 @@ class Trial:
         box = await self.fork()
         try:
             return await prove(
-                task, partial(self._phases, box), self.workspace, self.settings.mutants, self.variants,
-                guesses=self.guesses(task), functions=functions, least_score=self._least_score(task),
-            )  # fmt: skip
+                task,
+                partial(self._phases, box),
+                self.workspace,
+                self.settings.mutants,
+                self.variants,
+                guesses=self.guesses(task),
+                functions=functions,
+                least_score=self._least_score(task),
+            )
         finally:
             await box.close()
 
@@ -271,9 +288,10 @@ class Trial:
         if not first.complete or not second.complete:
             raise Rejected("its suite does not run to its end")
         stable = {
-            t: coarse(cost(r)) for t, r in first.results.items()
+            t: coarse(cost(r))
+            for t, r in first.results.items()
             if r.status == "passed" and t in second.results and second.results[t].status == "passed"
-        }  # fmt: skip
+        }
         return Suite(self.package.name, stable, (), {}, first.seconds)
 
     async def runs(self, phases: list[Phase]) -> list[TestRun]:

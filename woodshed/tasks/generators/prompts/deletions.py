@@ -46,11 +46,14 @@ def deletion_request(
     files = ", ".join(f"`{name}`" for name in sorted({test.partition("::")[0] for test in tests})[:4])
     first = public[0]
     values = {
-        "name": subject(public), "module": module_name(first.module), "files": files,
-        "purpose": purpose(workspace[first.module].decode(), first.name) if python else "", **_counted(public),
+        "name": subject(public),
+        "module": module_name(first.module),
+        "files": files,
+        "purpose": purpose(workspace[first.module].decode(), first.name) if python else "",
+        **_counted(public),
         "error": "NotImplementedError" if python else "`Error: not implemented`",
         "docs": "docstrings" if python else "comments",
-    }  # fmt: skip
+    }
     if level == "precise":
         return rng.choice(_PRECISE).format(places=_places(public, workspace), **values)
     return rng.choice(_NORMAL if level == "normal" else _TERSE).format(**values)
@@ -78,9 +81,11 @@ def _named(tree: ast.Module, name: str) -> list[ast.FunctionDef | ast.AsyncFunct
     found: list[ast.AST] = [tree]
     for part in name.split("."):
         found = [
-            n for node in found for n in ast.walk(node)
+            n
+            for node in found
+            for n in ast.walk(node)
             if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and n.name == part
-        ]  # fmt: skip
+        ]
     return found  # type: ignore[return-value]
 
 
@@ -91,9 +96,10 @@ def _counted(functions: Sequence[CoveredFunction]) -> dict[str, str]:
     place = ", ".join(f"`{w}`" for w in where[:4]) + (" and others" if len(where) > 4 else "")
     many = len(names) > 1
     return {
-        "what": f"{shown} in {place} {'are' if many else 'is'}", "what_short": f"{shown} ({place})",
+        "what": f"{shown} in {place} {'are' if many else 'is'}",
+        "what_short": f"{shown} ({place})",
         "it": "them" if many else "it",
-    }  # fmt: skip
+    }
 
 
 def _places(functions: Sequence[CoveredFunction], workspace: Mapping[str, bytes]) -> str:

@@ -49,9 +49,11 @@ def vague_report(rng: random.Random, level: str, module: str, name: str, test: s
     """``name``: the function at fault, of which at most the last part is told; ``observed``: what a test says."""
     lines = [line.strip() for line in without_addresses(observed).splitlines() if line.strip()]
     values = {
-        "module": module_name(module), "file": test.partition("::")[0], "area": name.rpartition(".")[2].strip("_"),
+        "module": module_name(module),
+        "file": test.partition("::")[0],
+        "area": name.rpartition(".")[2].strip("_"),
         "observed": (lines or ["a test fails"])[0][:160],
-    }  # fmt: skip
+    }
     return rng.choice(_NORMAL if level == "normal" else _TERSE).format(**values)
 
 

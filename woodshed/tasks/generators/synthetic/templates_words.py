@@ -17,12 +17,31 @@ _WORD_TESTS = [
     ("over", "len(w) > k"), ("exact", "len(w) == k"), ("cap", "w[0].isupper()"), ("loop", "w[0] == w[-1]"),
     ("early", "w < 'm'"), ("no_o", "'o' not in w"), ("vowel_end", "w[-1] in 'aeiou'"),
 ]  # fmt: skip
-_PICKS = [("plain", "w"), ("upper", "w.upper()"), ("len", "len(w)"), ("head", "w[0]"), ("flip", "w[::-1]"),
-          ("cut", "w[1:]")]  # fmt: skip
-_DIGITS = [("all", "d >= 0"), ("even", "d % 2 == 0"), ("odd", "d % 2 == 1"), ("big", "d > 4"), ("small", "d < 6"),
-           ("third", "d % 3 == 0"), ("not_k", "d != k")]  # fmt: skip
-_SCORES = [("positive", "x > 0"), ("even", "x % 2 == 0"), ("big", "x > 3"), ("above", "x > k"), ("low", "x <= 2"),
-           ("outer", "x < 0 or x > 5")]  # fmt: skip
+_PICKS = [
+    ("plain", "w"),
+    ("upper", "w.upper()"),
+    ("len", "len(w)"),
+    ("head", "w[0]"),
+    ("flip", "w[::-1]"),
+    ("cut", "w[1:]"),
+]
+_DIGITS = [
+    ("all", "d >= 0"),
+    ("even", "d % 2 == 0"),
+    ("odd", "d % 2 == 1"),
+    ("big", "d > 4"),
+    ("small", "d < 6"),
+    ("third", "d % 3 == 0"),
+    ("not_k", "d != k"),
+]
+_SCORES = [
+    ("positive", "x > 0"),
+    ("even", "x % 2 == 0"),
+    ("big", "x > 3"),
+    ("above", "x > k"),
+    ("low", "x <= 2"),
+    ("outer", "x < 0 or x > 5"),
+]
 
 TEMPLATES = [
     Template("char_count", "count_{c[0]}", TEXT, """

@@ -109,10 +109,14 @@ def write_synthetic(spec: SyntheticSpec, path: Path) -> Task:
             "run_tests.py": _RUN_TESTS,
             "cases.json": visible,
         },
-        tests={"test.sh": _TEST_SH, "cases.json": _json(graded), "cases.harbor.json": whole,
-               "run_tests.py": _RUN_TESTS},
+        tests={
+            "test.sh": _TEST_SH,
+            "cases.json": _json(graded),
+            "cases.harbor.json": whole,
+            "run_tests.py": _RUN_TESTS,
+        },
         solution={broken: sources[broken].encode()},
-    )  # fmt: skip
+    )
 
 
 def solution_edit(task: Task) -> tuple[str, int, str]:

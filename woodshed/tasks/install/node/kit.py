@@ -127,17 +127,26 @@ project itself is not on that registry, and there is no other network. Node and 
 
     def environment(self, ground: Ground) -> dict[str, str]:
         quiet = {
-            "audit": "false", "fund": "false", "update_notifier": "false", "offline": "true", "cache": "/tmp/npm",
-            "loglevel": "warn", "ignore_scripts": "true",
-        }  # fmt: skip
+            "audit": "false",
+            "fund": "false",
+            "update_notifier": "false",
+            "offline": "true",
+            "cache": "/tmp/npm",
+            "loglevel": "warn",
+            "ignore_scripts": "true",
+        }
         path = {"PATH": f"{TOOLS}/bin:{command_path()}"}
         return path | {f"npm_config_{key}": value for key, value in quiet.items()}
 
     def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:
         installing = {
-            "registry": f"{index}/", "offline": "false", "save": "false", "package_lock": "false",
-            "fetch_retries": "1", "maxsockets": "8",
-        }  # fmt: skip
+            "registry": f"{index}/",
+            "offline": "false",
+            "save": "false",
+            "package_lock": "false",
+            "fetch_retries": "1",
+            "maxsockets": "8",
+        }
         return self.environment(ground) | {f"npm_config_{key}": value for key, value in installing.items()}
 
     async def compiled(self, ground: Ground, boxes: Boxes) -> tuple[Ground, str]:

@@ -69,9 +69,10 @@ class NodeRuleBuilder:
             self._left_out[item[0]] = self._chosen.pop(item[0])
         stated = project.stated()
         new = {
-            name: stated[name] for name in (*_MISSING.findall(text), *_NO_COMMAND.findall(text))
+            name: stated[name]
+            for name in (*_MISSING.findall(text), *_NO_COMMAND.findall(text))
             if name in stated and name not in self._chosen and name not in self._left_out and name != project.name
-        }  # fmt: skip
+        }
         self._chosen |= new
         return bool(new)
 
@@ -112,13 +113,15 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
             "command": f"""node -e "import('./{main}').then((m) => console.log('loaded', Object.keys(m).length))\"""",
             "expect": "The project can be loaded: the number of names that it exports is printed.",
             "pattern": r"^loaded [1-9]",
-        }  # fmt: skip
+        }
     if "test" in (project.package.get("scripts") or {}):
         yield {
-            "command": "npm test", "pattern": "|".join(_PASSED.values()), "exit_codes": _FAILED,
+            "command": "npm test",
+            "pattern": "|".join(_PASSED.values()),
+            "exit_codes": _FAILED,
             "passing_share": ground.passing_share,
             "expect": f"The project's own script runs its tests, and at least {ground.passing_share:.0%} of them pass.",
-        }  # fmt: skip
+        }
     for name in sorted(files, key=lambda n: (-len(files[n]), n)):
         yield _suite(ground, framework_of(files[name]), {name: files[name]}, f"the tests of {name}")
 
@@ -127,10 +130,12 @@ def _suite(ground: Ground, framework: str, files: Mapping[str, str], words: str)
     tdd = " --ui tdd" if framework == "mocha" and not any(_BDD.search(text) for text in files.values()) else ""
     names = " ".join(map(shlex.quote, sorted(files)))
     return {
-        "command": f"{_RUN[framework]}{tdd} {names}", "pattern": _PASSED[framework], "exit_codes": _FAILED,
+        "command": f"{_RUN[framework]}{tdd} {names}",
+        "pattern": _PASSED[framework],
+        "exit_codes": _FAILED,
         "passing_share": ground.passing_share,
         "expect": f"{framework} runs {words} and reports at least {ground.passing_share:.0%} of them as passed.",
-    }  # fmt: skip
+    }
 
 
 def _main(project: NodeProject) -> str:

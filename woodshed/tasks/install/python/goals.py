@@ -42,19 +42,22 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
             continue  # nothing that can be imported by this name
         yield {
             "command": f"python3 -c 'import {name}; print({name}.__name__)'",
-            "expect": f"The package {name} imports; its name is printed on a line of its own.", "pattern": f"^{name}$",
-        }  # fmt: skip
+            "expect": f"The package {name} imports; its name is printed on a line of its own.",
+            "pattern": f"^{name}$",
+        }
         if f"{root}/__main__.py" in ground.files:
             yield {
-                "command": f"python3 -m {name} --help", "expect": "Its command line explains how it is used.",
+                "command": f"python3 -m {name} --help",
+                "expect": "Its command line explains how it is used.",
                 "pattern": r"(?i)\busage\b|^options:",
-            }  # fmt: skip
+            }
     if any(_ASKS.search(data) for name, data in ground.files.items() if _is_code(name, package.sources)):
         own = ground.names[-1]
         yield {
             "command": f"""python3 -c 'import importlib.metadata as m; print("version", m.version("{own}"))'""",
-            "expect": f"The project {own} finds its own version in its installed metadata.", "pattern": r"^version \d",
-        }  # fmt: skip
+            "expect": f"The project {own} finds its own version in its installed metadata.",
+            "pattern": r"^version \d",
+        }
     yield from _stated(ground)
     modules = [n for n in ground.files if _is_test(n) and _below(n, roots)]
     for module in sorted(modules, key=lambda n: (-len(ground.files[n]), n)):
@@ -73,17 +76,21 @@ def _stated(ground: Ground) -> Iterator[dict[str, Any]]:
             elif kind == "unittest" and "discover" in rest.split():
                 yield {
                     "command": f"python3 -m unittest {rest.strip()}",
-                    "expect": f"As {file} runs them, all unit tests pass.", "pattern": r"^OK\b",
-                }  # fmt: skip
+                    "expect": f"As {file} runs them, all unit tests pass.",
+                    "pattern": r"^OK\b",
+                }
 
 
 def _suite(ground: Ground, what: str, words: str) -> dict[str, Any]:
     share = ground.passing_share
     command = " ".join([_PYTEST, *map(shlex.quote, ground.package.options), *filter(None, [what])])
     return {
-        "command": command, "pattern": _PASSED, "exit_codes": (0, 1, 2), "passing_share": share,
+        "command": command,
+        "pattern": _PASSED,
+        "exit_codes": (0, 1, 2),
+        "passing_share": share,
         "expect": f"pytest runs {words} and reports at least {share:.0%} of them as passed.",
-    }  # fmt: skip
+    }
 
 
 def _is_test(name: str) -> bool:

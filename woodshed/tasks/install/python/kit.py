@@ -62,13 +62,21 @@ there."""
 
     def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:
         return {
-            **self.environment(ground), "PIP_INDEX_URL": f"{index}/simple",
+            **self.environment(ground),
+            "PIP_INDEX_URL": f"{index}/simple",
             "PATH": f"{TOOLS}/bin:{HOME}/.local/bin:{command_path()}",
-            "PYTHONDONTWRITEBYTECODE": "", "PIP_CONSTRAINT": f"{TOOLS}/constraints.txt", "PIP_USER": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PIP_CONSTRAINT": f"{TOOLS}/constraints.txt",
+            "PIP_USER": "1",
             "PIP_ONLY_BINARY": ":all:",
-            "PIP_NO_INPUT": "1", "PIP_NO_CACHE_DIR": "1", "PIP_NO_COMPILE": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1",
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_RETRIES": "1", "PIP_NO_WARN_SCRIPT_LOCATION": "1",
-        }  # fmt: skip
+            "PIP_NO_INPUT": "1",
+            "PIP_NO_CACHE_DIR": "1",
+            "PIP_NO_COMPILE": "1",
+            "PIP_BREAK_SYSTEM_PACKAGES": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_RETRIES": "1",
+            "PIP_NO_WARN_SCRIPT_LOCATION": "1",
+        }
 
     async def compiled(self, ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
         return await with_extensions(ground, boxes)

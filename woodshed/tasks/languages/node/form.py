@@ -70,10 +70,8 @@ def node_check(info: TaskInfo, tests: Mapping[str, bytes], start: Mapping[str, b
         "test.sh": script("node", "check.js"),
         "check.js": Path(__file__).with_name("harbor_check.js").read_bytes(),
         "runner.js": runner_source().encode(),
-        "required.json": required_json(
-            info, start, STRAY | {"package.json"}, files=files, reporter=REPORTER
-        ),
-    }  # fmt: skip
+        "required.json": required_json(info, start, STRAY | {"package.json"}, files=files, reporter=REPORTER),
+    }
 
 
 _COMMANDS = {

@@ -116,8 +116,13 @@ def fetch(modules: Sequence[Module], cache: Path | None = None) -> dict[str, Pat
     for at in range(0, len(batch), _AT_ONCE):
         some = batch[at : at + _AT_ONCE]
         with tempfile.TemporaryDirectory(prefix="woodshed-npm-") as scratch:
-            said = _npm("pack", *(f"{m.package}@{m.version}" for m in some), "--json", where="dependencies",
-                        folder=Path(scratch))  # fmt: skip
+            said = _npm(
+                "pack",
+                *(f"{m.package}@{m.version}" for m in some),
+                "--json",
+                where="dependencies",
+                folder=Path(scratch),
+            )
             for entry in _packed(said):
                 data = (Path(scratch) / entry["filename"]).read_bytes()
                 if (known := paths.get(integrity_of(data))) is not None:
@@ -150,9 +155,13 @@ def configuration() -> dict[str, Any]:
 def _npm(*arguments: str, where: str, folder: Path) -> str:
     try:
         done = subprocess.run(
-            ["npm", *arguments, *_FLAGS], cwd=folder, capture_output=True, text=True, timeout=900,
+            ["npm", *arguments, *_FLAGS],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=900,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except FileNotFoundError:
         raise PackageError(f"{where}: npm is not installed; install Node.js with npm") from None
     except subprocess.TimeoutExpired:

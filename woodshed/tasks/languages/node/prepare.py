@@ -133,8 +133,12 @@ def _key(package: Package, catalogue: Catalogue) -> str:
 def node_version() -> str:
     """Version of the Node that boxes have. Raises PackageError where there is none, or it is older than 20."""
     try:
-        said = subprocess.run(["/usr/bin/env", "-i", f"PATH={command_path()}", "node", "--version"],
-                              capture_output=True, text=True, timeout=60)  # fmt: skip
+        said = subprocess.run(
+            ["/usr/bin/env", "-i", f"PATH={command_path()}", "node", "--version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     except (OSError, subprocess.TimeoutExpired):
         said = None
     version = said.stdout.strip().removeprefix("v") if said is not None and said.returncode == 0 else ""

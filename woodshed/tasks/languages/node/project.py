@@ -136,11 +136,12 @@ def test_files(files: Mapping[str, bytes], roots: Sequence[str]) -> dict[str, by
     called = re.compile(rb"(?m)\b(?:describe|suite|it|test)\s*\(")
     loads = re.compile(rb"""['"](?:tape|node:test)['"]""")
     return {
-        name: data for name, data in sorted(files.items())
-        if name.endswith(SUFFIXES) and any(below(name, r) for r in roots) and (
-            loads.search(data) or called.search(data)
-        )
-    }  # fmt: skip
+        name: data
+        for name, data in sorted(files.items())
+        if name.endswith(SUFFIXES)
+        and any(below(name, r) for r in roots)
+        and (loads.search(data) or called.search(data))
+    }
 
 
 test_files.__test__ = False  # type: ignore[attr-defined]

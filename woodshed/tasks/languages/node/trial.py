@@ -87,9 +87,13 @@ class NodeTrial(Trial):
             # A loop without end cannot be interrupted from inside: the whole run is cut short.
             needed = 15.0 + 20 * sum(self.suite.tests.get(test, 0.0) for test in phase.ids or ())
             run = await run_node(
-                box, {name: self.workspace[name] for name in phase.files}, phase.ids, workdir=WORKDIR,
-                timeout=min(phase.timeout, needed) if phase.ids else phase.timeout, test_timeout=phase.test_timeout,
-            )  # fmt: skip
+                box,
+                {name: self.workspace[name] for name in phase.files},
+                phase.ids,
+                workdir=WORKDIR,
+                timeout=min(phase.timeout, needed) if phase.ids else phase.timeout,
+                test_timeout=phase.test_timeout,
+            )
             if not phase.ids and not run.detail.startswith("timed out"):
                 run.status = int(bool(run.problems))
             runs.append(run)

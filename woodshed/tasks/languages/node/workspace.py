@@ -29,9 +29,10 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
     """
     roots = (*package.sources, *package.tests)
     kept = {
-        name: data for name, data in sorted(files.items())
+        name: data
+        for name, data in sorted(files.items())
         if any(below(name, root) for root in roots) and _allowed(name, data)
-    }  # fmt: skip
+    }
     for root in roots:
         if not any(below(name, root) for name in kept):
             raise PackageError(f"{package.name} {package.version}: nothing that can be used lies under {root!r}")

@@ -106,9 +106,7 @@ async def build_from_instances(
                 progress(done, total, f"{line.package}: {line.kept} of {line.tried} kept")
 
         boxes = asyncio.Semaphore(settings.parallel)
-        shared = Shared(
-            settings, lock.catalogue, backend, layers, out, cache, boxes, say, Writer(settings)
-        )  # fmt: skip
+        shared = Shared(settings, lock.catalogue, backend, layers, out, cache, boxes, say, Writer(settings))
         needs, left_out, tasks = Needs(lock, layers, cache), dict[str, str](), list[Task]()
         for line, (name, own) in zip(report.packages, by_package.items(), strict=True):
             begun, place = perf_counter(), found[name]
@@ -135,9 +133,15 @@ async def _of_one(
     shared.ledgers[line.package] = ledger
     package = Package(line.package, "", "", "", UNKNOWN, (), ())
     like = Trial(
-        shared.settings, package, Suite(line.package, {}, (), {}, 0.0), {}, shared.backend, shared.layers, (),
+        shared.settings,
+        package,
+        Suite(line.package, {}, (), {}, 0.0),
+        {},
+        shared.backend,
+        shared.layers,
+        (),
         shared.writer,
-    )  # fmt: skip
+    )
     trials = InstanceTrials(place, shared.out, like, needs, wishes, line.notes)
     work = _Work(shared, like, PYTHON, ledger, line)
     work.ids, work.left_out = {i.slug: i.id for i in own}, left_out

@@ -94,14 +94,20 @@ def _instance(task: Task, format: Format, repositories: Path) -> dict[str, Any]:
     }
     if format == "swesmith":
         return {
-            **common, "FAIL_TO_PASS": list(info.fail_to_pass), "PASS_TO_PASS": list(info.pass_to_pass),
+            **common,
+            "FAIL_TO_PASS": list(info.fail_to_pass),
+            "PASS_TO_PASS": list(info.pass_to_pass),
             "image_name": "",
-        }  # fmt: skip
+        }
     return {
-        **common, "test_patch": tests, "hints_text": "", "version": info.provenance.get("version", ""),
-        "environment_setup_commit": base, "FAIL_TO_PASS": json.dumps(info.fail_to_pass),
+        **common,
+        "test_patch": tests,
+        "hints_text": "",
+        "version": info.provenance.get("version", ""),
+        "environment_setup_commit": base,
+        "FAIL_TO_PASS": json.dumps(info.fail_to_pass),
         "PASS_TO_PASS": json.dumps(info.pass_to_pass),
-    }  # fmt: skip
+    }
 
 
 def _rest(task: Task, hidden: dict[str, bytes]) -> dict[str, Any]:
@@ -185,7 +191,13 @@ def _task(instance: dict[str, Any], repositories: Path, folder: Path) -> Task:
     tests |= {f"workspace/{n}": base64.b64decode(d) for n, d in rest["hidden"].items()}
     environment = {n: base64.b64decode(d) for n, d in rest.get("environment", {}).items()}
     return save_task(
-        folder, name=rest["name"], instruction=instance["problem_statement"], info=TaskInfo(**fields),
-        workspace=broken, tests=tests, solution={n: repaired[n] for n in rest["solution"]}, config=rest["config"],
+        folder,
+        name=rest["name"],
+        instruction=instance["problem_statement"],
+        info=TaskInfo(**fields),
+        workspace=broken,
+        tests=tests,
+        solution={n: repaired[n] for n in rest["solution"]},
+        config=rest["config"],
         environment=environment,
-    )  # fmt: skip
+    )

@@ -60,9 +60,13 @@ class GitRepository:
             self._git("read-tree", _checked(commit), extra=index)
             if patch.strip():
                 self._git(
-                    "apply", "--cached", "--whitespace=nowarn", "-", stdin=patch.encode("utf-8", "surrogateescape"),
+                    "apply",
+                    "--cached",
+                    "--whitespace=nowarn",
+                    "-",
+                    stdin=patch.encode("utf-8", "surrogateescape"),
                     extra=index,
-                )  # fmt: skip
+                )
             return self.files(self._git("write-tree", extra=index).decode().strip())
         finally:
             (self.path / "index.exchange").unlink(missing_ok=True)
@@ -73,9 +77,13 @@ class GitRepository:
         # Nothing that somebody's configuration or the repository's names is started.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         environment = {
-            **clean, **QUIET, "GIT_DIR": str(self.path), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull,
+            **clean,
+            **QUIET,
+            "GIT_DIR": str(self.path),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
             **(extra or {}),
-        }  # fmt: skip
+        }
         try:
             done = subprocess.run(
                 git_command(*arguments), input=stdin, capture_output=True, env=environment, cwd=self.path

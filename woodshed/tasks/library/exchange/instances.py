@@ -43,9 +43,15 @@ class Instance:
     def slug(self) -> str:
         """File name of the task: other words, patches or tests make another one."""
         parts = (
-            self.format, self.id, self.commit, self.patch, self.test_patch, self.statement, self.fail_to_pass,
+            self.format,
+            self.id,
+            self.commit,
+            self.patch,
+            self.test_patch,
+            self.statement,
+            self.fail_to_pass,
             self.pass_to_pass,
-        )  # fmt: skip
+        )
         digest = hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', self.id).strip('-.')[:120]}-{digest}"
 

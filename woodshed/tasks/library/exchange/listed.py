@@ -69,9 +69,14 @@ async def run_listed(box: Sandbox, package: Package, tests: Sequence[str], secon
     """One run in a box that holds the repaired workspace, with everything that pytest says."""
     files = sorted({t.partition("::")[0] for t in tests})
     return await run_pytest(
-        box, files, tests, path=python_path(package, WORKDIR), workdir=WORKDIR, timeout=seconds,
+        box,
+        files,
+        tests,
+        path=python_path(package, WORKDIR),
+        workdir=WORKDIR,
+        timeout=seconds,
         test_timeout=_TEST_SECONDS,
-    )  # fmt: skip
+    )
 
 
 def sort_out(instance: Instance, runs: Sequence[TestRun]) -> Listed:
@@ -88,9 +93,10 @@ def sort_out(instance: Instance, runs: Sequence[TestRun]) -> Listed:
             if (now := _status(run, test)) not in ("failed", "error"):
                 raise Rejected(f"a FAIL_TO_PASS test does not fail before the fix: {test[:120]} {now}{_why(run, test)}")
     kept = [
-        t for t in instance.pass_to_pass
+        t
+        for t in instance.pass_to_pass
         if t not in instance.fail_to_pass and all(_status(run, t) == "passed" for run in runs)
-    ]  # fmt: skip
+    ]
     if not kept:
         raise Rejected("no PASS_TO_PASS test passes here before and after the fix")
     seconds = {t: coarse(runs[1].results[t].seconds) for t in (*instance.fail_to_pass, *kept)}

@@ -95,14 +95,25 @@ class InstanceTrials:
         function = CoveredFunction(changed[0], instance.id, 1, 1, 0, required)
         added = {n: d for n, d in trial.workspace.items() if n not in state.after or n == "pytest.ini"}  # of an install
         stated = {
-            "dataset": instance.format, "instance": instance.id, "repo": f"{instance.owner}/{instance.name}",
-            "base_commit": state.package.commit, "pass_to_pass_dropped": str(listed.dropped),
-        }  # fmt: skip
+            "dataset": instance.format,
+            "instance": instance.id,
+            "repo": f"{instance.owner}/{instance.name}",
+            "base_commit": state.package.commit,
+            "pass_to_pass_dropped": str(listed.dropped),
+        }
         candidate = Candidate(
-            trial.package.name, function, instance.format, instance.format,
-            {name: state.before.get(name, b"") for name in changed}, 0, split, start={**state.before, **added},
-            text=instance.statement, instance=instance.slug, stated=stated,
-        )  # fmt: skip
+            trial.package.name,
+            function,
+            instance.format,
+            instance.format,
+            {name: state.before.get(name, b"") for name in changed},
+            0,
+            split,
+            start={**state.before, **added},
+            text=instance.statement,
+            instance=instance.slug,
+            stated=stated,
+        )
         task = await trial.run(candidate, out)
         if set(task.info.fail_to_pass) == set(listed.fail_to_pass) and len(task.info.pass_to_pass) == len(
             listed.pass_to_pass
@@ -195,9 +206,13 @@ class InstanceTrials:
 
     def _trial(self, package: Package, names: tuple[str, ...], workspace: dict[str, bytes]) -> Trial:
         return replace(
-            self.like, package=package, suite=Suite(package.name, {}, (), {}, 0.0), workspace=workspace,
-            layer_names=names, kept={},
-        )  # fmt: skip
+            self.like,
+            package=package,
+            suite=Suite(package.name, {}, (), {}, 0.0),
+            workspace=workspace,
+            layer_names=names,
+            kept={},
+        )
 
 
 async def _complaints(trial: Trial, tests: Sequence[str]) -> tuple[bool, str]:

@@ -102,9 +102,16 @@ def candidate_of(trial: Trial, task: Task) -> Candidate | None:
     start = task.workspace_files()
     files = {name: start[name] for name in gold if name in start}
     return Candidate(
-        trial.package.name, first, stated["generator"], task.info.kind, files, 0, task.info.split, tuple(also),
+        trial.package.name,
+        first,
+        stated["generator"],
+        task.info.kind,
+        files,
+        0,
+        task.info.split,
+        tuple(also),
         level=stated.get("level", ""),
-    )  # fmt: skip
+    )
 
 
 def larger(trial: Trial, base: Candidate) -> Iterator[Candidate]:

@@ -76,11 +76,17 @@ class Refresh:
     def as_json(self) -> dict[str, Any]:
         build = [p.counts() for p in self.build.packages] if self.build is not None else []
         return {
-            "out": str(self.out), "found": self.found, "hardened": self.hardened, "broken": self.broken,
-            "released": self.released, "notes": self.notes, "build": build, "tasks": self.kept,
+            "out": str(self.out),
+            "found": self.found,
+            "hardened": self.hardened,
+            "broken": self.broken,
+            "released": self.released,
+            "notes": self.notes,
+            "build": build,
+            "tasks": self.kept,
             "core_seconds": round(self.core_seconds, 2),
             "tasks_per_core_hour": round(3600 * self.kept / self.core_seconds, 1) if self.core_seconds else None,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -186,9 +192,18 @@ async def _harden(
 
     heldout = [task for task in everything if task.info.split == HELDOUT]
     tasks = await build_tasks(
-        settings, catalogue, chosen, backend, layers, out, told, report=refreshed.build, cache=cache, propose=hardener,
+        settings,
+        catalogue,
+        chosen,
+        backend,
+        layers,
+        out,
+        told,
+        report=refreshed.build,
+        cache=cache,
+        propose=hardener,
         against=heldout,
-    )  # fmt: skip
+    )
     untried = [line.package for line in refreshed.build.packages if line.error]
     refreshed.notes += [f"left in use, for nothing could be tried: the tasks of {name}" for name in untried]
     there = {task.name for task in tasks}  # a task may be dropped after it was kept
