@@ -15,6 +15,7 @@ import torch
 from real_runs import STEPS, SmokeRun, begin, woodshed
 from waiting import ended, wait_until
 
+from woodshed.evaluate.arms import ARMS
 from woodshed.policy.decoder import causal_attend
 from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import load_recipe
@@ -25,7 +26,8 @@ from woodshed.stages.examples import load_examples
 
 pytestmark = pytest.mark.slow
 
-STAGES = ("tasks", "corpus", "pretrain", "demos", "sft", "mtp", "before", "rl", "after")
+BASELINES = ("other-sft", "other-sft-evaluation", "sample", "rejection", "rejection-evaluation")
+STAGES = ("tasks", "corpus", "pretrain", "demos", "sft", "mtp", "before", "rl", "after", *BASELINES)
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -47,9 +49,9 @@ def test_the_screen_shows_stages_and_table(smoke: SmokeRun) -> None:
     assert smoke.finished.returncode == 0, smoke.finished.stdout + smoke.finished.stderr
     screen = smoke.finished.stdout
     assert screen.count("done ") == len(STAGES)
-    for part in ("asynchronous RL", f"{STEPS} steps", "4 held-out tasks x 2 samples", "before RL", "after RL", "gain"):
+    for part in ("asynchronous RL", f"{STEPS} steps", "4 held-out tasks x 2 samples", "SFT, rejection", "RL over"):
         assert part in screen
-    for row in ("pass@1", "best-of-2", "turns per episode", "invalid calls per episode"):
+    for row in ("pass@1", "best-of-2", "later", "sampled", "invalid"):
         assert row in screen
     assert f"report: {smoke.root / 'report.html'}" in screen
     assert smoke.finished.stderr == ""
@@ -60,7 +62,8 @@ def test_the_key_of_the_run_survives_a_resume_and_is_in_no_record(smoke: SmokeRu
     key = path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600 and (smoke.before_rl / "held_out.key").read_bytes() == key
     shown = {
-        json.loads((smoke.root / "stages" / f"{s}.json").read_text())["held_out_key"] for s in ("before", "rl", "after")
+        json.loads((smoke.root / "stages" / f"{s}.json").read_text())["held_out_key"]
+        for s in ("before", "rl", "after", *BASELINES)
     }
     assert len(shown) == 1
     files = [p for p in smoke.root.rglob("*") if p.is_file() and p != path]
@@ -74,7 +77,10 @@ def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     assert page.count("<svg") >= 5 and "<script" not in page and "src=" not in page, "it opens without a network"
     summary = json.loads((smoke.root / "summary.json").read_text())
     assert summary["heldout_tasks"] == 4 and summary["samples"] == 2 and set(summary["stage_seconds"]) == set(STAGES)
-    assert {"pass1_before", "pass1_after", "gain", "best_gain"} <= set(summary)
+    assert list(summary["arms"]) == list(ARMS) and summary["best_baseline"] in ARMS[:3]
+    assert {"gain", "best_gain"} <= set(summary)
+    for arm in summary["arms"].values():
+        assert arm["temperature"] in (0.3, 1.0) and sum(arm["statuses"].values()) == 8
 
 
 def test_transformers_opens_the_final_policy(smoke: SmokeRun) -> None:

@@ -23,7 +23,8 @@ from woodshed.rollout.program import Ended
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend, probe_namespace
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxGone, SandboxError
-from woodshed.stages.rollouts import _ungraded, describe
+from woodshed.stages.evaluate import _ungraded
+from woodshed.stages.rl import describe
 from woodshed.tasks.generators.packages.report import Ledger
 from woodshed.tasks.generators.packages.stream import Attempt, Stream, Verdict
 from woodshed.view.summary import evaluation

@@ -8,7 +8,7 @@ import pytest
 from waiting import run_to_end
 
 
-@pytest.mark.parametrize("stage", ["make_tasks", "corpus", "demonstrations", "rollouts"])
+@pytest.mark.parametrize("stage", ["make_tasks", "corpus", "demonstrations", "rl", "evaluate"])
 def test_torch_is_not_imported(stage: str) -> None:
     code = f"import sys, woodshed.stages.{stage}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = run_to_end([sys.executable, "-c", code])

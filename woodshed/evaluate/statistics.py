@@ -31,6 +31,12 @@ class Estimate:
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
+    def __format__(self, spec: str) -> str:
+        """``+`` shows the signs, for a difference."""
+        if spec == "+":
+            return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        return format(str(self), spec)
+
 
 def bootstrap(values: Sequence[float] | NDArray[np.float64], *, resamples: int = 4000, seed: int = 0) -> Estimate:
     """Mean of per-task ``values`` [tasks] and its 95 % interval by resampling tasks. NaN for no tasks."""

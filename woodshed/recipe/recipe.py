@@ -30,7 +30,7 @@ class TaskMix(Settings):
     synthetic: SyntheticSettings = SyntheticSettings()
     """Generated small repositories."""
     packages: PackageTaskSettings | None = None
-    """Real packages; with ``main = "synthetic tasks"`` they are evaluated before and after as transfer."""
+    """Real packages; with ``main = "synthetic"`` they are evaluated before and after as transfer."""
 
 
 class Recipe(Settings):
@@ -95,6 +95,16 @@ class Recipe(Settings):
             raise ValueError(
                 f"learn.sft.max_tokens is {self.learn.sft.max_tokens}, and a policy from scratch takes contexts of at "
                 f"most policy.max_positions = {self.policy.max_positions}; lower the one or raise the other"
+            )
+        if self.evaluate.baselines and not self.learn.demonstrations.episodes:
+            raise ValueError(
+                "evaluate.baselines compares RL with SFT, and learn.demonstrations.episodes is 0: raise it, or set "
+                "evaluate.baselines = false"
+            )
+        if len(self.evaluate.temperatures) > 1 and self.tasks.main == "synthetic" and not self.tasks.synthetic.dev:
+            raise ValueError(
+                "evaluate.temperatures are compared on development tasks, and tasks.synthetic.dev is 0: raise it, or "
+                "give one temperature"
             )
         needed = self.rl.steps * self.rl.groups_per_step
         if self.tasks.main == "synthetic" and self.tasks.synthetic.train < needed:

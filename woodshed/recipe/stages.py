@@ -85,6 +85,9 @@ class SFTSettings(Settings):
     """Recompute activations in the backward pass to save memory."""
     max_tokens: int = Field(default=1024, ge=16)
     """Longer demonstrations are cut at this length."""
+    verified: bool = False
+    """Learn only from demonstrations that were graded as solved and whose last edit was followed by a passing test.
+    The others teach to stop early."""
 
 
 class MtpSettings(Settings):

@@ -55,6 +55,10 @@ class RunDirectory:
     def demonstrations(self) -> Path:
         return self.root / "demonstrations"
 
+    def examples(self, *, verified: bool = False) -> Path:
+        """Token sequences of the demonstrations, all of them or only the verified ones."""
+        return self.demonstrations / ("verified.npz" if verified else "examples.npz")
+
     @property
     def corpus(self) -> Path:
         return self.root / "corpus"

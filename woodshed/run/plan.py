@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.cluster.supervisor import Program
+from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, stage_of, titles
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json
 from woodshed.stages.servers import server_programs, threads_of
@@ -56,10 +57,28 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     if drafts:
         stages.append(_simple(run, "mtp", "distil the head that drafts", ("sft",), min(cores, 4) if scratch else cores))
     before = ("mtp" if drafts else "sft", main, *(("packages",) if recipe.tasks.packages else ()))
-    stages.append(_served(recipe, run, "before", "evaluate before RL", before, "sft"))
+    stages.append(_served(recipe, run, BEFORE, "evaluate before RL", before, "sft"))
     stages.append(_rl(recipe, run))
-    stages.append(_served(recipe, run, "after", "evaluate after RL", ("rl", "before"), "final"))
+    stages.append(_served(recipe, run, AFTER, "evaluate after RL", ("rl", BEFORE), "final"))
+    if recipe.evaluate.baselines:
+        stages += _baselines(recipe, run, min(cores, 4) if scratch else cores)
     return stages
+
+
+def _baselines(recipe: Recipe, run: RunDirectory, threads: int) -> list[Stage]:
+    """What RL has to beat. After RL, whose result they do not change."""
+
+    def evaluated(name: str, title: str) -> Stage:
+        return _served(recipe, run, stage_of(name), f"evaluate {title}", (name, AFTER), name)
+
+    title = titles(recipe.learn.sft.verified)
+    return [
+        _simple(run, OTHER, f"baseline: {title[OTHER]}", (AFTER,), threads),
+        evaluated(OTHER, title[OTHER]),
+        _served(recipe, run, "sample", "sample RL's tasks without RL", (AFTER,), "sft"),
+        _simple(run, REJECTION, f"baseline: {title[REJECTION]}", ("sample",), threads),
+        evaluated(REJECTION, title[REJECTION]),
+    ]
 
 
 def _simple(run: RunDirectory, name: str, title: str, needs: tuple[str, ...], threads: int = 1) -> Stage:

@@ -24,9 +24,14 @@ STAGES = {
     "demos": ("demonstrations", "demonstrate"),
     "sft": ("policy", "fine_tune"),
     "mtp": ("mtp", "distill_head"),
-    "before": ("rollouts", "evaluate_before"),
-    "rollouts": ("rollouts", "reinforce"),
-    "after": ("rollouts", "evaluate_after"),
+    "before": ("evaluate", "evaluate_before"),
+    "rollouts": ("rl", "reinforce"),
+    "after": ("evaluate", "evaluate_after"),
+    "other-sft": ("baselines", "fine_tune_other"),
+    "other-sft-evaluation": ("evaluate", "evaluate_other_sft"),
+    "sample": ("baselines", "sample"),
+    "rejection": ("baselines", "fine_tune_on_solved"),
+    "rejection-evaluation": ("evaluate", "evaluate_rejection"),
 }
 
 

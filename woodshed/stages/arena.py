@@ -54,7 +54,7 @@ async def open_arena(
             harness=recipe.harness,
             program_layers=program,
             policy=recipe.name,
-            temperature=1.0 if training else recipe.evaluate.temperature,
+            temperature=1.0 if training else recipe.evaluate.temperatures[0],
             attempts=recipe.rl.attempts,
             max_failures=recipe.rl.max_failures,
             limits=recipe.sandbox.limits(),

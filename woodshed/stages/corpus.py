@@ -1,8 +1,8 @@
 """Tokenizer and pretraining text for a policy from scratch: repair of generated functions, mostly inside the protocol.
 
-Only functions of the training split are used; the held-out keys never appear. Nothing is executed here: the test
-output in these conversations is made up, and so are the failed attempts in some of them; neither is learned, only what
-comes after. The demonstrations of SFT are executed.
+Only functions of the ``sft`` split are used; the keys of RL, development and held-out tasks never appear. Nothing is
+executed here: the test output in these conversations is made up, and so are the failed attempts in some of them;
+neither is learned, only what comes after. The demonstrations of SFT are executed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_corpus(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.learn.corpus
     rng = random.Random(f"corpus-{recipe.seed}")
     run.write_progress("corpus", 0, settings.tokens, "drawing functions")
-    functions = draw_functions(settings.functions, recipe.seed, "train")
+    functions = draw_functions(settings.functions, recipe.seed, "sft")
     library = list(library_functions(limit=2000))
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
     chat = chat_format(recipe.policy, run)

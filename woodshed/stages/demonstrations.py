@@ -10,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from woodshed.evaluate.attempts import tests_passed
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.loop import run_episode
@@ -19,6 +20,7 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task
+from woodshed.rollout.rewards.tool_use import EDITS
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec
 
@@ -64,16 +66,35 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
     tokenizer = Tokenizer.load((run.corpus if scratch else run.policy("pretrain")) / "tokenizer.json")
     chat = chat_format(recipe.policy, run)
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
-    examples = []
+    examples, verified = [], []
     for played in demonstrations:
         tokens, own = render_conversation(played["messages"], tools, chat, tokenizer, played["weights"])
         cut = recipe.learn.sft.max_tokens
         examples.append(Example(tokens[:cut], own[:cut]))
-    save_examples(run.demonstrations / "examples.npz", examples)
+        if played["resolved"] and ends_tested(played["messages"]):
+            verified.append(examples[-1])
+    save_examples(run.examples(), examples)
+    save_examples(run.examples(verified=True), verified)
     total = sum(len(e.tokens) for e in examples)
     share = _solved(demonstrations)
-    note = f"{len(examples)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved"
-    run.write_result_of("demos", {"episodes": len(examples), "tokens": total, "solved": share, "note": note})
+    note = f"{len(examples)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved, {len(verified)} verified"
+    run.write_result_of(
+        "demos",
+        {"episodes": len(examples), "tokens": total, "solved": share, "verified": len(verified), "note": note},
+    )
+
+
+def ends_tested(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the last edit of a conversation was followed by a passing test."""
+    names = {c["id"]: c["function"]["name"] for m in messages for c in m.get("tool_calls") or ()}
+    tested = False
+    for message in messages:
+        name = names.get(message.get("tool_call_id", ""), "")
+        if name == "run_tests":
+            tested = tests_passed(str(message["content"]))
+        elif name in EDITS and not str(message["content"]).startswith("error"):
+            tested = False
+    return tested
 
 
 def _solved(played: Collection[dict[str, Any]]) -> float:

@@ -31,8 +31,8 @@ def save_examples(path: Path, examples: Sequence[Example]) -> None:
     data = io.BytesIO()
     np.savez(
         data,
-        tokens=np.concatenate([e.tokens for e in examples]),
-        weights=np.concatenate([e.weights for e in examples]),
+        tokens=np.concatenate([np.empty(0, np.int32), *(e.tokens for e in examples)]),
+        weights=np.concatenate([np.empty(0, np.float32), *(e.weights for e in examples)]),
         lengths=np.asarray([len(e.tokens) for e in examples], np.int32),
     )
     write_whole(path, data.getvalue())
@@ -40,6 +40,8 @@ def save_examples(path: Path, examples: Sequence[Example]) -> None:
 
 def load_examples(path: Path) -> list[Example]:
     with np.load(path) as file:
+        if not len(file["lengths"]):
+            return []
         cuts = np.cumsum(file["lengths"])[:-1]
         tokens, weights = np.split(file["tokens"], cuts), np.split(file["weights"], cuts)
     return [Example(t, w) for t, w in zip(tokens, weights, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections import Counter
 
@@ -22,13 +23,18 @@ from .tasks import built_tasks, task_folder
 
 def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.tasks.synthetic
-    counts: dict[Split, int] = {"train": settings.train, "sft": settings.sft, "heldout": settings.heldout}
+    counts: dict[Split, int] = {
+        "train": settings.train,
+        "sft": settings.sft,
+        "dev": settings.dev if len(recipe.evaluate.temperatures) > 1 else 0,
+        "heldout": settings.heldout,
+    }
     total, done = sum(counts.values()), 0
     sample: list[Task] = []
     kinds: dict[str, str] = {}
     for split, count in counts.items():
-        # Held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
-        seed = settings.seed if split == "heldout" else settings.seed + recipe.seed
+        # These do not depend on the seed of the run, so that runs are compared on the same tasks.
+        seed = settings.seed if split in ("dev", "heldout") else settings.seed + recipe.seed
         run.write_progress("tasks", done, total, f"drawing {count} {split} synthetic tasks")
         specs = draw_synthetic(count, split=split, seed=seed)
         for number, spec in enumerate(specs):
@@ -70,8 +76,12 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
             await backend.close()
 
     tasks, left_out = built_tasks(settings.folder) if settings.folder else (asyncio.run(build()), "")
+    develop = recipe.tasks.main == "packages" and len(recipe.evaluate.temperatures) > 1
     for task in tasks:
-        folder = task_folder(run, "packages", task.info.split)
+        split = task.info.split
+        if develop and split == "train" and is_for_development(task):
+            split = "dev"
+        folder = task_folder(run, "packages", split)
         folder.mkdir(parents=True, exist_ok=True)
         link = folder / task.path.name
         if not link.exists():
@@ -81,6 +91,13 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
     note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
     note += f"; {left_out}" if left_out else ""
     run.write_result_of("packages", {"tasks": len(tasks), "packages": packages, "note": note})
+
+
+def is_for_development(task: Task) -> bool:
+    """Whether settings are chosen on a training task of a real package, and nothing is trained on it: an eighth of
+    them, by the function that the task is about, so that no two tasks of one function fall on both sides."""
+    key = task.info.key or task.name
+    return hashlib.sha256(f"dev:{key}".encode()).digest()[0] < 32
 
 
 async def _gate(recipe: Recipe, run: RunDirectory, tasks: list[Task]) -> list[str]:

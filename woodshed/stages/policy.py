@@ -13,7 +13,7 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import RunDirectory
 
-from .examples import load_examples
+from .examples import Example, load_examples
 from .failures import StageFailed
 from .render import chat_format
 from .supervised import train_on
@@ -74,23 +74,36 @@ def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
         save_policy(load_policy(run.policy("pretrain")), run.policy("sft"))
         run.write_result_of("sft", {"note": "no demonstrations: the policy as it is"})
         return
+    fine_tune_on(recipe, run, "sft", load_examples(run.examples(verified=recipe.learn.sft.verified)))
+
+
+def fine_tune_on(recipe: Recipe, run: RunDirectory, name: str, examples: list[Example]) -> None:
+    """SFT from the pretrained policy on ``examples``, as the stage ``name``; the result is ``policy/NAME``.
+
+    Raises StageFailed without examples.
+    """
+    if not examples:
+        raise StageFailed(
+            f"{name}: no example to learn from; raise learn.demonstrations.episodes, or set learn.sft.verified = false "
+            "where no demonstration ends on a passing test"
+        )
     policy = load_policy(run.policy("pretrain"), device=device_of(recipe), dtype=torch.float32)
     settings = recipe.learn.sft
     figures = train_on(
         policy.decoder,
-        load_examples(run.demonstrations / "examples.npz"),
+        examples,
         batch_tokens=settings.batch_tokens,
         epochs=settings.epochs,
         seed=recipe.seed + 1,
         matrix_lr=settings.matrix_lr,
         other_lr=settings.other_lr,
         floor=0.0,
-        metrics=run.stage_metrics("sft"),
-        checkpoints=run.stage_checkpoints("sft"),
-        progress=lambda done, total, loss: run.write_progress("sft", done, total, f"loss {loss:.3f}"),
+        metrics=run.stage_metrics(name),
+        checkpoints=run.stage_checkpoints(name),
+        progress=lambda done, total, loss: run.write_progress(name, done, total, f"loss {loss:.3f}"),
         microbatch_tokens=settings.microbatch_tokens,
         recompute=settings.recompute,
     )
-    save_policy(policy, run.policy("sft"))
-    note = f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
-    run.write_result_of("sft", {**figures, "note": note})
+    save_policy(policy, run.policy(name))
+    note = f"{len(examples)} examples, loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
+    run.write_result_of(name, {**figures, "note": note})

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import tomllib
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
+from woodshed.evaluate.arms import AFTER, ARMS, BEFORE, best_baseline, stage_of, titles
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
@@ -69,6 +72,10 @@ svg{filter:invert(.88) hue-rotate(180deg)}}
 """
 
 
+Cells = list[list[str]]
+"""Rows of a table; the first holds the names of the columns."""
+
+
 class ReportError(Exception):
     """There is nothing to report yet; the message says what is missing."""
 
@@ -96,93 +103,136 @@ def build_report(run: Run, console: Console) -> dict[str, Any]:
         raise ReportError(f"{run.root}: no trajectories yet; run the recipe first")
     store = TrajectoryStore(run.trajectories)
     kinds = _kinds(run.root)
-    before, after = evaluation(store, "before", kinds), evaluation(store, "after", kinds)
+    finished = [name for name in ARMS if name == BEFORE or run.stage_result(stage_of(name))]
+    found = {name: evaluation(store, name, kinds) for name in finished}
+    arms = {name: known for name, known in found.items() if known is not None}
+    before, after = arms.get(BEFORE), arms.get(AFTER)
     if before is None:
         raise ReportError(f"{run.root}: no evaluation yet; the run has not come that far")
     transfer = [e for e in (evaluation(store, "before-packages"), evaluation(store, "after-packages")) if e]
     steps = read_jsonl(run.stage_metrics("rollouts"))
     trainer = read_jsonl(run.stage_metrics("trainer"))
-    summary = _summary(run, before, after, transfer)
+    title = titles(_verified(run.root))
+    temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
+    summary = _summary(run, arms, transfer, title, temperatures)
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1))
-    body = [_headline(before, after, transfer), _curves(steps, trainer), _behaviour(before, after)]
+    tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
+    body = [_headline(tables, gain, before, transfer), _curves(steps, trainer), _behaviour(arms, title)]
     if after:
         body.append(_trajectories(store, before, after))
     body.append(_monitors(before, after, flagged(store.rows("source = 'train'"))))
     body.append(_time(run, summary))
-    title = html.escape(run.root.name)
-    page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
+    name = html.escape(run.root.name)
+    page = f"<!doctype html><meta charset=utf-8><title>{name}</title><style>{_STYLE}</style><h1>{name}</h1>"
     run.report.write_text(page + "".join(body), encoding="utf-8")
-    _print(console, before, after, transfer, run)
+    _print(console, tables, gain, before, transfer, run)
     store.close()
     return summary
 
 
-def _summary(run: Run, before: Evaluation, after: Evaluation | None, transfer: list[Evaluation]) -> dict[str, Any]:
+def _summary(
+    run: Run,
+    arms: dict[str, Evaluation],
+    transfer: list[Evaluation],
+    title: dict[str, str],
+    temperatures: dict[str, float | None],
+) -> dict[str, Any]:
+    before, after = arms[BEFORE], arms.get(AFTER)
     stages = {p.stem: run.stage_result(p.stem) or {} for p in sorted((run.root / "stages").glob("*.json"))}
     summary: dict[str, Any] = {
         "heldout_tasks": len(before.tasks),
         "samples": before.samples,
-        "pass1_before": vars(before.pass1),
-        "best_before": vars(before.best),
+        "arms": {
+            name: {
+                "title": title[name],
+                "temperature": temperatures[name],
+                "pass1": vars(arm.pass1),
+                "best": vars(arm.best),
+                "first_attempts": arm.first_attempts,
+                "later_attempts": arm.later_attempts,
+                "submitted": arm.submitted,
+                "statuses": arm.statuses,
+                "effort": arm.effort,
+            }
+            for name, arm in arms.items()
+        },
         "stage_seconds": {name: round(result.get("seconds", 0.0), 1) for name, result in stages.items()},
-        "effort_before": before.effort,
-        "statuses_before": before.statuses,
         "transfer": {e.name: vars(e.pass1) | {"tasks": len(e.tasks)} for e in transfer},
     }
     if after:
-        gain, best_gain = gains(before, after)
-        summary |= {
-            "pass1_after": vars(after.pass1),
-            "best_after": vars(after.best),
-            "gain": vars(gain),
-            "best_gain": vars(best_gain),
-            "effort_after": after.effort,
-            "statuses_after": after.statuses,
-        }
+        best = best_baseline({name: arm.pass1.mean for name, arm in arms.items()})
+        gain, best_gain = gains(arms[best], after)
+        summary |= {"best_baseline": best, "gain": vars(gain), "best_gain": vars(best_gain)}
     return summary
 
 
-def _rows(before: Evaluation, after: Evaluation | None) -> list[tuple[str, str, str, str]]:
-    rows = []
-    gain = gains(before, after) if after else None
-    for i, (label, estimate) in enumerate((("pass@1", "pass1"), (f"best-of-{before.samples}", "best"))):
-        left = str(getattr(before, estimate))
-        right = str(getattr(after, estimate)) if after else "-"
-        rows.append((label, left, right, str(gain[i]) if gain else "-"))
-    for key in EFFORT:
-        right = f"{after.effort[key]:.1f}" if after else "-"
-        rows.append((key.replace("_", " ") + " per episode", f"{before.effort[key]:.1f}", right, ""))
-    return rows
+def _tables(arms: dict[str, Evaluation], title: dict[str, str], temperatures: dict[str, float | None]) -> list[Cells]:
+    """A row for each policy, the baselines first: how often it succeeds, and what it takes for that."""
+    samples = arms[BEFORE].samples
+    success = [
+        ["policy", "pass@1", f"best-of-{samples}", "temperature", "first attempts", "later attempts", "submitted"]
+    ]
+    effort = [["per episode", *(key.replace("_", " ") for key in EFFORT)]]
+    for name, arm in arms.items():
+        temperature = temperatures[name]
+        shares = [_share(arm.first_attempts), _share(arm.later_attempts), _share(arm.submitted)]
+        shown = "-" if temperature is None else f"{temperature:g}"
+        success.append([title[name], str(arm.pass1), str(arm.best), shown, *shares])
+        effort.append([title[name], *(f"{arm.effort[key]:.1f}" for key in EFFORT)])
+    return [success, effort]
+
+
+_LEGEND = (
+    "Intervals: 95 %, bootstrap over tasks. T: sampling temperature. first, later: share of the first and of all later "
+    "attempts at a repair that passed. submitted: share of episodes that the agent ended."
+)
+
+
+def _share(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def _gain(arms: dict[str, Evaluation], title: dict[str, str]) -> str:
+    """What RL gains over the best baseline, paired by task; '' before RL was evaluated."""
+    if AFTER not in arms:
+        return ""
+    best = best_baseline({name: arm.pass1.mean for name, arm in arms.items()})
+    gain, best_gain = gains(arms[best], arms[AFTER])
+    of = "the best baseline" if len(arms) > 2 else "where it started"
+    return f"RL over {title[best]}, {of}: pass@1 {gain:+}, best-of-{arms[AFTER].samples} {best_gain:+}"
 
 
 def _print(
-    console: Console, before: Evaluation, after: Evaluation | None, transfer: list[Evaluation], run: Run
+    console: Console, tables: list[Cells], gain: str, before: Evaluation, transfer: list[Evaluation], run: Run
 ) -> None:
-    table = Table(
-        title=f"{len(before.tasks)} held-out tasks x {before.samples} samples, 95 % bootstrap intervals over tasks"
-    )
-    for column in ("", "before RL", "after RL", "gain"):
-        table.add_column(column)
-    for row in _rows(before, after):
-        table.add_row(*row)
-    for evaluation_ in transfer:
-        table.add_row(f"{evaluation_.name} pass@1", str(evaluation_.pass1), f"{len(evaluation_.tasks)} tasks", "")
-    console.print(table)
-    console.print(f"report: {run.report}")
+    console.print(f"{len(before.tasks)} held-out tasks x {before.samples} samples. {_LEGEND}")
+    for head, *rows in tables:
+        shown = Table(*head)
+        for row in rows:
+            shown.add_row(*row)
+        console.print(shown)
+    if gain:
+        console.print(gain)
+    for each in transfer:
+        console.print(f"{each.name}: pass@1 {each.pass1} on {len(each.tasks)} tasks of real packages")
+    console.print(f"report: {run.report}", soft_wrap=True)
 
 
-def _headline(before: Evaluation, after: Evaluation | None, transfer: list[Evaluation]) -> str:
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in _rows(before, after)
-    )
-    note = f"{len(before.tasks)} held-out tasks, {before.samples} samples each; 95 % bootstrap intervals over tasks."
-    extra = "".join(
+def _headline(tables: list[Cells], gain: str, before: Evaluation, transfer: list[Evaluation]) -> str:
+    note = f"{len(before.tasks)} held-out tasks x {before.samples} samples. {_LEGEND}"
+    out = f"<p>{note}</p>" + "".join(_html_table(table) for table in tables)
+    if gain:
+        out += f"<p><b>{html.escape(gain)}</b>; paired by task.</p>"
+    return out + "".join(
         f"<p>Real packages, never trained on ({html.escape(e.name)}): pass@1 {e.pass1} on {len(e.tasks)} tasks.</p>"
         for e in transfer
     )
-    return (
-        f"<p>{note}</p><table><tr><th></th><th>before RL</th><th>after RL</th><th>gain</th></tr>{rows}</table>{extra}"
-    )
+
+
+def _html_table(table: Cells) -> str:
+    head, *rows = table
+    cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{html.escape(c)}</th>' for c in head)}</tr>{cells}</table>"
 
 
 def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]]) -> str:
@@ -216,10 +266,9 @@ def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]]) -> str:
     return "<h2>Learning</h2><div class=row>" + "".join(f"<div class=half>{p}</div>" for p in plots) + "</div>"
 
 
-def _behaviour(before: Evaluation, after: Evaluation | None) -> str:
-    evaluations = [e for e in (before, after) if e]
-    statuses = {e.name: {k: float(v) for k, v in e.statuses.items()} for e in evaluations}
-    kinds = {e.name: {k: v for k, (_, v) in e.kinds.items()} for e in evaluations}
+def _behaviour(arms: dict[str, Evaluation], title: dict[str, str]) -> str:
+    statuses = {title[name]: {k: float(v) for k, v in arm.statuses.items()} for name, arm in arms.items()}
+    kinds = {title[name]: {k: v for k, (_, v) in arm.kinds.items()} for name, arm in arms.items()}
     out = f"<h2>Behaviour</h2><div class=row><div class=half>{bars(statuses, y='episodes')}</div>"
     if any(kinds.values()):
         out += f"<div class=half>{bars(kinds, y='pass@1 by kind of bug')}</div>"
@@ -250,6 +299,15 @@ def _monitors(before: Evaluation, after: Evaluation | None, training: dict[str, 
 def _time(run: Run, summary: dict[str, Any]) -> str:
     rows = "".join(f"<tr><td>{html.escape(k)}</td><td>{v:.0f} s</td></tr>" for k, v in summary["stage_seconds"].items())
     return f"<h2>Where the time went</h2><table>{rows}</table><p><small>{html.escape(str(run.root))}</small></p>"
+
+
+def _verified(root: Path) -> bool:
+    """Whether RL started from SFT on verified demonstrations, by the run's own recipe."""
+    try:
+        recipe = tomllib.loads((root / "recipe.toml").read_text("utf-8"))
+    except FileNotFoundError:
+        return False
+    return bool(recipe.get("learn", {}).get("sft", {}).get("verified", False))
 
 
 def _kinds(root: Path) -> dict[str, str]:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from woodshed.evaluate.attempts import attempt_rates
 from woodshed.evaluate.run import group_name
 from woodshed.evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
 from woodshed.record.store import TrajectoryStore
@@ -35,6 +36,10 @@ class Evaluation:
     samples: int
     statuses: dict[str, int]
     effort: dict[str, float]
+    first_attempts: float = float("nan")
+    """Share of first attempts at a repair that passed (``evaluate.attempts``)."""
+    later_attempts: float = float("nan")
+    """The same of all later ones."""
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
     flagged: dict[str, int] = field(default_factory=dict)
 
@@ -45,6 +50,11 @@ class Evaluation:
     @property
     def best(self) -> Estimate:
         return bootstrap(self.best_by_task)
+
+    @property
+    def submitted(self) -> float:
+        """Share of episodes that the agent ended itself."""
+        return self.statuses.get("submitted", 0) / sum(self.statuses.values())
 
 
 def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None = None) -> Evaluation | None:
@@ -61,6 +71,8 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
     tasks = sorted(by_task)
     samples = min(len(by_task[t]) for t in tasks)
     solved = {t: sum(bool(r["resolved"]) for r in by_task[t]) for t in tasks}
+    groups = sorted({row["group_id"] for task in tasks for row in by_task[task]})
+    first, later = attempt_rates(t.events for group in groups for t in store.group(group) if t.status != INFRA)
     by_kind: dict[str, list[float]] = {}
     for task in tasks:
         by_kind.setdefault((kinds or {}).get(task, ""), []).append(solved[task] / len(by_task[task]))
@@ -72,6 +84,8 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
         samples=samples,
         statuses=dict(Counter(r["status"] for r in rows)),
         effort={key: float(np.mean([r["effort"][key] for r in rows])) for key in EFFORT},
+        first_attempts=first,
+        later_attempts=later,
         kinds={k: (len(v), float(np.mean(v))) for k, v in sorted(by_kind.items()) if k},
         flagged=flagged(rows),
     )

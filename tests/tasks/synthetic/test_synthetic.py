@@ -21,12 +21,12 @@ from woodshed.tasks.generators.synthetic import (
     SyntheticSpec,
     draw_functions,
     draw_synthetic,
-    is_heldout,
     semantic_keys,
     solution_edit,
+    split_of,
     write_synthetic,
 )
-from woodshed.tasks.generators.synthetic.function import build_function
+from woodshed.tasks.generators.synthetic.function import SHARES, build_function
 from woodshed.tasks.generators.synthetic.worker import build_synthetic, failing_cases
 from woodshed.tasks.languages.python import apply_line, normalise
 
@@ -91,10 +91,12 @@ def test_no_two_keys_of_one_family_are_the_same_function() -> None:
 
 def test_splits_share_no_key(specs: list[SyntheticSpec]) -> None:
     held = draw_synthetic(24, split="heldout", seed=11, workers=1)
-    assert all(is_heldout(key) for spec in held for key in spec.keys)
-    assert not any(is_heldout(key) for spec in specs for key in spec.keys)
-    assert not set(semantic_keys("heldout")) & set(semantic_keys("train"))
-    assert semantic_keys("train") == semantic_keys("sft")
+    assert all(split_of(key) == "heldout" for spec in held for key in spec.keys)
+    assert all(split_of(key) == "train" for spec in specs for key in spec.keys)
+    every = [key for split in SHARES for key in semantic_keys(split)]
+    assert sorted(every) == sorted(semantic_keys()), "each key belongs to one split"
+    for split, share in SHARES.items():
+        assert abs(len(semantic_keys(split)) / len(every) - share) < 0.03
 
 
 def test_a_seed_decides_everything_whatever_the_workers(specs: list[SyntheticSpec]) -> None:

@@ -13,8 +13,8 @@ from .function import (
     Split,
     SyntheticFunction,
     draw_functions,
-    is_heldout,
     semantic_keys,
+    split_of,
 )
 from .spec import NOUNS, SyntheticSpec, draw_synthetic
 from .write import solution_edit, write_synthetic
@@ -30,8 +30,8 @@ __all__ = [
     "SyntheticSpec",
     "draw_functions",
     "draw_synthetic",
-    "is_heldout",
     "semantic_keys",
     "solution_edit",
+    "split_of",
     "write_synthetic",
 ]

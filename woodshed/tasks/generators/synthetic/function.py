@@ -73,7 +73,10 @@ def draw_arguments(kinds: tuple[str, ...], rng: random.Random) -> list[Any]:
     return [KINDS[kind](rng) for kind in kinds]
 
 
-Split = Literal["train", "sft", "heldout"]
+Split = Literal["sft", "train", "dev", "heldout"]
+"""Pretraining and SFT share ``sft``; RL has ``train``; settings are chosen on ``dev``; ``heldout`` is only reported."""
+SHARES: dict[Split, float] = {"heldout": 0.2, "dev": 0.08, "train": 0.17, "sft": 0.55}
+"""Share of the semantic keys of each split; they sum to 1."""
 TEMPLATES: tuple[Template, ...] = (
     *templates_numbers.TEMPLATES,
     *templates_sequences.TEMPLATES,
@@ -81,7 +84,6 @@ TEMPLATES: tuple[Template, ...] = (
 )
 VISIBLE = 6
 HIDDEN = 10
-HELDOUT_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -102,21 +104,25 @@ class SyntheticFunction:
     cases: tuple[Case, ...]
 
 
-def is_heldout(key: str) -> bool:
-    """Whether a semantic key is held out: a hash, so it never depends on what else is drawn."""
-    value = int.from_bytes(hashlib.blake2s(key.encode(), digest_size=4).digest(), "big")
-    return value < HELDOUT_SHARE * 2**32
+def split_of(key: str) -> Split:
+    """The split that a semantic key belongs to: by a hash, so it never depends on what else is drawn."""
+    value = int.from_bytes(hashlib.blake2s(key.encode(), digest_size=4).digest(), "big") / 2**32
+    for split, share in SHARES.items():
+        if value < share:
+            return split
+        value -= share
+    return "sft"
 
 
 def semantic_keys(split: Split | None = None) -> list[str]:
-    """All distinct keys, or those of one split (``train`` and ``sft`` share theirs)."""
+    """All distinct keys, or those of one split."""
     keys = dict.fromkeys(t.key(choice) for t in TEMPLATES for choice in t.choices())
-    return [key for key in keys if split is None or is_heldout(key) == (split == "heldout")]
+    return [key for key in keys if split is None or split_of(key) == split]
 
 
 def draw_function(rng: random.Random, split: Split) -> SyntheticFunction:
     """One function whose key is of ``split``. Redraws until its visible cases have different values and none raises."""
-    templates, weights, choices = _choices(split == "heldout")
+    templates, weights, choices = _choices(split)
     while True:
         index = rng.choices(range(len(templates)), weights)[0]
         function = build_function(templates[index], rng.choice(choices[index]), rng)
@@ -158,12 +164,12 @@ def _cases(call: Any, kinds: tuple[str, ...], rng: random.Random) -> tuple[Case,
     return ()
 
 
-@lru_cache(maxsize=2)
-def _choices(heldout: bool) -> tuple[list[Template], list[float], list[list[dict[str, Option]]]]:
+@lru_cache(maxsize=len(SHARES))
+def _choices(split: Split) -> tuple[list[Template], list[float], list[list[dict[str, Option]]]]:
     """Templates weighted by the root of their number of choices: neither all shapes equal nor all keys."""
     templates, weights, choices = [], [], []
     for template in TEMPLATES:
-        own = [choice for choice in template.choices() if is_heldout(template.key(choice)) == heldout]
+        own = [choice for choice in template.choices() if split_of(template.key(choice)) == split]
         if own:
             templates.append(template)
             weights.append(len(own) ** 0.5)

@@ -1,11 +1,7 @@
-"""The stages that run the agent: evaluation before and after, and the rollout side of RL.
-
-The policy that RL ends with, for everybody's tools.
-"""
+"""The rollout side of RL, and the export of the policy that RL ends with."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -15,19 +11,17 @@ import numpy as np
 import uvloop
 
 from woodshed.engine.grammar import Grammars
-from woodshed.evaluate.run import Sofar, evaluate
 from woodshed.monitors import count, quarantined
 from woodshed.policy.hf import load_policy, save_policy
 from woodshed.policy.state import load_hf_state
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
-from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.batching import History, build_batch
 from woodshed.rl.controller import Controller
 from woodshed.rl.ledger import Ledger
-from woodshed.rollout.failures import FAULT, INFRA, RunFailing
+from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.pool import Pool
 from woodshed.train.batch import TrainBatch
 from woodshed.weights.fence import Head
@@ -35,17 +29,7 @@ from woodshed.weights.follow import Follower
 
 from .arena import open_arena
 from .pace import Pace
-from .tasks import check_training_data, key_digest, load_split, with_key
-
-
-def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:
-    run.write_progress("before", 0, 0, "looking for held-out repositories in the training data")
-    check_training_data(run)
-    uvloop.run(_evaluate(recipe, run, "before"))
-
-
-def evaluate_after(recipe: Recipe, run: RunDirectory) -> None:
-    uvloop.run(_evaluate(recipe, run, "after"))
+from .tasks import key_digest, load_split, with_key
 
 
 def reinforce(recipe: Recipe, run: RunDirectory) -> None:
@@ -58,65 +42,6 @@ def _grammars(run: RunDirectory) -> Grammars:
     from woodshed.policy.hf import load_chat
 
     return Grammars(load_chat(run.policy("sft"))[1])
-
-
-async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
-    settings = recipe.evaluate
-    main = load_split(run, recipe.tasks.main, "heldout")
-    # By digest: a few of the tasks are then a sample over all packages, the same in every run.
-    main = sorted(main, key=lambda t: hashlib.sha256(t.name.encode()).digest())[: settings.tasks]
-    transfer: list[Task] = []
-    if recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples:
-        transfer = load_split(run, "packages", "heldout")
-    store = TrajectoryStore(run.trajectories)
-
-    pace = Pace()
-
-    def report(sofar: Sofar) -> None:
-        run.write_progress(name, sofar.done, sofar.total, f"{sofar}  {pace.at(sofar.done)}")
-
-    if recipe.harness.program is not None:
-        run.write_progress(name, 0, 0, "fetching what harness.program needs")
-    grading = with_key(recipe.grading, run.root)
-    async with open_arena(recipe, run, grading=grading, training=False) as arena:
-        results = await evaluate(
-            arena,
-            main,
-            store,
-            name=name,
-            samples=settings.samples,
-            concurrency=settings.concurrency,
-            progress=report,
-            retried=True,
-        )
-        transferred = await evaluate(
-            arena,
-            transfer,
-            store,
-            name=f"{name}-packages",
-            samples=settings.package_samples,
-            concurrency=settings.concurrency,
-            progress=report,
-            retried=True,
-        )
-    ungraded = _ungraded(store, name) - set(results)
-    main = [task for task in main if task.name not in ungraded]
-    if missing := len(main) - len(results):
-        raise RunFailing(
-            f"{missing} of {len(main)} held-out tasks have no sample that the policy ended itself, so nothing can be "
-            "compared; the log says what failed, and the same command tries them again"
-        )
-    lost = len(main) * settings.samples - sum(map(len, results.values()))
-    rate = _mean(results)
-    note = f"pass@1 {rate:.3f} on {len(main)} tasks"
-    if lost:
-        note += f" ({lost} samples lost to infrastructure errors)"
-    if ungraded:
-        note += f" ({len(ungraded)} tasks cannot be graded by other inputs)"
-    if transferred:
-        note += f", real packages {_mean(transferred):.3f} on {len(transferred)}"
-    run.write_result_of(name, {"pass1": rate, "note": note, "held_out_key": key_digest(grading)})
-    store.close()
 
 
 async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
@@ -184,12 +109,6 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     store.close()
 
 
-def _ungraded(store: TrajectoryStore, name: str) -> set[str]:
-    """Tasks of an evaluation with samples on whose other inputs the solution itself does not end."""
-    rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%' AND status = '{INFRA}'")
-    return {row["task"] for row in rows if row["labels"].get(FAULT) == "task"}
-
-
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
     """What the rollouts of a batch did: pass rate, best of group, mean effort, statuses."""
     everyone = [t for group in groups for t in group]
@@ -215,10 +134,6 @@ def _last_action(groups: Sequence[Sequence[Trajectory]]) -> str:
     newest = max((t for group in groups for t in group), key=lambda t: t.ended)
     calls = " > ".join(event.name or "?" for event in newest.events[-6:])
     return f"{newest.task.split('/')[-1]}: {calls} [{newest.status}]"
-
-
-def _mean(results: dict[str, list[bool]]) -> float:
-    return float(np.mean([np.mean(v) for v in results.values()])) if results else float("nan")
 
 
 def export_final(run: RunDirectory, chain: str) -> int:

@@ -1,0 +1,40 @@
+"""Attempts at a repair within an episode: an edit that was accepted, then a test run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from woodshed.record.trajectory import ToolEvent
+from woodshed.rollout.rewards.tool_use import EDITS
+
+
+def tests_passed(result: str) -> bool:
+    """Whether a ``run_tests`` result says that everything passed (our runner's or pytest's words)."""
+    return result.startswith("PASS") or (" passed" in result and " failed" not in result and " error" not in result)
+
+
+def attempts(events: Iterable[ToolEvent]) -> list[bool]:
+    """For each test run that follows an accepted edit, whether it passed, in order. The ``run_tests`` tool only."""
+    found, edited = [], False
+    for event in events:
+        if event.error is None and event.name in EDITS and event.name != "undo":
+            edited = True
+        elif event.name == "run_tests" and edited:
+            found.append(tests_passed(event.result))
+            edited = False
+    return found
+
+
+def attempt_rates(episodes: Iterable[Sequence[ToolEvent]]) -> tuple[float, float]:
+    """Share of first attempts, and of all later ones, that passed; nan where there was none."""
+    first: list[bool] = []
+    later: list[bool] = []
+    for events in episodes:
+        tried = attempts(events)
+        first += tried[:1]
+        later += tried[1:]
+    return _share(first), _share(later)
+
+
+def _share(passed: Sequence[bool]) -> float:
+    return sum(passed) / len(passed) if passed else float("nan")

@@ -1,0 +1,129 @@
+"""Evaluation of the policies of a run: each at the temperature that suits it, on the same held-out tasks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import uvloop
+
+from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, stage_of
+from woodshed.evaluate.run import Sofar, evaluate
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.rollout.failures import FAULT, INFRA, RunFailing
+from woodshed.rollout.rollout import Arena
+
+from .arena import open_arena
+from .pace import Pace
+from .tasks import check_training_data, key_digest, load_split, with_key
+
+
+def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:
+    run.write_progress(BEFORE, 0, 0, "looking for held-out repositories in the training data")
+    check_training_data(run)
+    uvloop.run(_evaluate(recipe, run, BEFORE))
+
+
+def evaluate_after(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_evaluate(recipe, run, AFTER))
+
+
+def evaluate_other_sft(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_evaluate(recipe, run, OTHER))
+
+
+def evaluate_rejection(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_evaluate(recipe, run, REJECTION))
+
+
+async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
+    """Choose the temperature on the development tasks, then run the held-out ones, and real packages as transfer."""
+    settings = recipe.evaluate
+    main = _drawn(load_split(run, recipe.tasks.main, "heldout"), settings.tasks)
+    transfer: list[Task] = []
+    transferred = recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples
+    if transferred and name in (BEFORE, AFTER):
+        transfer = load_split(run, "packages", "heldout")
+    store, pace = TrajectoryStore(run.trajectories), Pace()
+
+    def report(sofar: Sofar) -> None:
+        run.write_progress(name, sofar.done, sofar.total, f"{sofar}  {pace.at(sofar.done)}")
+
+    async def results(arena: Arena, tasks: Sequence[Task], name: str, samples: int) -> dict[str, list[bool]]:
+        return await evaluate(
+            arena,
+            tasks,
+            store,
+            name=name,
+            samples=samples,
+            concurrency=settings.concurrency,
+            progress=report,
+            retried=True,
+        )
+
+    if recipe.harness.program is not None:
+        run.write_progress(name, 0, 0, "fetching what harness.program needs")
+    grading = with_key(recipe.grading, run.root)
+    async with open_arena(recipe, run, grading=grading, training=False) as arena:
+        tried: dict[float, float] = {}
+        if len(settings.temperatures) > 1:
+            dev = _drawn(load_split(run, recipe.tasks.main, "dev"), settings.dev_tasks)
+            for at in settings.temperatures:
+                arm = f"{name}-dev-{at:g}"
+                tried[at] = _mean(await results(replace(arena, temperature=at), dev, arm, settings.dev_samples))
+        temperature = best_temperature(tried) if tried else settings.temperatures[0]
+        arena = replace(arena, temperature=temperature)
+        solved = await results(arena, main, name, settings.samples)
+        on_packages = await results(arena, transfer, f"{name}-packages", settings.package_samples)
+    ungraded = _ungraded(store, name) - set(solved)
+    main = [task for task in main if task.name not in ungraded]
+    if missing := len(main) - len(solved):
+        raise RunFailing(
+            f"{missing} of {len(main)} held-out tasks have no sample that the policy ended itself, so nothing can be "
+            "compared; the log says what failed, and the same command tries them again"
+        )
+    lost = len(main) * settings.samples - sum(map(len, solved.values()))
+    rate = _mean(solved)
+    note = f"pass@1 {rate:.3f} on {len(main)} tasks at temperature {temperature:g}"
+    if lost:
+        note += f" ({lost} samples lost to infrastructure errors)"
+    if ungraded:
+        note += f" ({len(ungraded)} tasks cannot be graded by other inputs)"
+    if on_packages:
+        note += f", real packages {_mean(on_packages):.3f} on {len(on_packages)}"
+    run.write_result_of(
+        stage_of(name),
+        {
+            "pass1": rate,
+            "note": note,
+            "temperature": temperature,
+            "dev_pass1": {f"{at:g}": value for at, value in tried.items()},
+            "held_out_key": key_digest(grading),
+        },
+    )
+    store.close()
+
+
+def best_temperature(tried: dict[float, float]) -> float:
+    """The temperature with the best mean; of equal ones the lowest."""
+    return max(sorted(tried), key=lambda at: tried[at])
+
+
+def _drawn(tasks: Sequence[Task], most: int) -> list[Task]:
+    """By digest of the name: a few tasks are then a sample over all packages, the same in every run."""
+    return sorted(tasks, key=lambda task: hashlib.sha256(task.name.encode()).digest())[:most]
+
+
+def _ungraded(store: TrajectoryStore, name: str) -> set[str]:
+    """Tasks of an evaluation with samples on whose other inputs the solution itself does not end."""
+    rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%' AND status = '{INFRA}'")
+    return {row["task"] for row in rows if row["labels"].get(FAULT) == "task"}
+
+
+def _mean(results: dict[str, list[bool]]) -> float:
+    return float(np.mean([np.mean(v) for v in results.values()])) if results else float("nan")
