@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from woodshed.evaluate.arms import AFTER, ARMS, BEFORE, best_baseline, stage_of, titles
+from woodshed.evaluate.statistics import Estimate
+from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.view.summary import Evaluation, evaluation, gains
@@ -23,37 +27,76 @@ def run_recipe(recipe: Path, out: Path, **overrides: object) -> RunDirectory:
     return RunDirectory(out.absolute())
 
 
-@dataclass
+@dataclass(frozen=True)
 class Learned:
-    """Held-out evaluations of one run."""
+    """The held-out evaluations of one run: what RL arrived at, and what it has to beat."""
 
-    before: Evaluation
-    after: Evaluation
+    arms: dict[str, Evaluation]
+    titles: dict[str, str]
+    temperatures: dict[str, float]
 
-    def figures(self) -> dict[str, Any]:
-        gain, best = gains(self.before, self.after)
-        return {
-            "pass1_before": interval(self.before.pass1),
-            "pass1_after": interval(self.after.pass1),
-            f"best{self.before.samples}_before": interval(self.before.best),
-            f"best{self.after.samples}_after": interval(self.after.best),
-            "gain": interval(gain),
-            "best_change": interval(best),
-            "effort_before": self.before.effort,
-            "effort_after": self.after.effort,
-            "statuses_before": self.before.statuses,
-            "statuses_after": self.after.statuses,
+    @property
+    def best(self) -> str:
+        return best_baseline({name: arm.pass1.mean for name, arm in self.arms.items()})
+
+    def gains(self) -> tuple[Estimate, Estimate]:
+        """Of RL over the best baseline, paired by task: pass@1 and best-of-k."""
+        return gains(self.arms[self.best], self.arms[AFTER])
+
+    def submitted_change(self) -> float:
+        return self.arms[AFTER].submitted - self.arms[self.best].submitted
+
+    def detail(self) -> dict[str, Any]:
+        gain, best_gain = self.gains()
+        shown = {
+            self.titles[name]: {
+                "temperature": self.temperatures[name],
+                "pass1": interval(arm.pass1),
+                f"best{arm.samples}": interval(arm.best),
+                "first_attempts": arm.first_attempts,
+                "later_attempts": arm.later_attempts,
+                "submitted": arm.submitted,
+                "effort": arm.effort,
+                "statuses": arm.statuses,
+            }
+            for name, arm in self.arms.items()
         }
+        over = {"best_baseline": self.titles[self.best], "gain": interval(gain), "best_change": interval(best_gain)}
+        return {"policies": shown, **over}
 
 
-def learned(run: RunDirectory, suffix: str = "") -> Learned | None:
-    """The evaluations ``before``/``after`` + ``suffix``; None where the run has none."""
+def learned(run: RunDirectory) -> Learned:
+    """Ends the program where the run has no evaluation before and after RL."""
+    recipe = load_recipe(run.recipe)
     store = TrajectoryStore(run.trajectories)
     try:
-        before, after = evaluation(store, f"before{suffix}"), evaluation(store, f"after{suffix}")
-        return Learned(before, after) if before and after else None
+        arms = {name: found for name in ARMS if run.stage_result(stage_of(name)) and (found := evaluation(store, name))}
     finally:
         store.close()
+    if not {BEFORE, AFTER} <= set(arms):
+        raise SystemExit(f"{run.root} has no evaluation before and after RL; the run has not come that far")
+    temperatures = {name: (run.stage_result(stage_of(name)) or {})["temperature"] for name in arms}
+    return Learned(arms, titles(recipe.learn.sft.verified), temperatures)
+
+
+def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:
+    """The headline figures of a learning result over its seeds. Of baselines that were not run, none."""
+    found = {"seeds": len(seeds), "heldout_tasks": min(len(each.arms[BEFORE].tasks) for each in seeds)}
+    names = {"SFT, all": "sft", "SFT, verified": "verified_sft", "SFT, rejection": "rejection_sft", "RL": "rl"}
+    for title, name in names.items():
+        rates = [arm.pass1.mean for each in seeds for key, arm in each.arms.items() if each.titles[key] == title]
+        if rates:
+            found[f"{name}_best_mean"] = sum(rates) / len(rates)
+    over = [each.gains() for each in seeds]
+    return found | {
+        "gain_over_best_mean": sum(gain.mean for gain, _ in over) / len(over),
+        "gain_over_best_min": min(gain.mean for gain, _ in over),
+        "gain_over_best_ci95_low_min": min(gain.low for gain, _ in over),
+        "best8_change_min": min(best.mean for _, best in over),
+        "submitted_share_change_min": min(each.submitted_change() for each in seeds),
+        "later_attempts_before": sum(each.arms[BEFORE].later_attempts for each in seeds) / len(seeds),
+        "later_attempts_after": sum(each.arms[AFTER].later_attempts for each in seeds) / len(seeds),
+    }
 
 
 def stage_minutes(run: RunDirectory) -> dict[str, float]:

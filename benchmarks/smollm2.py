@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from recipe_runs import learned, run_recipe, stage_minutes
+from recipe_runs import figures_of, learned, run_recipe, stage_minutes
 from result import write_result
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2.toml"
@@ -23,29 +23,17 @@ def main() -> None:
     overrides = {key: _value(text) for key, _, text in (pair.partition("=") for pair in args.set)}
     run = run_recipe(RECIPE, args.work, **overrides)
     result = learned(run)
-    if result is None:
-        raise SystemExit(f"{args.work} has no evaluations")
     lines = [json.loads(line) for line in run.stage_metrics("trainer").read_text().splitlines()]
     rollouts = [json.loads(line) for line in run.stage_metrics("rollouts").read_text().splitlines()]
-    figures = result.figures()
-    write_result(
-        "smollm2",
-        {
-            "rl_steps": len(lines),
-            "heldout_tasks": len(result.before.tasks),
-            "pass1_before": figures["pass1_before"]["mean"],
-            "pass1_after": figures["pass1_after"]["mean"],
-            "gain_ci95_low": figures["gain"]["low"],
-            "best8_change": figures["best_change"]["mean"],
-        },
-        {
-            "overrides": overrides,
-            "samples_per_task": result.before.samples,
-            "minutes_by_stage": stage_minutes(run),
-            **figures,
-            "training_pass_rate": [row["pass_rate"] for row in rollouts],
-        },
-    )
+    minutes = stage_minutes(run)
+    figures = figures_of([result]) | {"rl_steps": len(lines), "hours_max": sum(minutes.values()) / 60}
+    detail = {
+        "overrides": overrides,
+        "minutes_by_stage": minutes,
+        **result.detail(),
+        "training_pass_rate": [row["pass_rate"] for row in rollouts],
+    }
+    write_result("smollm2", figures, detail)
 
 
 def _value(text: str) -> object:

@@ -169,9 +169,7 @@ def _summary(
 def _tables(arms: dict[str, Evaluation], title: dict[str, str], temperatures: dict[str, float | None]) -> list[Cells]:
     """A row for each policy, the baselines first: how often it succeeds, and what it takes for that."""
     samples = arms[BEFORE].samples
-    success = [
-        ["policy", "pass@1", f"best-of-{samples}", "temperature", "first attempts", "later attempts", "submitted"]
-    ]
+    success = [["policy", "pass@1", f"best-of-{samples}", "T", "first", "later", "submitted"]]
     effort = [["per episode", *(key.replace("_", " ") for key in EFFORT)]]
     for name, arm in arms.items():
         temperature = temperatures[name]
