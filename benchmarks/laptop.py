@@ -1,9 +1,9 @@
 """The main job with several seeds, and what RL has to beat in each: ``python benchmarks/laptop.py [--seeds 0 1 2]``.
 
 Each seed draws its own tasks, demonstrations, initial weights and samples; development and held-out tasks are the same
-in all. Every policy is sampled at the temperature that suits it on the development tasks; a gain is over the best of the
-baselines, paired by task. Give it an idle machine: the minutes are wall-clock, of the main job without the baselines,
-which come after it. Finished runs under ``--work`` are not run again.
+in all. Every policy is sampled at the temperature that suits it on the development tasks; a gain is over the best of
+the baselines, paired by task. Give it an idle machine: the minutes are wall-clock, of the main job without the
+baselines, which come after it. Finished runs under ``--work`` are not run again.
 """
 
 from __future__ import annotations

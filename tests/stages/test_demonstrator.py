@@ -11,7 +11,7 @@ import pytest
 
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
-from woodshed.stages.demonstrator import Action, fix_of, line_script, package_script, passed
+from woodshed.stages.demonstrator import Action, fix_of, line_script, package_script
 from woodshed.tasks.generators.synthetic.spec import draw_synthetic
 from woodshed.tasks.generators.synthetic.write import write_synthetic
 
@@ -181,8 +181,3 @@ def test_fix_of_refuses_a_solution_that_changes_nothing(synthetic_task: Task, tm
         (synthetic_task.path / "environment" / "workspace" / name).write_bytes(data)
     with pytest.raises(TaskError, match="changes nothing"):
         fix_of(Task.load(synthetic_task.path))
-
-
-def test_passed_reads_both_runners() -> None:
-    assert passed("PASS 18") and passed("===== 12 passed in 0.3s =====")
-    assert not passed("FAIL ridge\nwant 1\ngot 2") and not passed("1 failed, 3 passed in 1s")

@@ -8,7 +8,7 @@ from woodshed.record.trajectory import ToolEvent
 from woodshed.rollout.rewards.tool_use import EDITS
 
 
-def tests_passed(result: str) -> bool:
+def suite_passed(result: str) -> bool:
     """Whether a ``run_tests`` result says that everything passed (our runner's or pytest's words)."""
     return result.startswith("PASS") or (" passed" in result and " failed" not in result and " error" not in result)
 
@@ -20,7 +20,7 @@ def attempts(events: Iterable[ToolEvent]) -> list[bool]:
         if event.error is None and event.name in EDITS and event.name != "undo":
             edited = True
         elif event.name == "run_tests" and edited:
-            found.append(tests_passed(event.result))
+            found.append(suite_passed(event.result))
             edited = False
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from woodshed.evaluate.attempts import tests_passed
+from woodshed.evaluate.attempts import suite_passed
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.loop import run_episode
@@ -91,7 +91,7 @@ def ends_tested(messages: Sequence[dict[str, Any]]) -> bool:
     for message in messages:
         name = names.get(message.get("tool_call_id", ""), "")
         if name == "run_tests":
-            tested = tests_passed(str(message["content"]))
+            tested = suite_passed(str(message["content"]))
         elif name in EDITS and not str(message["content"]).startswith("error"):
             tested = False
     return tested

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from woodshed.evaluate.attempts import tests_passed
+from woodshed.evaluate.attempts import suite_passed
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
 from woodshed.tasks.generators.synthetic.spec import NOUNS
@@ -135,7 +135,7 @@ def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings)
         if rng.random() < settings.untested_finish:
             break
         result = yield _TEST
-        if tests_passed(result) or rng.random() < settings.give_up:
+        if suite_passed(result) or rng.random() < settings.give_up:
             break
         if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
             yield _UNDO
@@ -199,7 +199,7 @@ def package_script(
         if rng.random() < settings.untested_finish:
             break
         result = yield _TEST
-        if tests_passed(result) or rng.random() < settings.give_up:
+        if suite_passed(result) or rng.random() < settings.give_up:
             break
         again = line == fix.line  # the next attempt is at the same place, which an edit by line overwrites
         if attempt + 1 < settings.max_edits and not (again and by_line) and (again or rng.random() < settings.undo):

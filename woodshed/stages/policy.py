@@ -8,10 +8,12 @@ from woodshed.policy.decoder import Decoder
 from woodshed.policy.device import resolve
 from woodshed.policy.hf import Policy, load_policy, save_policy
 from woodshed.policy.scratch import decoder_config
+from woodshed.policy.state import load_hf_state
 from woodshed.policy.tokenizer import Tokenizer
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import RunDirectory
+from woodshed.weights.follow import Follower
 
 from .examples import Example, load_examples
 from .failures import StageFailed
@@ -107,3 +109,16 @@ def fine_tune_on(recipe: Recipe, run: RunDirectory, name: str, examples: list[Ex
     save_policy(policy, run.policy(name))
     note = f"{len(examples)} examples, loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
     run.write_result_of(name, {**figures, "note": note})
+
+
+def export_final(run: RunDirectory, chain: str) -> int:
+    """The head of the weight chain as ``policy/final``, in Hugging Face layout; its version comes back."""
+    newest = Follower(chain).poll()
+    if newest is None:
+        raise FileNotFoundError(f"{chain} has no published version; the trainer never started")
+    version, state = newest
+    policy = load_policy(run.policy("sft"))
+    load_hf_state(policy.decoder, state)
+    policy.version = version
+    save_policy(policy, run.policy("final"))
+    return version

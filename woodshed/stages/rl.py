@@ -1,4 +1,4 @@
-"""The rollout side of RL, and the export of the policy that RL ends with."""
+"""The rollout side of RL: dispatch, grade, batch; then the export of what it arrived at."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import uvloop
 
 from woodshed.engine.grammar import Grammars
 from woodshed.monitors import count, quarantined
-from woodshed.policy.hf import load_policy, save_policy
-from woodshed.policy.state import load_hf_state
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
@@ -25,7 +23,6 @@ from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.pool import Pool
 from woodshed.train.batch import TrainBatch
 from woodshed.weights.fence import Head
-from woodshed.weights.follow import Follower
 
 from .arena import open_arena
 from .pace import Pace
@@ -102,6 +99,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
         )
         await controller.run()
 
+    from .policy import export_final  # imports torch, which rollouts do without
+
     export_final(run, chain)
     note = f"{settings.steps} steps, {len(store)} trajectories stored"
     run.write_result_of("rl", {"note": note, "held_out_key": key_digest(grading), **ledger.counts()})
@@ -134,16 +133,3 @@ def _last_action(groups: Sequence[Sequence[Trajectory]]) -> str:
     newest = max((t for group in groups for t in group), key=lambda t: t.ended)
     calls = " > ".join(event.name or "?" for event in newest.events[-6:])
     return f"{newest.task.split('/')[-1]}: {calls} [{newest.status}]"
-
-
-def export_final(run: RunDirectory, chain: str) -> int:
-    """The head of the weight chain as ``policy/final``, in Hugging Face layout; its version comes back."""
-    newest = Follower(chain).poll()
-    if newest is None:
-        raise FileNotFoundError(f"{chain} has no published version; the trainer never started")
-    version, state = newest
-    policy = load_policy(run.policy("sft"))
-    load_hf_state(policy.decoder, state)
-    policy.version = version
-    save_policy(policy, run.policy("final"))
-    return version

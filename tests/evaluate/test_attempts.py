@@ -1,0 +1,66 @@
+"""Attempts at a repair, the choice of a temperature, and which baseline counts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, best_baseline, titles
+from woodshed.evaluate.attempts import attempt_rates, attempts, suite_passed
+from woodshed.record.trajectory import ToolEvent
+from woodshed.stages.demonstrations import ends_tested
+from woodshed.stages.evaluate import best_temperature
+
+PASS, FAIL = "PASS 18", "FAIL ridge\nwant 1\ngot 2"
+
+
+def event(name: str, result: str = "ok", error: str | None = None) -> ToolEvent:
+    return ToolEvent(0, name, {}, result, error)
+
+
+def test_results_of_both_runners_are_read() -> None:
+    assert suite_passed(PASS) and suite_passed("===== 12 passed in 0.3s =====")
+    assert not suite_passed(FAIL) and not suite_passed("1 failed, 3 passed in 1s")
+
+
+def test_an_attempt_is_an_accepted_edit_and_the_next_test() -> None:
+    first = [event("run_tests", FAIL), event("edit_line"), event("edit_line"), event("run_tests", FAIL)]
+    rejected = [event("edit_line", "error: no change", "no_change"), event("run_tests", FAIL)]
+    undone = [event("undo"), event("run_tests", FAIL)]
+    last = [event("edit_line"), event("run_tests", PASS), event("run_tests", PASS), event("edit_line")]
+    assert attempts([*first, *rejected, *undone, *last]) == [False, True]
+    assert attempt_rates([[*first, *last], first, last]) == (1 / 3, 1.0)
+    assert math.isnan(attempt_rates([undone])[0])
+
+
+def test_a_demonstration_is_verified_where_the_last_edit_was_tested() -> None:
+    def told(*calls: tuple[str, str]) -> list[dict[str, object]]:
+        messages: list[dict[str, object]] = []
+        for n, (name, result) in enumerate(calls):
+            messages.append({"role": "assistant", "tool_calls": [{"id": f"c{n}", "function": {"name": name}}]})
+            messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": result})
+        return messages
+
+    assert ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("finish", "")))
+    assert ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("edit_line", "error: no change")))
+    assert not ends_tested(told(("edit_line", "ok"), ("run_tests", FAIL)))
+    assert not ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("edit_line", "ok")))
+    assert not ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("undo", "ok")))
+    assert not ends_tested(
+        told(
+            ("edit_line", "ok"),
+        )
+    )
+
+
+def test_the_best_baseline_is_never_rl() -> None:
+    rates = {OTHER: 0.5, BEFORE: 0.6, REJECTION: 0.55, AFTER: 0.9}
+    assert best_baseline(rates) == BEFORE and best_baseline({BEFORE: 0.1, AFTER: 0.2}) == BEFORE
+    with pytest.raises(KeyError):
+        best_baseline({AFTER: 1.0})
+    assert titles(True)[BEFORE] == titles(False)[OTHER] == "SFT, verified"
+
+
+def test_the_lowest_of_equally_good_temperatures() -> None:
+    assert best_temperature({1.0: 0.5, 0.3: 0.5, 0.6: 0.4}) == 0.3 and best_temperature({0.3: 0.1, 1.0: 0.2}) == 1.0
