@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from woodshed.record.settings import Device, Settings
+
+from .formats import get_format, is_loaded
+
+
+def _known_format(name: str) -> str:
+    if not is_loaded(name):
+        get_format(name)
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_known_format)]
+"""Chat format: a built-in name, or ``"module:Class"`` of the user's own, which validation imports."""
 
 
 class PolicySettings(Settings):
@@ -15,8 +27,9 @@ class PolicySettings(Settings):
     source: str = "scratch"
     """``scratch``, ``smollm2`` (the weights in a Python package), or a Hugging Face causal LM directory."""
 
-    format: Literal["auto", "compact", "hermes", "qwen3_coder", "llama3", "kimi_k2"] = "auto"
-    """Chat format. ``auto``: ``compact`` from scratch, otherwise what the directory's vocabulary was made for."""
+    format: str = "auto"
+    """Chat format: compact, hermes, qwen3_coder, llama3, kimi_k2, or ``"module:Class"`` of your own. ``auto``:
+    ``compact`` from scratch, otherwise the one that the directory's vocabulary was made for."""
 
     family: Literal["qwen3", "qwen3_moe", "llama"] = "qwen3"
     """Network family of a policy from scratch."""
@@ -59,6 +72,11 @@ class PolicySettings(Settings):
 
     device: Device = "auto"
     """Where networks run, in training and in the engine. ``auto``: a GPU where torch finds one, else the CPU."""
+
+    @field_validator("format")
+    @classmethod
+    def _format_exists(cls, name: str) -> str:
+        return name if name == "auto" else _known_format(name)
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:

@@ -39,7 +39,7 @@ def validated(model: type[M], table: dict[str, Any], overrides: Sequence[str]) -
     said = [text for path, text in origin.items() if keys[: len(path)] == path or path[: len(keys)] == keys]
     where = said[-1] if said else "--" + ".".join(keys).replace("_", "-")
     if first["type"] != "extra_forbidden":
-        raise ValueError(f"{where}: {first['msg']}")
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}")
     names = fields_at(model, keys[:-1])
     near = difflib.get_close_matches(keys[-1], names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

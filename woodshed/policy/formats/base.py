@@ -91,6 +91,10 @@ class ChatFormat(Protocol):
         ...
 
 
+MEMBERS = tuple(sorted({*ChatFormat.__annotations__, *(m for m in vars(ChatFormat) if not m.startswith("_"))}))
+"""Names of what a chat format has to have."""
+
+
 def conversation(
     chat: ChatFormat, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generate: bool = True
 ) -> list[Piece]:
