@@ -20,7 +20,7 @@ QWEN = [
     ("<tool_call>\n<function=finish>", "<tool_call>\n<function=finish>", [], "expected <parameter=NAME>"),
     ("<tool_call><function=f><parameter=x>1", "<tool_call><function=f><parameter=x>1", [], "without </parameter>"),
     ('<tool_call>\n{"name": "f"}\n</tool_call>', '<tool_call>\n{"name": "f"}\n</tool_call>', [], "without <function="),
-    (EDIT + EDIT.partition("\n")[2] + "</function>", None, [], "path is there twice"),
+    (EDIT + EDIT.partition("\n")[2] + "</function>", None, [], "path appears twice"),
     (EDIT + "junk</function>", None, [], "path without </parameter> before"),
     ("<tool_call>x\n" + EDIT + "</function>", None, [("edit_line", {"path": "a"})], "without <function=NAME>"),
     ("a\n" + EDIT + "</function>", "a", [("edit_line", {"path": "a"})], None),
