@@ -1,4 +1,4 @@
-"""Policies on disk in Hugging Face layout: transformers opens what is saved here, and the other way round."""
+"""Policies on disk in Hugging Face layout; transformers opens what is saved here, and its directories open here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class Policy:
-    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published; ``mtp`` drafts."""
+    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published; ``mtp`` is a draft
+    head."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -66,8 +67,8 @@ def load_policy(
     """Open a Hugging Face causal LM directory. Runs no code from it.
 
     ``dtype`` None means float32 on a CPU and the file's own dtype elsewhere. ``format`` None means the chat format that
-    ``woodshed.json`` names; in a directory without one, the format that its vocabulary was made for, and between
-    formats that share a vocabulary the one of its chat template. Raises ConfigError, TokenizerError or
+    ``woodshed.json`` names; in a directory without that file, the format that the vocabulary was made for, and among
+    formats that share a vocabulary the one of the chat template. Raises ConfigError, TokenizerError or
     FileNotFoundError, naming the file and what to do.
     """
     directory = Path(directory)
@@ -98,7 +99,7 @@ def load_decoder(
 
 
 def load_chat(directory: Path | str, *, format: str | None = None) -> tuple[DecoderConfig, Tokenizer, ChatFormat, int]:
-    """Everything of a policy but its weights; the number is its version. Raises as ``load_policy``."""
+    """Load everything of a policy but its weights; the number is its version. Raises as ``load_policy``."""
     directory = Path(directory)
     config = _read_config(directory)
     tokenizer_path = directory / "tokenizer.json"
@@ -128,7 +129,7 @@ def load_chat(directory: Path | str, *, format: str | None = None) -> tuple[Deco
 
 
 def stored_format(directory: Path | str) -> ChatFormat:
-    """The chat format of a directory that ``save_policy`` wrote."""
+    """Return the chat format of a directory that ``save_policy`` wrote. Raises ValueError."""
     return _stored(str(_read_json(Path(directory) / "woodshed.json").get("format")))
 
 
@@ -157,7 +158,7 @@ def _detected(directory: Path, tokenizer: Tokenizer) -> ChatFormat:
 
 
 def save_policy(policy: Policy, directory: Path | str) -> Path:
-    """Write the directory completely or not at all: it is built beside its place and renamed into it.
+    """Write the directory completely or not at all: it is built beside its final path and then renamed.
 
     An existing directory is replaced. Weights keep the decoder's dtype.
     """
@@ -219,7 +220,7 @@ def _read_config(directory: Path) -> DecoderConfig:
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:
-    """All tensors of ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` names."""
+    """Load all tensors of ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` names."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weight_map: Mapping[str, str] = _read_json(index).get("weight_map", {})
@@ -238,7 +239,7 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _own_head(state: Mapping[str, Tensor]) -> bool:
-    """Whether the head differs from the embedding; transformers does not tie them then, whatever the config says."""
+    """Whether the head differs from the embedding; transformers then does not tie them, whatever the config says."""
     head, embed = state.get("lm_head.weight"), state.get("model.embed_tokens.weight")
     return head is not None and embed is not None and not torch.equal(head, embed)
 

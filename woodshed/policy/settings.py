@@ -22,7 +22,7 @@ FormatName = Annotated[str, AfterValidator(_known_format)]
 
 
 class PolicySettings(Settings):
-    """Where the policy comes from, and its sizes when it starts from scratch."""
+    """Source of the policy, and its sizes when it starts from scratch."""
 
     source: str = "scratch"
     """``scratch``, ``smollm2`` (the weights in a Python package), or a Hugging Face causal LM directory."""
@@ -35,7 +35,8 @@ class PolicySettings(Settings):
     """Network family of a policy from scratch."""
 
     vocab_size: int = Field(1280, ge=264)
-    """Entries of the byte-level BPE that is trained for a policy from scratch, bytes and control tokens included."""
+    """Entries of the byte-level BPE vocabulary that is trained for a policy from scratch, bytes and control tokens
+    included."""
 
     d_model: int = Field(128, ge=8)
     """Width of the residual stream."""
@@ -50,10 +51,10 @@ class PolicySettings(Settings):
     """Key/value heads. Small policies copy badly when heads share keys, so this equals ``num_heads``."""
 
     d_ff: int = Field(352, ge=8)
-    """Hidden width of the feed-forward part (SwiGLU has three matrices of it)."""
+    """Hidden width of the feed-forward part (SwiGLU: three matrices of this width)."""
 
     max_positions: int = Field(2048, ge=64)
-    """Longest context."""
+    """Longest context in tokens."""
 
     rope_theta: float = Field(10_000.0, gt=1)
     """Base of the rotary frequencies."""
@@ -71,7 +72,7 @@ class PolicySettings(Settings):
     """Seed of the initial weights of a policy from scratch."""
 
     device: Device = "auto"
-    """Where networks run, in training and in the engine. ``auto``: a GPU where torch finds one, else the CPU."""
+    """Device of the network, in training and in the engine. ``auto``: a GPU where torch finds one, else the CPU."""
 
     @field_validator("format")
     @classmethod
