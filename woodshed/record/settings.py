@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Device = Literal["auto", "cpu", "cuda"]
-"""A torch device by name; ``woodshed.policy.device.resolve`` says what ``auto`` means here."""
+"""A torch device by name; ``woodshed.policy.device.resolve`` decides what ``auto`` is on this machine."""
 
 Place = Annotated[str, BeforeValidator(lambda v: os.fspath(v) if isinstance(v, os.PathLike) else v)]
 """A folder's path, or the URL of a bucket."""
 
 
 class Settings(BaseModel):
-    """Unknown keys are errors, values never change after loading, attribute docstrings become field descriptions."""
+    """Base of all settings: unknown keys are errors, values are frozen, attribute docstrings describe the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
