@@ -125,7 +125,8 @@ def test_manifests_of_others_are_refused_by_field(store: Store) -> None:
         store.put(MANIFEST, json.dumps(manifest | {field: value}).encode())
         assert holds(Follower(store), 1)
         with pytest.raises(
-            TornVersion, match=rf"v000002/manifest\.json: .*{'says' if field in ('version', 'base') else field}"
+            TornVersion,
+            match=rf"v000002/manifest\.json: .*{'is the manifest of version' if field in ('version', 'base') else field}",
         ):
             verify_chain(store)
 
@@ -219,7 +220,7 @@ def test_what_no_second_try_helps_is_said_at_once(s3: S3Server, monkeypatch: pyt
     for bad in ("s3://woodshed", "s3://woodshed/", "s3:///x"):
         with pytest.raises(ChainError, match="write s3://bucket/prefix"):
             open_store(bad)
-    with pytest.raises(ChainError, match="a folder or at s3://"):
+    with pytest.raises(ChainError, match="a folder or s3://"):
         open_store("gs://bucket/run")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises(ChainError, match=r"not allowed .*check AWS_ACCESS_KEY_ID"):

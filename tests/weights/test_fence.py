@@ -113,7 +113,7 @@ def test_a_chain_replaced_in_place_is_noticed(where: str) -> None:
     with pytest.raises(ChainReplaced, match="deleted or replaced while it was being written; version 6"):
         publisher.publish(6, state_at(6))
     publish(store, 3)
-    with pytest.raises(ChainReplaced, match=r"version 5 came from the chain .*restart what follows it"):
+    with pytest.raises(ChainReplaced, match=r"version 5 came from the chain .*restart its followers"):
         follower.advance()
     assert follower.version == 5
     with pytest.raises(ChainReplaced):

@@ -163,7 +163,7 @@ def test_what_is_missing_or_does_not_fit_is_named_before_anything_is_written() -
     assert not any(t.any() for t in tensors.values())
     with pytest.raises(ChainError, match="bogus: not in the layout"):
         split({"bogus": torch.ones(1)}, layout)
-    with pytest.raises(ValueError, match="4 cannot be dealt out to 3"):
+    with pytest.raises(ValueError, match="4 cannot be divided evenly among 3"):
         tensor_parallel(layout, CONFIGS["experts"], 0, 3)
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
         tensor_parallel(layout, CONFIGS["experts"], 2, 2)
