@@ -126,7 +126,7 @@ def test_manifests_of_others_are_refused_by_field(store: Store) -> None:
         assert holds(Follower(store), 1)
         with pytest.raises(
             TornVersion,
-            match=rf"v000002/manifest\.json: .*{'is the manifest of version' if field in ('version', 'base') else field}",
+            match=rf"v000002/manifest\.json: .*{'is the manifest of' if field in ('version', 'base') else field}",
         ):
             verify_chain(store)
 
