@@ -1,4 +1,4 @@
-"""Box servers on a real Ray cluster of several local raylets, which are killed; nothing is left of what dies."""
+"""Box servers on a real Ray cluster of several local raylets, which are killed; no process is left behind."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_boxes_follow_the_nodes_and_nothing_outlives_its_owner(cluster: Any, tmp
     hosts = PlacedHosts(run.placed_boxes)
 
     async def new_host(backend: Any, old: set[str]) -> str:
-        """The one server that is left, on which boxes are made, when the hosts ``old`` are gone."""
+        """The server that remains, and on which boxes are made, after the hosts ``old`` are gone."""
         clock = IdleClock()
         while True:
             box = await backend.create(BoxSpec())

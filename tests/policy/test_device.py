@@ -1,4 +1,4 @@
-"""Where networks run."""
+"""Choice of the device."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has not named the format."""
+    """Simulate a process that has not named the format."""
     monkeypatch.setattr(woodshed.policy.formats, "_loaded", {})
 
 

@@ -1,4 +1,4 @@
-"""What can happen to a chain between the one who writes it and those who read it; each on a folder and in a bucket."""
+"""Damage to a chain and failures of its store, each in a folder and in a bucket."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def holds(follower: Follower, version: int) -> bool:
 
 
 def continued(store: Store, head: int, anchor_every: int) -> Publisher:
-    """The trainer that still has its own copy of the head, whatever became of the chain."""
+    """The trainer, which still has its own copy of the head, whatever happened to the chain."""
     publisher = Publisher(store, anchor_every, fsync=False)
     publisher._base = (head, take(state_at(head)))
     return publisher
@@ -132,7 +132,7 @@ def test_manifests_of_others_are_refused_by_field(store: Store) -> None:
 
 
 class CollectedMeanwhile:
-    """A store of which the versions that a plan was made for are deleted before they are read."""
+    """A store in which the planned versions are deleted before they are read."""
 
     def __init__(self, store: Store, publisher: Publisher) -> None:
         self.store, self.publisher, self.url, self.fired = store, publisher, store.url, False

@@ -1,4 +1,4 @@
-"""Trainer shards to canonical tensors to engine shares, bit for bit, against slices written down by hand."""
+"""Trainer shards to canonical tensors to engine shards, bit for bit, against slices written by hand."""
 
 import itertools
 import random
@@ -44,7 +44,7 @@ def decoder_of(name: str) -> Decoder:
 
 
 def cut(name: str, parameter: Tensor, axis: int, bounds: list[int]) -> list[dict[str, Tensor | Shard]]:
-    """What each rank holds of a parameter that is cut at ``bounds``."""
+    """Each rank's shard of a parameter that is cut at ``bounds``."""
     edges = [0, *bounds, parameter.shape[axis]]
     out = []
     for a, b in itertools.pairwise(edges):
@@ -78,7 +78,7 @@ def test_what_every_rank_holds_whole_stays_plain() -> None:
 
 
 def by_hand(state: dict[str, Tensor], config: DecoderConfig, rank: int, size: int) -> dict[str, Tensor]:
-    """The share of a rank, written down without the table."""
+    """The shard of a rank, by explicit slices."""
 
     def rows(name: str, parts: int = size, part: int = rank) -> Tensor:
         return state[name].chunk(parts, 0)[part]

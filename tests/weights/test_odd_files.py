@@ -1,4 +1,4 @@
-"""Index entries of wrong types, and files that are no regular files: refused, neither read nor waited for."""
+"""Index entries of wrong types, and files that are not regular files: refused without reading or blocking."""
 
 import os
 import socket
