@@ -1,4 +1,4 @@
-"""Box servers on a real Ray cluster of several local raylets, which are killed; nothing is left of what dies."""
+"""Box servers on a real Ray cluster of several local raylets, which are killed; no process is left behind."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_boxes_follow_the_nodes_and_nothing_outlives_its_owner(cluster: Any, tmp
     hosts = PlacedHosts(run.placed_boxes)
 
     async def new_host(backend: Any, old: set[str]) -> str:
-        """The one server that is left, on which boxes are made, when the hosts ``old`` are gone."""
+        """The server that remains, and on which boxes are made, after the hosts ``old`` are gone."""
         clock = IdleClock()
         while True:
             box = await backend.create(BoxSpec())
@@ -179,7 +179,7 @@ def test_boxes_follow_the_nodes_and_nothing_outlives_its_owner(cluster: Any, tmp
 
 
 def test_another_woodshed_on_a_node_ends_the_run_before_it_begins(cluster: Any, tmp_path: Path) -> None:
-    changed = cluster.copy / "cluster" / "ports.py"
+    changed = cluster.copy / "cluster" / "idle.py"
     changed.write_text(changed.read_text() + "# another version\n")
     placed = PlacedBoxes(PLACED, RunDirectory(tmp_path / "run"))
     try:
@@ -187,7 +187,7 @@ def test_another_woodshed_on_a_node_ends_the_run_before_it_begins(cluster: Any, 
             placed.start()
     finally:
         placed.stop()
-        shutil.copy(PACKAGE / "cluster" / "ports.py", changed)
+        shutil.copy(PACKAGE / "cluster" / "idle.py", changed)
     _until(lambda: not _servers())
 
 
@@ -205,7 +205,9 @@ def _program(tmp_path: Path, *argv: str, **env: str) -> subprocess.CompletedProc
 def test_no_node_that_can_is_an_error(cluster: Any, tmp_path: Path) -> None:
     done = _program(tmp_path, "--", "-c", "print('not', 'here'); raise SystemExit(2)")
     assert done.returncode == 2
-    assert re.search(r"(?m)^fatal: no node of the Ray cluster can: [\d.]+: not here; [\d.]+: not here$", done.stderr)
+    assert re.search(
+        r"(?m)^fatal: no node of the Ray cluster can serve: [\d.]+: not here; [\d.]+: not here$", done.stderr
+    )
 
 
 def test_no_cluster_is_an_error_in_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real processes: restarted when killed, given up on when they keep dying, gone when their parent is."""
+"""Real processes: restarted when killed, not restarted when they keep dying, ended with their parent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_a_program_says_last_is_shown_without_its_traceback(tmp_path: Path)
 
 
 def until_it_fails(program: Program) -> tuple[str, int]:
-    """The message of the failure, and how often the program was started."""
+    """The failure's message, and the number of starts."""
     supervisor, starts = Supervisor(), 1
     supervisor.start(program)
     while True:

@@ -1,4 +1,4 @@
-"""The clock of tests' own waits: load stops it, a hang does not."""
+"""The idle clock stands still under load and runs during a hang."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_computes_or_waits_for_a_processor_progresses() -> None:
 def test_what_sleeps_does_not_progress() -> None:
     with three_on_one_processor(SLEEPS):
         clock = IdleClock(own=False)
-        while clock.look() < 2.0:  # ends: nothing else makes this clock go
+        while clock.look() < 2.0:  # ends, because the process is idle
             time.sleep(1.1)
 
 

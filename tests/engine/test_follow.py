@@ -217,7 +217,7 @@ def test_a_chain_replaced_by_one_with_lower_numbers_is_shown_and_not_served(tmp_
             Publisher(store).publish(1, clone_state(POLICIES[1]))
             await watching.catch_up()
             assert "came from the chain" in engine.stats()["weights_problem"]["reason"]
-            with pytest.raises(EngineError, match="restart what follows it"):
+            with pytest.raises(EngineError, match="restart its followers"):
                 await watching.follow(4)
             assert engine.version == 3 and await samples_from(engine, 3)
 

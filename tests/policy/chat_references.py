@@ -1,4 +1,4 @@
-"""Whole conversations in the published formats of three model families, written plainly: references for our formats.
+"""Whole conversations in the published formats of three model families, rendered by plain code as references for ours.
 
 Written from the formats as the models' cards and chat templates describe them, one string per conversation, nothing
 shared with ``woodshed.policy.formats``. Calls have their arguments as objects. Where a published template has no form

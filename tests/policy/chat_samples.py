@@ -111,7 +111,7 @@ _CONTENT = {
 
 
 def sayable(name: str, content: str, calls: list[Call]) -> bool:
-    """False for what the published format itself cannot say: a text that is a call, a value that ends its own tag."""
+    """False where the published format itself is ambiguous: text that is a call, or a value that ends its own tag."""
     if _CONTENT[name].search(content.strip()):
         return False
     if name != "qwen3_coder":

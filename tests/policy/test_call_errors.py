@@ -1,4 +1,4 @@
-"""Malformed and unusual calls in ``qwen3_coder``, ``llama3`` and ``kimi_k2``: what is read, and what is said of it."""
+"""Malformed and unusual calls in ``qwen3_coder``, ``llama3`` and ``kimi_k2``: which calls are read, and the errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QWEN = [
     ("<tool_call>\n<function=finish>", "<tool_call>\n<function=finish>", [], "expected <parameter=NAME>"),
     ("<tool_call><function=f><parameter=x>1", "<tool_call><function=f><parameter=x>1", [], "without </parameter>"),
     ('<tool_call>\n{"name": "f"}\n</tool_call>', '<tool_call>\n{"name": "f"}\n</tool_call>', [], "without <function="),
-    (EDIT + EDIT.partition("\n")[2] + "</function>", None, [], "path is there twice"),
+    (EDIT + EDIT.partition("\n")[2] + "</function>", None, [], "path appears twice"),
     (EDIT + "junk</function>", None, [], "path without </parameter> before"),
     ("<tool_call>x\n" + EDIT + "</function>", None, [("edit_line", {"path": "a"})], "without <function=NAME>"),
     ("a\n" + EDIT + "</function>", "a", [("edit_line", {"path": "a"})], None),
@@ -81,7 +81,7 @@ def test_arguments_that_are_no_object_are_shown_as_they_were_written(name: str) 
 
 
 def test_kimi_ids() -> None:
-    """Ids that clients chose are numbered by position, native ones stay; a number that is taken is not used twice."""
+    """Ids chosen by clients are numbered by position and native ones stay; no number is used twice."""
     chat = get_format("kimi_k2")
     talk = [assistant("", [("finish", {}), ("finish", {})]), {"role": "tool", "tool_call_id": "b", "content": "x"}]
     talk[0]["tool_calls"][0]["id"], talk[0]["tool_calls"][1]["id"] = "functions.finish:6", "b"

@@ -1,4 +1,4 @@
-"""``qwen3_coder``, ``llama3`` and ``kimi_k2``: what is rendered is read back, whatever a policy writes is read."""
+"""``qwen3_coder``, ``llama3`` and ``kimi_k2``: rendered messages are read back, and any text can be parsed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_longer_conversation_begins_with_the_shorter(name: str, messages: list
 @settings(max_examples=40, deadline=None)
 @given(messages=conversations())
 def test_hostile_text_makes_no_control_token(name: str, messages: list[Json]) -> None:
-    """The control tokens of a conversation do not depend on what its texts say."""
+    """The control tokens of a conversation do not depend on its texts."""
     chat = get_format(name)
     quiet = [{**m, "content": "x" if m["content"].strip() else m["content"]} for m in messages]
     for message in quiet:

@@ -1,4 +1,4 @@
-"""Where networks run."""
+"""Choice of the device."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_missing_gpu_is_named() -> None:
-    with pytest.raises(ValueError, match="no GPU here; say 'auto' or 'cpu'"):
+    with pytest.raises(ValueError, match="no GPU; set 'auto' or 'cpu'"):
         resolve("cuda")

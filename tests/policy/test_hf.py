@@ -1,4 +1,4 @@
-"""The decoder against transformers, both ways, and what a directory promises."""
+"""The decoder against transformers, in both directions, and the contract of a policy's directory."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_bad_state_changes_nothing() -> None:
 
 
 def foreign(path: Path, chat_name: str, tokens: tuple[str, ...] | None = None) -> Path:
-    """A directory as others publish it: no ``woodshed.json``, a vocabulary with these control tokens."""
+    """A published directory: no ``woodshed.json``, and a vocabulary with these control tokens."""
     chat = get_format(chat_name)
     save_policy(Policy(Decoder(BASE), Tokenizer(train_bpe(["a b"], 300, chat.special_tokens)), chat, BASE), path)
     Tokenizer(train_bpe(["a b"], 300, tokens or chat.special_tokens)).save(path / "tokenizer.json")

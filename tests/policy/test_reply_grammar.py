@@ -1,4 +1,4 @@
-"""Whatever a grammar of a chat format allows, the format reads as what was demanded."""
+"""Every completion that a chat format's grammar allows is parsed as the required reply."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ANSWER = {
 
 
 def sampled(name: str, reply: Reply, seed: int, tokenizer: Tokenizer | None = None, limit: int = 3000) -> str | None:
-    """A random completion that the grammar allows; None where it came to no end. Ends are likelier than by chance."""
+    """A random completion that the grammar allows; None where it did not end. Ends are made more likely."""
     tokenizer, rng = tokenizer or TOKENIZERS[name], random.Random(seed)
     format = get_format(name)
     stop = [tokenizer.special_ids[t] for t in format.stop_tokens if t in tokenizer.special_ids]

@@ -1,4 +1,4 @@
-"""Files are there completely or not at all."""
+"""Files exist completely or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatc
 
 
 def test_threads_that_write_the_same_file(tmp_path: Path) -> None:
-    """As those do that fetch the same package: the file is one of theirs, whole, and nothing else is left."""
+    """Several threads fetch the same package: the file is one of theirs, whole, and nothing else is left."""
     path, contents = tmp_path / "b.bin", [bytes([i]) * 500_000 for i in range(8)]
     with ThreadPoolExecutor(8) as threads:
         for _ in range(10):

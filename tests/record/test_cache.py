@@ -1,4 +1,4 @@
-"""The cache lies where it can be written, and never in a folder that others may change."""
+"""The cache is in a writable folder, and never in one that others may change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from woodshed.record.cache import cache_directory
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of temporary files; nothing names a cache."""
+    """The folder of temporary files; no variable names a cache."""
     for name in ("WOODSHED_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "temporary").mkdir()

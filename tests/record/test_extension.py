@@ -1,4 +1,4 @@
-"""Code of the user's own, by reference."""
+"""User code that a recipe refers to."""
 
 import subprocess
 import sys

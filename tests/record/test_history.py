@@ -1,4 +1,4 @@
-"""What policies did on a task: added, never changed, and only for the task as it is."""
+"""The history of a task is append-only and counts only for the current version of the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that survive a kill."""
+"""Rows of JSON lines survive a kill."""
 
 from __future__ import annotations
 

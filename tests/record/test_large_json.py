@@ -22,7 +22,7 @@ VALUES = st.recursive(
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Every text is a long one."""
+    """Treat every text as a long one."""
     monkeypatch.setattr(large_json, "AT_ONCE", -1)
     return monkeypatch
 

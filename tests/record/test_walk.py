@@ -1,4 +1,4 @@
-"""A folder that cannot be read is an error; it never passes for an empty one."""
+"""A folder that cannot be read is an error and is never taken for an empty one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains in a folder and in a bucket of a real S3 server: what holds for one must hold for the other."""
+"""Chains in a folder and in a bucket of a real S3 server: tests run on both."""
 
 import uuid
 from pathlib import Path

@@ -28,7 +28,7 @@ CONFIG = DecoderConfig(
 
 
 def decoder_at(step: int, config: DecoderConfig = CONFIG) -> Decoder:
-    """What training has made of the decoder: every element moves a little with every step."""
+    """Weights of the decoder after training: every element changes a little with every step."""
     decoder = Decoder(config, seed=1)
     with torch.no_grad():
         for s in range(1, step + 1):

@@ -13,7 +13,7 @@ def raw(state: dict[str, Tensor]) -> dict[str, bytes]:
 
 
 def state_at(version: int, *, scale: float = 1e-3) -> dict[str, Tensor]:
-    """float32, bfloat16 and float8 tensors that all change a little, with values that only bytes tell apart."""
+    """float32, bfloat16 and float8 tensors that all change a little, with values that differ only as bytes."""
     weights = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
     for v in range(version):
         weights = weights + scale * torch.randn(64, 32, generator=torch.Generator().manual_seed(v + 1))

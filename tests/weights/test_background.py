@@ -1,4 +1,4 @@
-"""Publishing beside training: nobody waits, nothing is lost, memory stays bounded, errors come back."""
+"""Publishing in the background: training never waits, the last version arrives, memory is bounded, errors surface."""
 
 import threading
 
@@ -16,7 +16,7 @@ from .states import raw, state_at
 
 
 class Slow(FolderStore):
-    """Writes when it is let."""
+    """A store that blocks writes until the test allows them."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder, fsync=False)
@@ -50,7 +50,7 @@ def test_training_never_waits_and_the_newest_is_what_arrives(tmp_path) -> None:
     publisher = BackgroundPublisher(Publisher(store, 100))
     publisher.publish(0, state_at(0))
     assert store.begun.wait(60)
-    for v in range(1, 20):  # Returns, though not a byte can be written.
+    for v in range(1, 20):  # Returns although nothing can be written.
         publisher.publish(v, state_at(v))
         assert len(publisher._waiting) == 1
     store.let.set()

@@ -1,4 +1,4 @@
-"""What can happen to a chain between the one who writes it and those who read it; each on a folder and in a bucket."""
+"""Damage to a chain and failures of its store, each in a folder and in a bucket."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def holds(follower: Follower, version: int) -> bool:
 
 
 def continued(store: Store, head: int, anchor_every: int) -> Publisher:
-    """The trainer that still has its own copy of the head, whatever became of the chain."""
+    """The trainer, which still has its own copy of the head, whatever happened to the chain."""
     publisher = Publisher(store, anchor_every, fsync=False)
     publisher._base = (head, take(state_at(head)))
     return publisher
@@ -125,13 +125,14 @@ def test_manifests_of_others_are_refused_by_field(store: Store) -> None:
         store.put(MANIFEST, json.dumps(manifest | {field: value}).encode())
         assert holds(Follower(store), 1)
         with pytest.raises(
-            TornVersion, match=rf"v000002/manifest\.json: .*{'says' if field in ('version', 'base') else field}"
+            TornVersion,
+            match=rf"v000002/manifest\.json: .*{'is the manifest of' if field in ('version', 'base') else field}",
         ):
             verify_chain(store)
 
 
 class CollectedMeanwhile:
-    """A store of which the versions that a plan was made for are deleted before they are read."""
+    """A store in which the planned versions are deleted before they are read."""
 
     def __init__(self, store: Store, publisher: Publisher) -> None:
         self.store, self.publisher, self.url, self.fired = store, publisher, store.url, False
@@ -219,7 +220,7 @@ def test_what_no_second_try_helps_is_said_at_once(s3: S3Server, monkeypatch: pyt
     for bad in ("s3://woodshed", "s3://woodshed/", "s3:///x"):
         with pytest.raises(ChainError, match="write s3://bucket/prefix"):
             open_store(bad)
-    with pytest.raises(ChainError, match="a folder or at s3://"):
+    with pytest.raises(ChainError, match="a folder or s3://"):
         open_store("gs://bucket/run")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises(ChainError, match=r"not allowed .*check AWS_ACCESS_KEY_ID"):

@@ -1,4 +1,4 @@
-"""Two publishers of one chain: the later goes on, the earlier is told, and no reader takes what does not count."""
+"""Two publishers of one chain: the later continues, the earlier gets an error, readers ignore fenced versions."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from .states import publish, raw, state_at
 
 
 class Stalled:
-    """A store whose owner is held up before it writes the manifest of ``version``, while ``meanwhile`` happens."""
+    """A store that calls ``meanwhile`` before it writes the manifest of ``version``, like a stalled publisher."""
 
     def __init__(self, store: Store, version: int, meanwhile: Callable[[], None]) -> None:
         self.store, self.url, self.listing, self.get = store, store.url, store.listing, store.get
@@ -60,7 +60,7 @@ def test_the_later_publisher_goes_on_and_the_earlier_is_told(store: Store) -> No
 
 @pytest.mark.parametrize("late", [2, 3, 9], ids=["same number", "later written", "never written"])
 def test_a_manifest_that_lands_after_the_take_over_does_not_count(store: Store, late: int) -> None:
-    """Stalled between its last look and its write, the earlier one cannot be stopped: nobody takes what it wrote."""
+    """A publisher that stalled between its check and its write cannot be stopped; readers ignore its version."""
     publish(store, 2)
     successors: list[Publisher] = []
 
@@ -82,7 +82,8 @@ def test_a_manifest_that_lands_after_the_take_over_does_not_count(store: Store, 
 
 
 def test_what_lands_while_another_takes_over_counts_for_all_or_for_nobody(store: Store) -> None:
-    """Written after the successor began and before it had looked: it goes on from there."""
+    """A version written after the successor started and before it listed versions counts; the successor continues
+    from it."""
     landed: list[int] = []
 
     class Slow(Stalled):
@@ -113,7 +114,7 @@ def test_a_chain_replaced_in_place_is_noticed(where: str) -> None:
     with pytest.raises(ChainReplaced, match="deleted or replaced while it was being written; version 6"):
         publisher.publish(6, state_at(6))
     publish(store, 3)
-    with pytest.raises(ChainReplaced, match=r"version 5 came from the chain .*restart what follows it"):
+    with pytest.raises(ChainReplaced, match=r"version 5 came from the chain .*restart its followers"):
         follower.advance()
     assert follower.version == 5
     with pytest.raises(ChainReplaced):
@@ -174,7 +175,7 @@ except PublisherFenced:
 
 
 def test_processes_take_over_from_the_living_and_from_the_killed(where: str) -> None:
-    """Five in turn, each beginning while the one before is writing; every second one before is killed."""
+    """Five publishers in turn, each starting while the previous one writes; every second one is killed before."""
     command = [sys.executable, "-c", PROGRAM, where, str(Path(__file__).parent.parent)]
     before: subprocess.Popen[str] | None = None
     started: list[subprocess.Popen[str]] = []

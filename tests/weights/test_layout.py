@@ -1,4 +1,4 @@
-"""Trainer shards to canonical tensors to engine shares, bit for bit, against slices written down by hand."""
+"""Trainer shards to canonical tensors to engine shards, bit for bit, against slices written by hand."""
 
 import itertools
 import random
@@ -44,7 +44,7 @@ def decoder_of(name: str) -> Decoder:
 
 
 def cut(name: str, parameter: Tensor, axis: int, bounds: list[int]) -> list[dict[str, Tensor | Shard]]:
-    """What each rank holds of a parameter that is cut at ``bounds``."""
+    """Each rank's shard of a parameter that is cut at ``bounds``."""
     edges = [0, *bounds, parameter.shape[axis]]
     out = []
     for a, b in itertools.pairwise(edges):
@@ -78,7 +78,7 @@ def test_what_every_rank_holds_whole_stays_plain() -> None:
 
 
 def by_hand(state: dict[str, Tensor], config: DecoderConfig, rank: int, size: int) -> dict[str, Tensor]:
-    """The share of a rank, written down without the table."""
+    """The shard of a rank, by explicit slices."""
 
     def rows(name: str, parts: int = size, part: int = rank) -> Tensor:
         return state[name].chunk(parts, 0)[part]
@@ -163,7 +163,7 @@ def test_what_is_missing_or_does_not_fit_is_named_before_anything_is_written() -
     assert not any(t.any() for t in tensors.values())
     with pytest.raises(ChainError, match="bogus: not in the layout"):
         split({"bogus": torch.ones(1)}, layout)
-    with pytest.raises(ValueError, match="4 cannot be dealt out to 3"):
+    with pytest.raises(ValueError, match="4 cannot be divided evenly among 3"):
         tensor_parallel(layout, CONFIGS["experts"], 0, 3)
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
         tensor_parallel(layout, CONFIGS["experts"], 2, 2)

@@ -1,4 +1,4 @@
-"""Index entries of wrong types, and files that are no regular files: refused, neither read nor waited for."""
+"""Index entries of wrong types, and files that are not regular files: refused without reading or blocking."""
 
 import os
 import socket
@@ -37,7 +37,7 @@ def test_an_entry_that_is_no_object_is_a_damaged_version(entry: Any) -> None:
 
 @pytest.fixture
 def odd_chain(tmp_path: Path, odd: str) -> FolderStore:
-    """A chain whose version 0 is odd; what a link leads to lies outside of it."""
+    """A chain whose version 0 contains odd files; links lead out of it."""
     folder = tmp_path / "chain" / "v000000"
     folder.mkdir(parents=True)
     manifest = folder / "manifest.json"
@@ -80,9 +80,9 @@ def test_a_folder_in_place_of_a_file_leaves_no_descriptor_open(tmp_path: Path) -
 @pytest.mark.parametrize("odd", ["folder outside"])
 def test_nothing_is_written_or_deleted_through_a_link(odd: str, odd_chain: FolderStore, tmp_path: Path) -> None:
     for write in (odd_chain.put, odd_chain.create):
-        with pytest.raises(ChainError, match="v000000: a link"):
+        with pytest.raises(ChainError, match="v000000: a symbolic link"):
             write("v000000/part", b"x")
     for key in ("v000000/manifest.json", "v000000/"):
-        with pytest.raises(ChainError, match="v000000: a link"):
+        with pytest.raises(ChainError, match="v000000: a symbolic link"):
             odd_chain.delete(key)
     assert os.listdir(tmp_path / "outside") == ["manifest.json"]

@@ -29,7 +29,7 @@ class Trainer:
         self.process, self.folder, self.runs = process, folder, 0
 
     def __call__(self, scenario: str, world: int, chain: str) -> list[list[dict]]:
-        """What each rank printed; its exit status is the last line."""
+        """Output of each rank; the last line is its exit status."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.runs += 1
         order = [scenario, world, str(self.folder / f"meet-{self.runs}"), chain]

@@ -1,4 +1,4 @@
-"""What a chain asks of a store, of a folder and of a bucket."""
+"""The contract of a store, for a folder and a bucket."""
 
 import os
 import subprocess

@@ -1,1 +1,1 @@
-"""Attempts to be paid without the work, and to get out of a box."""
+"""Attacks on graders (reward without a fix) and on sandboxes (escapes, and one box disturbing another)."""

@@ -1,4 +1,4 @@
-"""``woodshed probe``: what this machine can do, found by doing it."""
+"""``woodshed probe``: report which sandboxes work on this machine, and attack them with ``--attack``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .escapes import beside
 
 
 def print_probe(console: Console, *, attack: bool = False) -> int:
-    """0 where runs with the default sandbox can work here and nothing got out of a box, 2 otherwise."""
+    """Print the report. Return 0 where the default sandbox works here and no attempt got out of a box, else 2."""
     probes = {name: _probe(name) for name in NAMES}
     for name, probe in probes.items():
         console.print(f"sandbox {name}: {'works' if probe.ok else 'does not work'}")
@@ -36,7 +36,7 @@ def print_probe(console: Console, *, attack: bool = False) -> int:
 
 
 def _attacked(name: str, console: Console) -> int:
-    """How many attempts got out of this backend's boxes."""
+    """Run all attempts to get out of this backend's boxes; return how many succeeded."""
     with console.status(f"trying ways out of a {name} box"):
         tried = attack_backend(name)
     table = Table("attempt", "tries to", "outcome", title=f"ways out of a {name} box")
@@ -50,7 +50,7 @@ def _attacked(name: str, console: Console) -> int:
 
 
 def _attacked_beside(name: str, console: Console) -> int:
-    """How many attempts of one box were noticed by another, besides what is known not to be kept apart here."""
+    """Run all attempts of one box against another; return how many were noticed, without the known exceptions."""
     with console.status(f"putting {name} boxes against each other"):
         tried = beside.beside_backend(name)
     table = Table("attempt", "tries to", "got", "outcome", title=f"a {name} box against another")

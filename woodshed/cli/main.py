@@ -101,7 +101,8 @@ def serve(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Chat format where the directory does not tell: compact, hermes, qwen3_coder, llama3, kimi_k2"
+            help="Chat format where the directory does not tell: compact, hermes, qwen3_coder, llama3, kimi_k2, or "
+            "module:Class of your own"
         ),
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Weight chain to follow: a folder, s3://bucket/prefix")] = None,

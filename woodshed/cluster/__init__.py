@@ -1,1 +1,1 @@
-"""Where the planes' programs run: local subprocesses under supervision, and servers on the nodes of a Ray cluster."""
+"""Execution of the planes' programs: supervised local subprocesses, and servers on the nodes of a Ray cluster."""

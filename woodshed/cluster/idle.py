@@ -1,4 +1,4 @@
-"""Patience that a busy machine does not use up."""
+"""Timeouts that count only idle time, so that a busy machine does not use them up."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ T = TypeVar("T")
 
 
 class IdleClock:
-    """Seconds in which no process of a family ran or waited for a processor, since it last did for half of the time.
+    """Clock of the time in which a family of processes neither ran nor waited for a CPU.
 
-    What is slow because others compute too never gets old by this clock; what hangs does, as by any other. The family
-    is process ``root`` (this one where it is None) with its descendants; the calling thread is left out where it only
-    polls (``own`` is False). Without ``schedstat`` of the kernel this is an ordinary clock.
+    It starts again at 0 when the family did so for at least half of an interval. So a program that is slow because
+    others compute too never runs out of time, and one that hangs does. The family is process ``root`` (default: this
+    one) with its descendants, without the calling thread where that only polls (``own`` is False). Without the kernel's
+    ``schedstat`` this is an ordinary clock.
     """
 
     def __init__(self, root: int | None = None, *, own: bool = True) -> None:
@@ -29,7 +30,7 @@ class IdleClock:
         self._looked, self._seen = time.monotonic(), self._wanted()
 
     def look(self) -> float:
-        """Call it often: once a second it judges the time since then as a whole."""
+        """Return the idle seconds. Call it often: once a second it evaluates the time since the last evaluation."""
         now = time.monotonic()
         gone = now - self._looked
         if gone < 1.0:
@@ -41,7 +42,7 @@ class IdleClock:
         return self.seconds
 
     def _wanted(self) -> dict[str, float]:
-        """Seconds that each thread of the family ran or waited for a processor so far."""
+        """Seconds that each thread of the family ran or waited for a CPU so far."""
         wanted: dict[str, float] = {}
         for pid in _family(self._root):
             try:
@@ -55,7 +56,8 @@ class IdleClock:
 
 
 async def unless_idle(work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """What ``work`` gives. Cancels it and raises TimeoutError when this process and its descendants idle that long."""
+    """Return the result of ``work``. Cancel it and raise TimeoutError when this process and its descendants were idle
+    for ``seconds``."""
     task = asyncio.ensure_future(work)
     clock = IdleClock()
     try:

@@ -1,6 +1,6 @@
-"""One server program on one node of a cluster, as the actor there keeps it. Imports no ray.
+"""Actor that runs one server program on one node of a Ray cluster. Imports no ray.
 
-Which Woodshed is installed here: programs that are placed on other machines have to be of the same one.
+It checks that the node has the same Woodshed installed as the run (``source``).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PACKAGE = Path(woodshed.__file__).parent
 
 
 class OtherSource(Exception):
-    """A machine has another Woodshed than the run, or none."""
+    """A machine has another version of Woodshed than the run, or none."""
 
 
 def source() -> str:
-    """Version, and the first digits of a sha256 over names and contents of every Python file of the package."""
+    """Identify the installed Woodshed: version, and first digits of a sha256 over all its Python files."""
     sha = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         name, data = os.fsencode(path.relative_to(PACKAGE)), path.read_bytes()
@@ -35,18 +35,18 @@ def source() -> str:
 
 
 def check_source(wanted: str) -> None:
-    """Raises OtherSource where ``wanted`` (of ``source``, on another machine) is not what is installed here."""
+    """Raise OtherSource where ``wanted`` (``source()`` of another machine) is not what is installed here."""
     if (here := source()) != wanted:
-        raise OtherSource(f"woodshed {here} is installed there, and this run is {wanted}: install the same everywhere")
+        raise OtherSource(f"woodshed {here} is installed there, but the run uses {wanted}: install the same everywhere")
 
 
 _NAME = "server"
 
 
 class NodeServer:
-    """The program is a child of this process: however this one ends, or the raylet above it, the program ends too.
+    """Runs the program as a child of this process, so that it ends when this process or its raylet ends.
 
-    Ray calls every method in the one main thread of its worker, as ``Supervisor`` wants it.
+    Ray calls every method in the main thread of its worker, as ``Supervisor`` requires.
     """
 
     def __init__(self) -> None:
@@ -54,15 +54,15 @@ class NodeServer:
         self._url = ""
 
     def start(self, wanted: str, argv: Sequence[str], address: str, key_variable: str, key: str) -> str:
-        """Start ``python ARGV --host ADDRESS --port PORT``, wait until ``/health`` answers; its URL.
+        """Start ``python ARGV --host ADDRESS --port PORT``, wait until ``/health`` answers, and return its URL.
 
-        ``wanted``: the source (``source.source``) it must be of. ``key`` goes into its environment. Raises OtherSource,
-        and ProgramFailed with what it said last.
+        ``wanted``: the required ``source()``. ``key`` is passed in its environment. Raises OtherSource, and
+        ProgramFailed with the program's last output.
         """
         check_source(wanted)
         (port,) = free_ports(1, address)
         host = f"[{address}]" if ":" in address else address
-        # Ray extends the import path of its workers: the program has to find the package that was checked.
+        # Ray extends the import path of its workers, but the program must import the package that was checked.
         path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
         self._supervisor.start(
             Program(
@@ -79,12 +79,13 @@ class NodeServer:
         return self._url
 
     def look(self) -> str:
-        """Start the program again where it died, on the same port; its URL. Raises ProgramFailed if it keeps dying."""
+        """Restart the program where it died, on the same port; return its URL. Raises ProgramFailed where it keeps
+        dying."""
         self._supervisor.check()
         return self._url
 
     def stop(self) -> None:
-        """End the program in order."""
+        """End the program gracefully."""
         self._supervisor.stop(grace=2.0)
 
     def _answers(self) -> bool:
@@ -95,7 +96,8 @@ class NodeServer:
 
 
 def _log() -> Path:
-    """Where Ray keeps what this worker writes, and from where it shows it to the run; else only for ``last_words``."""
+    """Return the file in which Ray stores this worker's output, which it forwards to the run. Without such a file,
+    return one in memory for ``last_words``."""
     if stat.S_ISREG(os.fstat(2).st_mode):
         return Path(os.readlink("/proc/self/fd/2"))
     return Path(f"/proc/self/fd/{os.memfd_create('log')}")

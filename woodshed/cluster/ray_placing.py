@@ -1,8 +1,8 @@
-"""The program that places a server on every live node of a Ray cluster, and keeps a file of where they are.
+"""Program that places a server on every live node of a Ray cluster, and keeps a file with their addresses.
 
-``python -m woodshed.cluster.ray_placing --file FILE --key-file KEY --key-variable NAME -- ARGV``, a driver of Ray: when
-it ends, however it ends, Ray ends its actors, and with them the servers. Which cluster is Ray's own affair
-(RAY_ADDRESS, else one that runs on this machine). ``FILE`` holds ``{"hosts": {node: URL}, "left_out": {node: why}}``.
+``python -m woodshed.cluster.ray_placing --file FILE --key-file KEY --key-variable NAME -- ARGV`` is a driver of Ray:
+however it ends, Ray then ends its actors, and with them the servers. Ray chooses the cluster (RAY_ADDRESS, else the one
+that runs on this machine). ``FILE`` holds ``{"hosts": {node: URL}, "left_out": {node: why}}``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger("woodshed.cluster.ray_placing")
 
 
 def connect(seconds: float) -> None:
-    """Become a driver of the cluster; ends this process where none answers."""
+    """Connect to the cluster as a driver; end this process where none answers."""
     import ray
 
     where = os.environ.get("RAY_ADDRESS")
     problem = (
         f"no Ray cluster answers at RAY_ADDRESS={where}" if where else "no Ray cluster runs on this machine"
     ) + ": start one (`ray start --head`), or name one in RAY_ADDRESS"
-    # Ray tries for minutes, inside a call that no signal interrupts.
+    # Ray tries for minutes, in a call that signals do not interrupt.
     late = threading.Timer(seconds, _give_up, [f"{problem} (waited {seconds:.0f} s)"])
     late.daemon = True
     late.start()
@@ -43,8 +43,8 @@ def connect(seconds: float) -> None:
     except ConnectionError as error:
         log.warning("%s", error)
         _give_up(problem)
-    except (RuntimeError, ray.exceptions.RayError) as error:  # a key, another Python or another Ray than the cluster's
-        _give_up(f"the Ray cluster does not take this program: {error}")
+    except (RuntimeError, ray.exceptions.RayError) as error:  # such as a wrong key, or another version of Python or Ray
+        _give_up(f"the Ray cluster does not accept this program: {error}")
     late.cancel()
 
 
@@ -64,14 +64,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="woodshed.cluster.ray_placing", description=__doc__)
     parser.add_argument("--file", type=Path, required=True, help="written whenever something changes")
     parser.add_argument("--key-file", type=Path, required=True, help="file with the servers' key")
-    parser.add_argument("--key-variable", required=True, help="environment variable in which they look for it")
+    parser.add_argument("--key-variable", required=True, help="environment variable in which servers read the key")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to wait for the cluster")
     parser.add_argument("argv", nargs="+", help="the server, after the Python interpreter; gets --host and --port")
     given = parser.parse_args()
     connect(given.seconds)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     servers = RayServers(given.argv, given.key_variable, given.key_file.read_text(encoding="utf-8").strip())
-    # Where the file is there, this program was started again, in the middle of a run that has begun: nothing ends it.
+    # If the file exists, this program was restarted during a run, and must not end because nodes are missing.
     began, settled, written = time.monotonic(), given.file.exists(), None
     try:
         while True:

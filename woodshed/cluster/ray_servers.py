@@ -11,19 +11,19 @@ from .node_server import NodeServer, OtherSource, source
 from .supervisor import ProgramFailed
 
 PATIENCE = 120.0
-"""Seconds that the first nodes have to start their servers; who is later joins later."""
+"""Seconds that the first nodes have to start their servers; slower ones join later."""
 _LAST = 4.0
-"""Seconds to end servers in order: who ends the program waits for five."""
+"""Seconds for servers to end gracefully; the supervisor of this program waits for five."""
 log = logging.getLogger(__name__)
 
 
 class NoNodes(Exception):
-    """No node of the cluster can do it."""
+    """No node of the cluster can run the server."""
 
 
 @dataclass
 class _Server:
-    """``answer`` is what is awaited of ``actor``: its start, or a look at it. ``url``: of one that has started."""
+    """``answer``: pending result of ``actor``'s method ``start`` or ``look``. ``url``: empty until it has started."""
 
     address: str
     actor: Any
@@ -32,7 +32,7 @@ class _Server:
 
 
 class RayServers:
-    """The servers by node. Needs a connected ray; call ``step`` again and again."""
+    """The servers by node. Needs a connected ray; call ``step`` repeatedly."""
 
     def __init__(self, argv: Sequence[str], key_variable: str, key: str) -> None:
         self._argv, self._variable, self._key = list(argv), key_variable, key
@@ -40,10 +40,10 @@ class RayServers:
         self._servers: dict[str, _Server] = {}
         self._left_out: dict[str, tuple[str, Exception]] = {}
         self._proved: set[str] = set()
-        """Nodes that served once: there it is tried for ever."""
+        """Nodes on which a server once ran: there a lost server is always started again."""
 
     def step(self) -> None:
-        """Start what is missing, hear what became of what was started, forget nodes that are gone."""
+        """Start missing servers, collect results of the actors, and forget nodes that are gone."""
         import ray
 
         alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
@@ -58,12 +58,12 @@ class RayServers:
                 self._hear(node, server)
 
     def state(self) -> dict[str, dict[str, str]]:
-        """What the file holds."""
+        """Contents of the file."""
         left_out = {node: f"{address}: {_says(why)}" for node, (address, why) in self._left_out.items()}
         return {"hosts": {node: s.url for node, s in self._servers.items() if s.url}, "left_out": left_out}
 
     def settled(self, *, late: bool) -> bool:
-        """Whether every node of the beginning has answered, or enough of them now that it is ``late``.
+        """Whether no node is still starting its server, or, once it is ``late``, whether at least one serves.
 
         Raises OtherSource where a node has another Woodshed, NoNodes where none can run the program.
         """
@@ -74,11 +74,11 @@ class RayServers:
         waiting = [server.address for server in self._servers.values() if not server.url]
         if not state["hosts"] and (late or not waiting):
             silent = f"; no answer in {PATIENCE:.0f} s: {', '.join(waiting)}" if waiting else ""
-            raise NoNodes(f"no node of the Ray cluster can: {'; '.join(state['left_out'].values())}{silent}")
+            raise NoNodes(f"no node of the Ray cluster can serve: {'; '.join(state['left_out'].values())}{silent}")
         return late or not waiting
 
     def stop(self) -> None:
-        """End the servers in order, as far as they do it in a few seconds. Ray ends the rest."""
+        """Give servers a few seconds to end gracefully. Ray ends the rest."""
         import ray
 
         ending = [server.actor.stop.remote() for server in self._servers.values()]
@@ -100,7 +100,7 @@ class RayServers:
 
         try:
             url = ray.get(server.answer)
-        except Exception as error:  # Ray raises much, and what the actor raised
+        except Exception as error:  # any error of Ray or of the actor
             why = _cause(error)
             log.warning("node %s: the server is lost: %s", server.address, why)
             ray.kill(server.actor)
@@ -115,7 +115,7 @@ class RayServers:
 
 
 def _cause(error: Exception) -> Exception:
-    """What the actor raised, rather than what Ray makes of it."""
+    """Return the actor's exception instead of Ray's wrapper."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):
         return cause

@@ -1,4 +1,4 @@
-"""What every HTTP service of Woodshed shares: its admin key, serving until a signal, numbers as Prometheus text."""
+"""Parts shared by all HTTP services of Woodshed: admin key, serving until a signal, metrics as Prometheus text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADMIN_VARIABLE = "WOODSHED_ADMIN_KEY"
 
 
 def key_hash(key: str) -> bytes:
-    """SHA-256. Keys are 256 random bits, so neither salt nor stretching would add anything."""
+    """SHA-256 of a key. Keys are 256 random bits, so neither salt nor stretching would add anything."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -39,14 +39,15 @@ class AdminKey:
 
 
 def bearer(header: bytes | None) -> str | None:
-    """The key in an ``Authorization: Bearer KEY`` header."""
+    """Return the key in an ``Authorization: Bearer KEY`` header, or None."""
     if header is None or header[:7].lower() != b"bearer ":
         return None
     return header[7:].decode("latin-1").strip() or None
 
 
 def read_admin_key(path: Path | None) -> str:
-    """From the file if one is given, else from the environment. Raises ValueError saying what to do."""
+    """Read the admin key from the file if one is given, else from the environment. Raises ValueError that says what to
+    do."""
     if path is not None:
         try:
             return path.read_text(encoding="utf-8").strip()
@@ -103,7 +104,7 @@ def metric(name: str, kind: str, about: str, value: float) -> list[str]:
 
 
 def engine_lines(stats: Mapping[str, Any]) -> list[str]:
-    """The numbers among an engine's ``stats()``."""
+    """Lines of the numbers in an engine's ``stats()``."""
     lines: list[str] = []
     for key, value in stats.items():
         if isinstance(value, (int, float)):

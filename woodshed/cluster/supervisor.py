@@ -1,8 +1,6 @@
-"""Local programs under supervision: started, restarted when they die, ended with their parent.
+"""Supervision of local programs: they are started, restarted when they die, and ended with their parent.
 
 Call everything from one long-lived thread (the kernel ties a child's parent-death signal to the thread that made it).
-
-Free ports of this machine.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FATAL = "fatal: "
-"""A program that ends on purpose starts a line with this and says why from there on."""
+"""Prefix of the line with which a program that ends deliberately begins its reason."""
 
-_CODE_IS_WRONG = (AttributeError, ImportError, NameError, NotImplementedError, SyntaxError, TypeError)
-"""Exceptions that a second start cannot mend: it runs the same code."""
-_PASSES = (OSError, MemoryError, EOFError)
+_PROGRAMMING_ERRORS = (AttributeError, ImportError, NameError, NotImplementedError, SyntaxError, TypeError)
+"""Exceptions for which a restart is pointless: it runs the same code."""
+_TRANSIENT = (OSError, MemoryError, EOFError)
 """Exceptions that a machine or a network may have caused, even if the same one comes again."""
-_PASSES_BY_NAME = ("httpx.", "httpcore.", "SandboxError", "EndpointLost", "GatewayError", "ChainError")
+_TRANSIENT_NAMES = ("httpx.", "httpcore.", "SandboxError", "EndpointLost", "GatewayError", "ChainError")
 """The same for exceptions of other folders, as parts of their names."""
 _FRAMES = 6
-"""Lines of a traceback, above the error itself, that tell where a program failed."""
+"""Number of lines of a traceback, above the error itself, that are shown of a failed program."""
 
 _TRACEBACK = "Traceback (most recent call last)"
 _PR_SET_PDEATHSIG = 1
@@ -37,14 +35,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProgramFailed(Exception):
-    """A program died more often than it may, or in a way that no second try helps; the message says what it said."""
+    """A program died too often, or of an error for which a restart is pointless; the message has its last output."""
 
 
 @dataclass
 class Program:
     """``argv`` after the Python interpreter; ``log`` gets stdout and stderr; ``fatal`` exit codes are not retried.
 
-    ``failure`` is the error that its last run ended with, empty after a run that was killed or went on for a minute.
+    ``failure`` is the error that ended its last run, empty after a run that was killed or lasted for a minute.
     """
 
     name: str
@@ -90,10 +88,10 @@ class Supervisor:
         self.programs[program.name] = program
 
     def check(self) -> list[str]:
-        """Restart what died and name it.
+        """Restart programs that died and return their names.
 
-        Raises ProgramFailed when a program keeps dying, and at once when it failed for a reason that another start
-        cannot mend: a mistake in code, or the error that the start before ended with.
+        Raises ProgramFailed when a program keeps dying, and at once when a restart is pointless: after a programming
+        error, or the same error as in the run before.
         """
         restarted = []
         for program in self.programs.values():
@@ -124,7 +122,7 @@ class Supervisor:
         return bool(program and program.process and program.process.poll() is None)
 
     def stop(self, name: str | None = None, grace: float = 5.0) -> None:
-        """SIGTERM, then SIGKILL after ``grace`` seconds; all programs, or the one named."""
+        """End all programs, or the one named: SIGTERM, then SIGKILL after ``grace`` seconds."""
         chosen = [p for p in self.programs.values() if name is None or p.name == name]
         for program in reversed(chosen):
             if program.process and program.process.poll() is None:
@@ -151,17 +149,16 @@ def _is_deterministic(error: str, before: str) -> bool:
     """Whether a start after ``error`` would end the same way. ``before``: the error of the run before, if any."""
     name = error.partition(":")[0].partition("\n")[0]
     kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, _CODE_IS_WRONG):
+    if isinstance(kind, type) and issubclass(kind, _PROGRAMMING_ERRORS):
         return True
-    if (isinstance(kind, type) and issubclass(kind, _PASSES)) or any(part in name for part in _PASSES_BY_NAME):
+    if (isinstance(kind, type) and issubclass(kind, _TRANSIENT)) or any(part in name for part in _TRANSIENT_NAMES):
         return False
     return bool(error) and error == before
 
 
 def last_words(log: Path, start: int = 0, lines: int = 15, *, frames: int = 0) -> str:
-    """The end of what a program wrote from byte ``start`` on: why it gave up.
-
-    Of a traceback only the error itself, and the last ``frames`` lines above it.
+    """Return the end of a program's output from byte ``start`` on: its reason after ``FATAL``, else the error of its
+    last traceback with the last ``frames`` lines above it, else its last lines.
     """
     try:
         text = log.read_bytes()[start:].decode(errors="replace").splitlines()[-400:]
@@ -189,7 +186,7 @@ def _describe(code: int) -> str:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports of the address ``host`` that nobody has now, each another one."""
+    """Return ``count`` different ports of the address ``host`` that are free now."""
     held = [socket.create_server((host, 0)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in held]

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from woodshed.policy.settings import FormatName
 from woodshed.record.settings import Device, Place, Settings
 
 KvPolicy = Literal["keep", "recompute", "drain"]
@@ -116,8 +117,9 @@ class ServerSettings(Settings):
     policy: Path | None = None
     """Directory of the policy in Hugging Face layout; needed to serve."""
 
-    format: str | None = None
-    """Chat format; None takes the one that the policy's directory names or its vocabulary was made for."""
+    format: FormatName | None = None
+    """Chat format, a built-in name or ``"module:Class"``; None takes the one that the policy's directory names or its
+    vocabulary was made for."""
 
     weights: Place | None = None
     """Folder or ``s3://bucket/prefix`` of the weight chain to follow; None serves the policy as it is."""

@@ -1,4 +1,4 @@
-"""The shape of a decoder: what ``config.json`` of a Hugging Face directory says, checked and typed. No torch."""
+"""Configuration of a decoder, read from ``config.json`` of a Hugging Face directory and checked. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARCHITECTURES: dict[str, Family] = {
 
 
 class ConfigError(ValueError):
-    """A model configuration is wrong or not supported; the message names the field and what to do."""
+    """A model configuration is invalid or not supported; the message names the field and what to do."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class DecoderConfig:
         if self.family not in ARCHITECTURES.values():
             raise ConfigError(f"family {self.family!r} is unknown; known: {sorted(ARCHITECTURES.values())}")
         if self.qk_norm != (self.family in ("qwen3", "qwen3_moe")):
-            raise ConfigError(f"qk_norm {self.qk_norm} does not go with family {self.family!r}")
+            raise ConfigError(f"qk_norm {self.qk_norm} contradicts family {self.family!r}")
         if (self.num_experts > 0) != (self.family == "qwen3_moe"):
-            raise ConfigError(f"num_experts {self.num_experts} does not go with family {self.family!r}")
+            raise ConfigError(f"num_experts {self.num_experts} contradicts family {self.family!r}")
         if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
             raise ConfigError(f"num_experts_per_tok {self.num_experts_per_tok} must be 1 to {self.num_experts}")
         if self.num_experts and (self.moe_d_ff < 1 or self.decoder_sparse_step < 1):
@@ -97,7 +97,7 @@ class DecoderConfig:
 
     @staticmethod
     def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
-        """Read a parsed ``config.json`` (transformers 4 or 5). Raises ConfigError on what the decoder cannot do."""
+        """Read a parsed ``config.json`` (transformers 4 or 5). Raises ConfigError where it is not supported."""
         return _from_hf(config)
 
     def to_hf(self) -> dict[str, Any]:
@@ -156,7 +156,8 @@ def _from_hf(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _read_rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """transformers 5 writes ``rope_parameters``; version 4 wrote ``rope_theta`` and ``rope_scaling``."""
+    """Read theta and scaling. transformers 5 writes ``rope_parameters``, version 4 ``rope_theta`` and
+    ``rope_scaling``."""
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -200,7 +201,9 @@ def _to_hf(c: DecoderConfig) -> dict[str, Any]:
         "use_cache": True,
     }
     if c.qkv_bias != c.out_bias and c.family != "qwen2":
-        raise ConfigError(f"qkv_bias {c.qkv_bias} with out_bias {c.out_bias} has no Hugging Face form in {c.family!r}")
+        raise ConfigError(
+            f"Hugging Face's {c.family!r} has no config with qkv_bias {c.qkv_bias} and out_bias {c.out_bias}"
+        )
     if c.rope_scaling is not None:
         scaling: dict[str, Any] = {"rope_type": c.rope_scaling.kind, "factor": c.rope_scaling.factor}
         if c.rope_scaling.kind == "llama3":

@@ -1,4 +1,4 @@
-"""The decoder: one code path for the trainer and the engine, which differ only in the ``attention_fn`` they pass."""
+"""The decoder-only transformer. Trainer and engine run the same code and differ only in their ``attention_fn``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .layers import AttentionFn, Layer, Linear, causal_attend, rope_table
 __all__ = ["AttentionFn", "Decoder", "causal_attend"]
 
 HEAD_BLOCK = 512
-"""Rows of an output matrix in half precision that are made float32 at a time: so many stay in a processor's cache. All
-at once take three to five times as long for a vocabulary of 49,152."""
+"""Rows of a half-precision output matrix that are converted to float32 at a time, so that they stay in the CPU's cache.
+Converting all at once takes three to five times as long for a vocabulary of 49,152."""
 
 
 class Decoder(nn.Module):
@@ -52,8 +52,9 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """Norms 1, biases 0, embedding std 0.02, matrices std 1/sqrt(fan in); matrices that write to the residual
-        stream are divided by sqrt(2 layers) (GPT-2, Radford et al. 2019, section 2.3)."""
+        """Set norms to 1 and biases to 0; draw embedding, head and router with std 0.02, matrices with std 1/sqrt(fan
+        in), and divide those that write to the residual stream by sqrt(2 layers) (GPT-2, Radford et al. 2019, section
+        2.3)."""
         residual_scale = (2 * self.config.num_layers) ** -0.5
         for name, parameter in self.named_parameters():
             leaf = name.rsplit(".", 1)[-1]
@@ -65,11 +66,11 @@ class Decoder(nn.Module):
                 std = 0.02 if leaf in ("embed", "head", "router") else parameter.shape[-1] ** -0.5
                 if leaf in ("out", "down"):
                     std *= residual_scale
-                # Drawn on the CPU in fp32, so that a seed means the same weights on every device and dtype.
+                # Drawn on the CPU in fp32, so that a seed gives the same weights on every device and dtype.
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
     def compute_with(self, linear: Linear) -> None:
-        """Multiply with ``linear`` from here on instead of torch's own. Experts go on with the latter."""
+        """Use ``linear`` for matrix products instead of torch's own. Experts keep torch's."""
         self.linear = linear
         for layer in self.layers:
             assert isinstance(layer, Layer)
@@ -82,7 +83,7 @@ class Decoder(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Distinct parameters; a tied head counts once."""
+        """Number of distinct parameters; a tied head counts once."""
         return sum(p.numel() for p in self.parameters())
 
     @property
@@ -109,11 +110,12 @@ class Decoder(nn.Module):
         routes: integer ``[..., L, K]``, experts to replay (-1: own choice for that slot; ignored in dense layers).
         route_sink: gets one int16 ``[..., K]`` per layer appended, -1 in dense layers; ``torch.stack(sink, -2)`` is
         the ``routes`` of the same tokens.
-        ends: int64 ``[M]``; the hidden states of these of tokens ``[N]`` are returned alone, ``[M, D]``, and
-        ``attention_fn`` gets their queries alone in the last layer. Not together with routes. Raises IndexError for a
-        token or position out of range."""
+        ends: int64 ``[M]``, indices into tokens ``[N]``; only their hidden states are returned, ``[M, D]``, and the
+        last layer's ``attention_fn`` gets only their queries. Not together with routes.
+        Raises IndexError for a token or position out of range.
+        """
         if ends is not None and (routes is not None or route_sink is not None):
-            raise ValueError("ends and routes do not go together: routes are those of all positions")
+            raise ValueError("ends cannot be combined with routes, which belong to all positions")
         x = F.embedding(tokens, self.embed)
         cos, signed_sin = self.rotation(positions, x.dtype)
         remember = self.recompute and torch.is_grad_enabled()
@@ -150,7 +152,7 @@ class Decoder(nn.Module):
         return out
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """cos and signed sin ``[..., 1, Dh]``: one lookup a call, shared by all layers and broadcast over the heads."""
+        """Look up cos and signed sin ``[..., 1, Dh]``; all layers share them, and they broadcast over the heads."""
         return F.embedding(positions, self._rope(dtype)).unsqueeze(-2).chunk(2, -1)
 
     def _rope(self, dtype: torch.dtype) -> Tensor:

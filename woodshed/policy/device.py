@@ -1,4 +1,4 @@
-"""Which device networks run on."""
+"""Choice of the device that networks run on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from woodshed.record.settings import Device
 
 
 def resolve(device: Device) -> torch.device:
-    """The torch device of that name; ValueError for ``cuda`` where torch finds no GPU."""
+    """Return the torch device of that name. Raises ValueError for ``cuda`` where torch finds no GPU."""
     found = torch.cuda.is_available()
     if device == "cuda" and not found:
-        raise ValueError("device is 'cuda', but torch finds no GPU here; say 'auto' or 'cpu', or install a CUDA torch")
+        raise ValueError("device is 'cuda', but torch finds no GPU; set 'auto' or 'cpu', or install a CUDA torch")
     return torch.device("cuda" if found and device != "cpu" else "cpu")

@@ -1,4 +1,4 @@
-"""Reads a Llama-architecture GGUF file into a Policy: weights dequantised, tokenizer rebuilt."""
+"""Reader of Llama-architecture GGUF files: dequantises the weights and rebuilds the tokenizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LAYER_NAMES = {
 
 
 def read_gguf(path: Path, *, format: str = "hermes", dtype: torch.dtype = torch.float32) -> Policy:
-    """The policy in a GGUF file of architecture ``llama`` with a ``smollm`` byte-level vocabulary.
+    """Read a policy from a GGUF file of architecture ``llama`` with a ``smollm`` byte-level vocabulary.
 
     Raises ConfigError for other architectures and vocabularies, ImportError without the ``gguf`` package.
     """
@@ -68,7 +68,7 @@ def read_gguf(path: Path, *, format: str = "hermes", dtype: torch.dtype = torch.
 
 
 def half_split(weight_OD: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of a q or k projection from GGUF's order (rotated pairs adjacent) to Hugging Face's (halves)."""
+    """Reorder rows of a q or k projection from GGUF's order (rotated pairs adjacent) to Hugging Face's (halves)."""
     pairs = weight_OD.reshape(heads, -1, 2, weight_OD.shape[-1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight_OD.shape))
 
@@ -86,7 +86,7 @@ def _config(value: Callable[[str], Any], *, tied: bool) -> DecoderConfig:
         family="llama",
         max_positions=int(value("llama.context_length")),
         rope_theta=float(value("llama.rope.freq_base")),
-        # Stored as float32: 9.999999747378752e-06 means 1e-05.
+        # It is stored as float32: 9.999999747378752e-06 means 1e-05.
         norm_eps=float(f"{value('llama.attention.layer_norm_rms_epsilon'):.6g}"),
         qk_norm=False,
         tie_embeddings=tied,
@@ -101,12 +101,12 @@ def _hf_name(name: str) -> str:
         return "lm_head.weight"
     parts = name.split(".")
     if len(parts) != 4 or parts[0] != "blk" or parts[2] not in _LAYER_NAMES:
-        raise ConfigError(f"GGUF tensor {name!r} has no place in a Llama decoder")
+        raise ConfigError(f"GGUF tensor {name!r} is not a weight of a Llama decoder")
     return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
 
 
 def _tokenizer(value: Callable[[str], Any]) -> tokenizers.Tokenizer:
-    """SmolLM's: digits one by one, then GPT-2's pattern, byte-level BPE."""
+    """Rebuild SmolLM's tokenizer: digits one by one, then GPT-2's pattern, byte-level BPE."""
     tokens, types = value("tokenizer.ggml.tokens"), value("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in value("tokenizer.ggml.merges")]
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))

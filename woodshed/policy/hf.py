@@ -1,4 +1,4 @@
-"""Policies on disk in Hugging Face layout: transformers opens what is saved here, and the other way round."""
+"""Policies on disk in Hugging Face layout; transformers opens what is saved here, and its directories open here."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from woodshed.policy.formats.base import ChatFormat
+from woodshed.record.settings import is_reference
 
 from .config import ConfigError, DecoderConfig
 from .decoder import Decoder
-from .formats import detect_format, get_format
+from .formats import detect_format, format_name, get_format, is_loaded
 from .mtp import MtpHead, load_mtp, save_mtp
 from .state import hf_state, load_hf_state
 from .tokenizer import Tokenizer, TokenizerError
 
-__all__ = ["Policy", "hf_state", "load_hf_state", "load_policy", "save_policy"]
+__all__ = ["Policy", "hf_state", "load_decoder", "load_hf_state", "load_policy", "save_policy"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class Policy:
-    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published; ``mtp`` drafts."""
+    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published; ``mtp`` is a draft
+    head."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -65,12 +67,24 @@ def load_policy(
     """Open a Hugging Face causal LM directory. Runs no code from it.
 
     ``dtype`` None means float32 on a CPU and the file's own dtype elsewhere. ``format`` None means the chat format that
-    ``woodshed.json`` names; in a directory without one, the format that its vocabulary was made for, and between
-    formats that share a vocabulary the one of its chat template. Raises ConfigError, TokenizerError or
+    ``woodshed.json`` names; in a directory without that file, the format that the vocabulary was made for, and among
+    formats that share a vocabulary the one of the chat template. Raises ConfigError, TokenizerError or
     FileNotFoundError, naming the file and what to do.
     """
     directory = Path(directory)
     config, tokenizer, chat, version = load_chat(directory, format=format)
+    decoder = load_decoder(directory, device=device, dtype=dtype)
+    config = decoder.config
+    mtp = load_mtp(directory, config, device, decoder.dtype)
+    return Policy(decoder, tokenizer, chat, config, version, mtp)
+
+
+def load_decoder(
+    directory: Path | str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> Decoder:
+    """Open the network of a directory without its tokenizer and chat format. Raises as ``load_policy``."""
+    directory = Path(directory)
+    config = _read_config(directory)
     if dtype is None:
         raw = _read_json(directory / "config.json")
         stored = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
@@ -81,17 +95,13 @@ def load_policy(
         config = replace(config, tie_embeddings=False)
     decoder = Decoder(config, seed=None, device=device, dtype=dtype)
     load_hf_state(decoder, state, name=str(directory))
-    mtp = load_mtp(directory, config, device, dtype)
-    return Policy(decoder, tokenizer, chat, config, version, mtp)
+    return decoder
 
 
 def load_chat(directory: Path | str, *, format: str | None = None) -> tuple[DecoderConfig, Tokenizer, ChatFormat, int]:
-    """Everything of a policy but its weights; the number is its version. Raises as ``load_policy``."""
+    """Load everything of a policy but its weights; the number is its version. Raises as ``load_policy``."""
     directory = Path(directory)
-    try:
-        config = DecoderConfig.from_hf(_read_json(directory / "config.json"))
-    except ConfigError as error:
-        raise ConfigError(f"{directory}: {error}") from None
+    config = _read_config(directory)
     tokenizer_path = directory / "tokenizer.json"
     if not tokenizer_path.is_file():
         raise FileNotFoundError(f"{tokenizer_path} is missing; save the tokenizer in its fast form (tokenizer.json)")
@@ -103,7 +113,12 @@ def load_chat(directory: Path | str, *, format: str | None = None) -> tuple[Deco
     own = directory / "woodshed.json"
     extra = _read_json(own) if own.is_file() else {}
     try:
-        chat = _chat_format(directory, format or extra.get("format"), tokenizer)
+        if format is not None:
+            chat = get_format(format)
+        elif extra.get("format") is not None:
+            chat = _stored(str(extra["format"]))
+        else:
+            chat = _detected(directory, tokenizer)
     except ValueError as error:
         raise TokenizerError(f"{directory}: {error}") from None
     try:
@@ -114,14 +129,26 @@ def load_chat(directory: Path | str, *, format: str | None = None) -> tuple[Deco
 
 
 def stored_format(directory: Path | str) -> ChatFormat:
-    """The chat format of a directory that ``save_policy`` wrote."""
-    return get_format(str(_read_json(Path(directory) / "woodshed.json").get("format")))
+    """Return the chat format of a directory that ``save_policy`` wrote. Raises ValueError."""
+    return _stored(str(_read_json(Path(directory) / "woodshed.json").get("format")))
 
 
-def _chat_format(directory: Path, name: Any, tokenizer: Tokenizer) -> ChatFormat:
-    """The format of that name, or else the one that the vocabulary and the chat template tell. Raises ValueError."""
-    if name is not None:
-        return get_format(str(name))
+def _stored(name: str) -> ChatFormat:
+    """Return the format that ``woodshed.json`` names. Raises ValueError.
+
+    Opening a directory must not run code that the directory chooses, so a reference is followed only where settings of
+    this process have named it.
+    """
+    if is_reference(name) and not is_loaded(name):
+        raise ValueError(
+            f"woodshed.json names the chat format {name!r}, which is not part of Woodshed; to have it imported, "
+            "name it yourself (policy.format in a recipe, --format of woodshed serve)"
+        )
+    return get_format(name)
+
+
+def _detected(directory: Path, tokenizer: Tokenizer) -> ChatFormat:
+    """Return the format that the vocabulary and the chat template were made for. Raises ValueError."""
     template = directory / "chat_template.jinja"
     if template.is_file():
         return detect_format(tokenizer.special_ids, template.read_text(encoding="utf-8"))
@@ -131,7 +158,7 @@ def _chat_format(directory: Path, name: Any, tokenizer: Tokenizer) -> ChatFormat
 
 
 def save_policy(policy: Policy, directory: Path | str) -> Path:
-    """Write the directory completely or not at all: it is built beside its place and renamed into it.
+    """Write the directory completely or not at all: it is built beside its final path and then renamed.
 
     An existing directory is replaced. Weights keep the decoder's dtype.
     """
@@ -178,15 +205,22 @@ def _write(policy: Policy, directory: Path) -> None:
         tokenizer_config["chat_template"] = template
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     _write_json(directory / "tokenizer_config.json", tokenizer_config)
-    _write_json(directory / "woodshed.json", {"format": chat.name, "version": policy.version})
+    _write_json(directory / "woodshed.json", {"format": format_name(chat), "version": policy.version})
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in hf_state(policy.decoder).items()}
     save_file(state, str(directory / "model.safetensors"), metadata={"format": "pt"})
     if policy.mtp is not None:
         save_mtp(policy.mtp, directory)
 
 
+def _read_config(directory: Path) -> DecoderConfig:
+    try:
+        return DecoderConfig.from_hf(_read_json(directory / "config.json"))
+    except ConfigError as error:
+        raise ConfigError(f"{directory}: {error}") from None
+
+
 def _read_weights(directory: Path) -> dict[str, Tensor]:
-    """All tensors of ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` names."""
+    """Load all tensors of ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` names."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weight_map: Mapping[str, str] = _read_json(index).get("weight_map", {})
@@ -205,7 +239,7 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _own_head(state: Mapping[str, Tensor]) -> bool:
-    """Whether the head differs from the embedding; transformers does not tie them then, whatever the config says."""
+    """Whether the head differs from the embedding; transformers then does not tie them, whatever the config says."""
     head, embed = state.get("lm_head.weight"), state.get("model.embed_tokens.weight")
     return head is not None and embed is not None and not torch.equal(head, embed)
 

@@ -1,8 +1,8 @@
 """Rotary embeddings, causal attention for padded batches, and one decoder layer.
 
 Axis names: B batch, T time, N tokens (any leading shape), D model, H query heads, K key/value heads, E head width.
-At small widths the cost of a step is the number of operations, so q, k and v share one matrix and gate and up share
-another, both heads are normalised and rotated together, and nothing is reshaped twice.
+At small widths the cost of a step is the number of operations, so q, k and v share one matrix, gate and up share
+another, query and key heads are normalised and rotated together, and nothing is reshaped twice.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from .config import DecoderConfig
 from .moe import Experts
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``attend(layer, q [..., H, Dh], k [..., Hkv, Dh], v [..., Hkv, Dh]) -> [..., H, Dh]``."""
+"""``attention_fn(layer, q [..., H, Dh], k [..., Hkv, Dh], v [..., Hkv, Dh]) -> [..., H, Dh]``."""
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """``linear(x [..., I], weight [O, I], bias [O] or None) -> [..., O]``."""
 
 
 def inverse_frequencies(config: DecoderConfig) -> Tensor:
-    """float64 ``[Dh / 2]``: theta^(-2i/Dh) (RoFormer, Su et al. 2021), scaled as the config says (Llama 3.1's rule)."""
+    """Rotary frequencies, float64 ``[Dh / 2]``: theta^(-2i/Dh) (RoFormer, Su et al. 2021), scaled by the config's rule
+    (linear, or Llama 3.1's)."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     frequency = config.rope_theta**-exponent
     scaling = config.rope_scaling
@@ -40,7 +41,8 @@ def inverse_frequencies(config: DecoderConfig) -> Tensor:
 
 
 def rope_table(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """``[max_positions, 2 Dh]``: cos of both halves, then sin with the first half negated (see ``rotate``)."""
+    """Table of rotations ``[max_positions, 2 Dh]``: cos of both halves, then sin with the first half negated (see
+    ``rotate``)."""
     positions = torch.arange(config.max_positions, dtype=torch.float64)
     angle = positions[:, None] * inverse_frequencies(config)
     cos, sin = angle.cos(), angle.sin()
@@ -48,7 +50,7 @@ def rope_table(config: DecoderConfig, device: torch.device, dtype: torch.dtype) 
 
 
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """RoPE in Hugging Face's half-split layout. x ``[..., H, Dh]``; cos, signed_sin ``[..., 1, Dh]``.
+    """Apply RoPE in Hugging Face's half-split layout. x ``[..., H, Dh]``; cos, signed_sin ``[..., 1, Dh]``.
 
     ``rotate_half(x) * sin`` equals ``roll(x, Dh / 2) * [-sin, sin]``, which saves a negation and a concatenation.
     """
@@ -56,7 +58,7 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
 
 def causal_attend() -> AttentionFn:
-    """Attention for ``[B, T]`` batches padded on the right, each row one sequence from position 0."""
+    """Return causal attention for ``[B, T]`` batches padded on the right, each row one sequence from position 0."""
 
     def attention_fn(layer: int, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
         out_BHTE = F.scaled_dot_product_attention(
@@ -107,7 +109,7 @@ class Layer(nn.Module):
         ends: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """x ``[..., D]`` -> (x ``[..., D]``, chosen experts int64 ``[..., K]`` or None). With ``ends`` int64 ``[M]``, x
-        is ``[N, D]`` -> ``[M, D]``: of the other positions only keys and values are computed."""
+        is ``[N, D]`` -> ``[M, D]``: only keys and values are computed for the other positions."""
         q, k, v = self.heads_of(x, cos, signed_sin)
         if ends is not None:
             x, q = x.index_select(0, ends), q.index_select(0, ends)

@@ -72,7 +72,7 @@ class Experts(nn.Module):
         return y_ND.view(x.shape), chosen_NK.view(*x.shape[:-1], self.k)
 
     def _mix(self, x_ND: Tensor, chosen_NK: Tensor, gates_NK: Tensor) -> Tensor:
-        """Sort the (token, slot) pairs by expert, run each expert on its run of rows, put the rows back, weigh them."""
+        """Sort the (token, slot) pairs by expert, run each expert on its rows, restore the order, sum by weight."""
         experts = self.router.shape[0]
         flat = chosen_NK.reshape(-1)
         order = torch.argsort(flat, stable=True)

@@ -1,8 +1,8 @@
-"""A multi-token-prediction head: one more layer that guesses the token after the next (DeepSeek-V3, section 2.2).
+"""A multi-token-prediction (MTP) head: one more layer that drafts the token after the next (DeepSeek-V3, section 2.2).
 
-It stands at position i and sees the hidden state of position i - 1 and the token at i; what it predicts is what the
-network itself would say at i. Fed with its own output it goes on from there, so one head drafts any number of tokens.
-Embedding and output matrix are the network's.
+At position i it sees the hidden state of position i - 1 and the token at i, and predicts what the network itself would
+predict at i. Fed with its own output it goes on from there, so one head drafts any number of tokens. It shares the
+network's embedding and output matrix.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Write = Callable[[int, Tensor, Tensor], None]
 
 
 class MtpHead(nn.Module):
-    """The head of one decoder, whose layer ``index`` is the number of the decoder's layers. Dense also where the
-    decoder is a mixture of experts. ``seed=None`` leaves the weights unset, for loading."""
+    """The MTP head of one decoder. Its layer has index ``num_layers`` and is dense even where the decoder is a mixture
+    of experts. ``seed=None`` leaves the weights unset, for loading."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class MtpHead(nn.Module):
     def forward(
         self, decoder: Decoder, before: Tensor, tokens: Tensor, positions: Tensor, attention_fn: AttentionFn
     ) -> Tensor:
-        """Guessed hidden states ``[..., D]`` at ``positions``; ``decoder.logits`` of them guesses the next tokens.
+        """Predict hidden states ``[..., D]`` at ``positions``; ``decoder.logits`` of them predicts the next tokens.
 
         before: hidden states ``[..., D]`` one position earlier, of ``decoder.forward`` or of this head. tokens,
         positions: int64 ``[...]``.
@@ -79,7 +79,7 @@ class MtpHead(nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
 
     def remember(self, decoder: Decoder, before: Tensor, tokens: Tensor, positions: Tensor, write: Write) -> None:
-        """Only the keys and values that ``forward`` of later positions will look at."""
+        """Compute only the keys and values that ``forward`` of later positions needs, and ``write`` them."""
         x, cos, signed_sin = self._enter(decoder, before, tokens, positions)
         _, k, v = self.layer.heads_of(x, cos, signed_sin)
         write(self.index, k, v)
@@ -93,7 +93,7 @@ class MtpHead(nn.Module):
 
 
 def mtp_state(head: MtpHead) -> dict[str, Tensor]:
-    """The head's tensors, detached views, under the names that DeepSeek-V3's checkpoints give theirs."""
+    """Map DeepSeek-V3's checkpoint names to the head's tensors, as detached views."""
     return dict(_views(head))
 
 
@@ -108,7 +108,7 @@ def _views(head: MtpHead) -> Iterator[tuple[str, Tensor]]:
 
 
 def save_mtp(head: MtpHead, directory: Path) -> None:
-    """``mtp.safetensors`` beside the network's weights: other programs open the directory as before."""
+    """Write ``mtp.safetensors`` beside the network's weights, where other programs ignore it."""
     state = {name: tensor.cpu().contiguous() for name, tensor in mtp_state(head).items()}
     building = directory / f".{FILE}.{os.getpid()}"
     save_file(state, str(building), metadata={"format": "pt"})
@@ -116,24 +116,25 @@ def save_mtp(head: MtpHead, directory: Path) -> None:
 
 
 def load_mtp(directory: Path, config: DecoderConfig, device: torch.device | str, dtype: torch.dtype) -> MtpHead | None:
-    """The head of a policy's directory; None where it has none. Raises ConfigError where it does not fit."""
+    """Load the head of a policy's directory; None where it has none. Raises ConfigError where it does not fit."""
     path = directory / FILE
     if not path.is_file():
         return None
     try:
         state = load_file(str(path))
     except safetensors.SafetensorError as error:
-        raise ConfigError(f"{path}: not a complete safetensors file ({error}); remove it to go without") from None
+        raise ConfigError(f"{path}: not a complete safetensors file ({error}); remove it to load no MTP head") from None
     head = MtpHead(config, seed=None, device=device, dtype=dtype)
     load_mtp_state(head, state, name=str(path))
     return head
 
 
 def load_mtp_state(head: MtpHead, state: Mapping[str, Tensor], *, name: str) -> None:
-    """Copy ``state`` into the head's own tensors. Raises ConfigError, before anything is written, where it differs."""
+    """Copy ``state`` into the head's own tensors. Raises ConfigError before anything is written where names or shapes
+    differ."""
     views = mtp_state(head)
     wrong = sorted(views.keys() ^ state.keys()) or [n for n, v in views.items() if state[n].shape != v.shape]
     if wrong:
-        raise ConfigError(f"{name}: {wrong[0]} does not fit this policy; remove the file, or make it anew")
+        raise ConfigError(f"{name}: {wrong[0]} does not fit this policy; remove the file or distil the head again")
     for key, view in views.items():
         view.copy_(state[key])

@@ -1,4 +1,4 @@
-"""A policy from nothing: a tokenizer trained on the given texts and a decoder with initial weights."""
+"""A policy from scratch: a tokenizer trained on the given texts and a decoder with initial weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tokenizer import Tokenizer, train_bpe
 
 
 def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:
-    """The decoder that the settings describe. Raises ConfigError where they contradict each other."""
+    """Return the decoder's configuration. Raises ConfigError where the settings contradict each other."""
     moe = settings.family == "qwen3_moe"
     return DecoderConfig(
         vocab_size=vocab_size,
@@ -34,9 +34,9 @@ def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:
 
 
 def new_policy(settings: PolicySettings, texts: Iterable[str]) -> Policy:
-    """Version 0 of a policy from scratch, float32 on the CPU; ``texts`` train the tokenizer.
+    """Make version 0 of a policy, float32 on the CPU; ``texts`` train the tokenizer.
 
-    The vocabulary is as large as ``texts`` fill it, at most ``settings.vocab_size``.
+    The vocabulary has at most ``settings.vocab_size`` entries, fewer where ``texts`` yield fewer.
     """
     chat = get_format("compact" if settings.format == "auto" else settings.format)
     tokenizer = Tokenizer(train_bpe(texts, settings.vocab_size, chat.special_tokens))

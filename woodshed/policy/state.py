@@ -1,4 +1,4 @@
-"""The decoder's weights under their canonical Hugging Face names, without copying them."""
+"""Views of the decoder's weights under their canonical Hugging Face names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .layers import Layer
 
 
 def hf_state(decoder: Decoder) -> dict[str, Tensor]:
-    """Hugging Face name -> tensor, one expert and one projection each; a tied head is left out.
+    """Map Hugging Face names to tensors, one per expert and projection; a tied head is left out.
 
     The tensors are detached *views* into the decoder (fused matrices are sliced by rows): they follow its training.
     Clone what must not change.
@@ -58,7 +58,7 @@ def _views(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
-    """One layer's tensors, one projection each, under Hugging Face's names within the layer."""
+    """Yield one layer's tensors, one per projection, under Hugging Face's names within the layer."""
     q = layer.heads * layer.head_dim
     k = q + layer.kv_heads * layer.head_dim
     yield "input_layernorm.weight", layer.attn_norm

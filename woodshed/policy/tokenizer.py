@@ -1,4 +1,4 @@
-"""Byte-level BPE: training, and a wrapper that never reads control tokens out of plain text."""
+"""Byte-level BPE: training, and a wrapper that never turns plain text into control tokens."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-# A newline and the digits after it are one token, so that a numbered line is named by what begins it; indentation goes
-# by fours; digits are single elsewhere; ".py" is one token.
+# A newline and the digits after it are one token, so that a line number is one token; indentation is split into fours;
+# digits are single elsewhere; ".py" is one token.
 SPLIT = r"\.py|\n\d*|(?:    )+| ?[A-Za-z]+| ?_+| ?\d| ?[^\sA-Za-z\d_]+|\s+"
 _SHORT = 256
+"""Length in characters up to which encodings are cached."""
 _LONG = 2_048
-"""Characters from which on a text is encoded without holding the interpreter's lock."""
+"""Length in characters above which a text is encoded without holding the GIL."""
 _NFC_SHRINKS = 4
-"""Characters that NFC makes one of at most."""
+"""Maximum number of characters that NFC combines into one."""
 
-# Texts come one by one: without this the library starts threads of its own, and warns when the process forks.
+# Texts are encoded one by one. Without this the library starts threads of its own and warns when the process forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class TokenizerError(ValueError):
-    """A tokenizer file cannot be used, or a control token does not exist."""
+    """A tokenizer file is not usable, or a control token does not exist."""
 
 
 class TooManyTokens(ValueError):
@@ -47,7 +48,7 @@ class TooManyTokens(ValueError):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str]) -> tokenizers.Tokenizer:
-    """Byte-level BPE of at most ``vocab_size`` entries, of which the first are ``special_tokens`` in order.
+    """Train byte-level BPE of at most ``vocab_size`` entries, of which the first are ``special_tokens`` in order.
 
     All 256 bytes are in the vocabulary, so any text survives a round trip. Raises TokenizerError when ``vocab_size``
     has no room for the bytes and the special tokens.
@@ -75,9 +76,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special_tokens: Sequence[st
 class Tokenizer:
     """A Hugging Face ``tokenizer.json`` with a byte-level vocabulary.
 
-    Two copies of the vocabulary are kept: one knows the added tokens (for pieces marked special), one does not, so
-    that "<|im_end|>" in a user's text stays text. ``size`` is the number of rows of the policy's
-    embedding where that is larger than the vocabulary (Qwen pads it); the ids between decode to nothing.
+    It keeps two copies of the vocabulary: one has the added tokens (for pieces marked special), one does not, so that
+    "<|im_end|>" in a user's text stays text. ``size`` is the number of rows of the policy's embedding where that is
+    larger than the vocabulary (Qwen pads it); the extra ids decode to nothing.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, size: int = 0) -> None:
@@ -95,18 +96,18 @@ class Tokenizer:
         normalizer = json.loads(self._json).get("normalizer")
         self._normalised = normalizer is not None
         self._bounded = normalizer is None or normalizer.get("type") == "NFC"
-        """Whether the bytes of a text bound the number of its tokens: other normalizers may delete what they like."""
+        """Whether ``least_tokens`` is a valid bound: normalizers other than NFC may delete any text."""
 
     def __len__(self) -> int:
         return self.vocab_size
 
     @property
     def rows(self) -> int:
-        """How many ids there are, those included that decode to nothing."""
+        """Number of ids, including those that decode to nothing."""
         return len(self._bytes)
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        """Token ids. Without ``allow_special`` a control token's name is encoded as the characters it consists of."""
+        """Encode a text. Without ``allow_special`` the name of a control token is encoded as plain characters."""
         if allow_special:
             if (one := self.special_ids.get(text)) is not None:
                 return [one]
@@ -114,11 +115,11 @@ class Tokenizer:
         return list(self._encode_plain(text))
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]], most: int | None = None) -> list[int]:
-        """Ids of ``(text, special)`` pieces. Neighbouring plain pieces are joined before they are encoded.
+        """Encode ``(text, special)`` pieces. Neighbouring plain pieces are joined before they are encoded.
 
-        A special piece that this vocabulary has no control token for (``<tool_call>`` in SmolLM2's) is plain text.
-        Raises TooManyTokens where there are more than ``most``: where the bytes of the text show it, before any is
-        encoded.
+        A special piece for which this vocabulary has no control token (``<tool_call>`` in SmolLM2's) is plain text.
+        Raises TooManyTokens where there are more than ``most`` tokens, if possible from the number of bytes alone,
+        before anything is encoded.
         """
         if most is not None:
             pieces = list(pieces)
@@ -144,10 +145,10 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound of the number of tokens of ``text``, from its bytes alone.
+        """Lower bound of the number of tokens of ``text``, from its bytes alone.
 
-        A token of n bytes covers n bytes whose longest tokens have at least n, so the sum of 1 / (length of the
-        longest token with this byte) over all bytes is at most the number of tokens.
+        Each of the n bytes of a token occurs in a token of at least n bytes, namely this one. So the sum of 1 / (length
+        of the longest token that contains the byte) over all bytes is at most the number of tokens.
         """
         if not self._bounded or (self._normalised and not text.isascii()):
             return len(text) // (_NFC_SHRINKS * self.longest) if self._bounded else 0
@@ -159,12 +160,12 @@ class Tokenizer:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """Length in bytes of the longest token."""
         return max(map(len, self._bytes))
 
     @cached_property
     def _shares(self) -> NDArray[np.float64]:
-        """Per byte, 1 / length of the longest token that has it; 0 for a byte that no token has."""
+        """Per byte value, 1 / length of the longest token that contains it; 0 where no token does."""
         shares = np.zeros(256)
         for token in sorted(set(self._bytes), key=len, reverse=True):
             for byte in token:
@@ -175,7 +176,7 @@ class Tokenizer:
         return shares
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ``ids``, control tokens by name; bytes that are not UTF-8 become U+FFFD."""
+        """Decode ``ids``; control tokens by name; bytes that are not UTF-8 become U+FFFD."""
         return b"".join([self._bytes[i] for i in ids]).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
@@ -217,11 +218,11 @@ class Tokenizer:
         return ids
 
     def _encode_new(self, text: str, most: int | None) -> tuple[int, ...]:
-        # ``encode`` keeps the interpreter's lock, ``encode_batch_fast`` gives it up: a long text takes seconds.
+        # ``encode`` holds the GIL, ``encode_batch_fast`` releases it: a long text takes seconds.
         encode = self._plain.encode if len(text) <= _LONG else self._encode_long
         try:
             found = encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError):  # a lone surrogate, which JSON can carry and UTF-8 cannot
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate, which JSON can contain and UTF-8 cannot
             found = encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
         if most is not None and len(found) > most:  # before a list of all of them is made
             raise TooManyTokens(len(found))
@@ -232,19 +233,19 @@ class Tokenizer:
 
 
 def _without_added(source: str) -> str:
-    """The same vocabulary without added tokens (those of whitespace only stay: they are ordinary text)."""
+    """Remove the added tokens from a ``tokenizer.json``; those that are only whitespace stay, as ordinary text."""
     data = json.loads(source)
     dropped = {t["content"] for t in data["added_tokens"] if not t["content"].isspace()}
     data["added_tokens"] = [t for t in data["added_tokens"] if t["content"] not in dropped]
     data["post_processor"] = None
     if data["model"].get("ignore_merges"):
-        # Such a model looks a whole word up first, and would find a control token that is listed in the vocabulary.
+        # Such a model first looks up the whole word, and would find a control token that is in the vocabulary.
         data["model"]["vocab"] = {t: i for t, i in data["model"]["vocab"].items() if t not in dropped}
     return json.dumps(data)
 
 
 def _token_bytes(tokenizer: tokenizers.Tokenizer, added: set[int], size: int) -> list[bytes]:
-    """Bytes per id; a byte-level vocabulary writes each byte as one printable character (GPT-2's table)."""
+    """Return the bytes of each id; a byte-level vocabulary writes a byte as one printable character (GPT-2's table)."""
     table = _byte_table()
     out = [b""] * size
     for text, i in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -256,7 +257,7 @@ def _token_bytes(tokenizer: tokenizers.Tokenizer, added: set[int], size: int) ->
 
 
 def _byte_table() -> dict[str, int]:
-    """Character -> byte: printable Latin-1 stands for itself, the other bytes follow in order from U+0100."""
+    """Map characters to bytes: printable Latin-1 to itself; the other bytes follow in order from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(b): b for b in printable}
     for b in range(256):

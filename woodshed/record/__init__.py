@@ -1,1 +1,1 @@
-"""Records that travel between the planes. Knows nothing of Ray, HTTP or sandboxes."""
+"""Records that the planes exchange, and their storage. Knows nothing of Ray, HTTP or sandboxes."""

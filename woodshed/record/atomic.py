@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all."""
+"""Files that exist completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> None:
-    """Write beside ``path`` and rename into place; parent folders are made, a file that was there is replaced.
+    """Write beside ``path`` and rename into place; create parent folders, replace an existing file.
 
-    Whoever reads sees the old file or the new one, even if this process is killed. With ``fsync`` also after a power
-    failure. Where it fails (OSError, say a full disk), nothing is left behind.
+    Readers see the old file or the new one, even if this process is killed; with ``fsync`` also after a power failure.
+    Where it fails (OSError, for example a full disk), nothing is left behind.
     """
     with _written_beside(path, data, fsync) as temporary:
         temporary.replace(path)
 
 
 def create_whole(path: Path, data: bytes | str, *, fsync: bool = False, mode: int = 0o666) -> bool:
-    """``write_whole`` where nothing is at ``path``; False where something is. Of several that try at the same time, in
-    whatever processes, one gets True. ``mode``: permissions, less what the umask takes."""
+    """Write as ``write_whole`` where ``path`` does not exist; return False where it does. Of several callers at the
+    same time, in any processes, one gets True. ``mode``: permissions before the umask."""
     with _written_beside(path, data, fsync, mode) as temporary:
         try:
             path.hardlink_to(temporary)
@@ -34,7 +34,7 @@ def create_whole(path: Path, data: bytes | str, *, fsync: bool = False, mode: in
 
 @contextmanager
 def _written_beside(path: Path, data: bytes | str, fsync: bool, mode: int = 0o666) -> Iterator[Path]:
-    """A file of its own for every call, because threads may write the same path. Removed where the body fails."""
+    """Write a temporary file, one per call because threads may write the same path. Remove it where the body fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""Where downloads and everything made from them lies, shared by all runs."""
+"""Folder of downloads and of everything made from them, shared by all runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """``$WOODSHED_CACHE``, else ``$XDG_CACHE_HOME/woodshed``, else ``~/.cache/woodshed``.
+    """Return ``$WOODSHED_CACHE``, else ``$XDG_CACHE_HOME/woodshed``, else ``~/.cache/woodshed``.
 
-    Without a home folder that can be written it is a folder of this user's own among the temporary files. Raises
-    OSError, with what to do, where there is none.
+    Without a writable home folder it is a folder of this user among the temporary files. Raises OSError, with what to
+    do, where there is none.
     """
     if value := os.environ.get("WOODSHED_CACHE"):
         try:
             Path(value).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
-                f"WOODSHED_CACHE names {value}, which cannot be made ({error}); name another folder"
+                f"WOODSHED_CACHE names {value}, which cannot be created ({error}); name another folder"
             ) from None
         return Path(value)
     try:
@@ -32,7 +32,8 @@ def cache_directory() -> Path:
 
 
 def _temporary() -> Path:
-    """Programs are loaded from the cache, so nobody else may have made this folder or write to it."""
+    """Return this user's folder among the temporary files. Programs are loaded from the cache, so nobody else may own
+    this folder or write to it."""
     place = Path(tempfile.gettempdir()) / f"woodshed-cache-{os.geteuid()}"
     try:
         place.mkdir(mode=0o700, exist_ok=True)
@@ -41,5 +42,5 @@ def _temporary() -> Path:
             return place
         why = f"{place} belongs to others"
     except OSError as error:
-        why = f"{place} cannot be made: {error}"
-    raise OSError(f"the home folder cannot be written, and {why}; set WOODSHED_CACHE to a folder for downloads")
+        why = f"{place} cannot be created: {error}"
+    raise OSError(f"the home folder is not writable, and {why}; set WOODSHED_CACHE to a folder for downloads")

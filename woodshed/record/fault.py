@@ -1,4 +1,4 @@
-"""Failures that carry where they came from. The class decides it, so no failure becomes one of another source."""
+"""Base class of failures whose class says what caused them, so that a failure is never attributed to another source."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _SHORTAGES = frozenset({
 
 
 class Fault(Exception):
-    """``source``: ``box`` counts against whoever ran in it; ``host`` and ``endpoint`` are tried again, then masked;
-    ``task`` is masked at once: the task cannot be graded here, whatever is handed in."""
+    """A failure with its ``source``. ``box`` counts against the code that ran in the box; ``host`` and ``endpoint`` are
+    retried, then masked; ``task`` is masked at once: the task cannot be graded here, whatever the submission."""
 
     source: ClassVar[FaultSource]
 
 
 class HostFault(Fault):
-    """This machine failed or lacks something."""
+    """This machine failed or is out of a resource."""
 
     source: ClassVar[FaultSource] = "host"
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether an error of this machine's own files says that the machine lacks something now, and nothing of the
-    file: it is there, or is not, when the machine has it again."""
+    """Whether an error of this machine's own files means that the machine is out of a resource, and so says nothing
+    about the file."""
     return error.errno in _SHORTAGES

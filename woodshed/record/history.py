@@ -1,7 +1,7 @@
-"""``TASK/history.jsonl``: how policies did on a task, and whether it is still in use. Lines are added, never changed.
+"""``TASK/history.jsonl``: results of policies on a task, and whether the task is still in use. Append-only.
 
-The file lies beside ``task.toml`` and travels with the task; it is no part of it, so ``Task.digest`` leaves it out.
-What was noted of other contents of the task (its digest differs) does not count any more.
+The file lies beside ``task.toml`` and is copied with the task, but is not part of it: ``Task.digest`` leaves it out.
+Lines about an earlier version of the task (with another digest) are ignored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _STATUSES = get_args(Status)
 
 @dataclass(frozen=True)
 class Rating:
-    """``solved`` of ``rollouts`` by one version of a policy; those that infrastructure errors cost are not counted.
+    """Result of one version of a policy: ``solved`` of ``rollouts``, without those lost to infrastructure errors.
 
-    ``policy`` is its name for people, ``version`` its PolicyVersion (of the newest token), ``checkpoint`` the digest of
-    its files where they were there, ``harness`` the harness hash. ``group`` names these rollouts and no others: of two
-    ratings of a group the one with more rollouts holds. ``kind``: ``rate``, or the stage of a run (``before``,
+    ``policy`` is its display name, ``version`` its PolicyVersion (of the newest token), ``checkpoint`` the digest of
+    its files where they were available, ``harness`` the harness hash. ``group`` identifies these rollouts: of two
+    ratings of a group the one with more rollouts counts. ``kind``: ``rate``, or the stage of a run (``before``,
     ``after``, ``train``). ``turns`` and ``thinking_tokens`` are means over the rollouts. ``date``: UTC, to the second.
     """
 
@@ -48,8 +48,8 @@ class Rating:
 
 @dataclass(frozen=True)
 class Mark:
-    """What was decided about a task, and ``why``. Runs take tasks that are ``in use`` only. ``hardened``: names of the
-    tasks that were made of it."""
+    """A decision about a task, and ``why``. Runs take only tasks that are ``in use``. ``hardened``: names of the harder
+    tasks that were made from it."""
 
     status: Status
     why: str
@@ -63,7 +63,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class History:
-    """``ratings``: one for each group, oldest first. ``mark``: the last one, None where nothing was decided."""
+    """``ratings``: one per group, oldest first. ``mark``: the last decision, or None."""
 
     ratings: tuple[Rating, ...] = ()
     mark: Mark | None = None
@@ -74,7 +74,7 @@ class History:
 
 
 def read_history(task: Task) -> History:
-    """What is known of the task as it is now. Raises TaskError that names the file and the line."""
+    """Read the history of the task as it is now. Raises TaskError that names the file and the line."""
     path = task.path / HISTORY
     if not path.exists():
         return History()
@@ -88,7 +88,7 @@ def read_history(task: Task) -> History:
                 one = _typed(Rating, row["rating"])
                 known = ratings.get(one.group)
                 if known is None or one.rollouts > known.rollouts:
-                    ratings.pop(one.group, None)  # the newest is the last
+                    ratings.pop(one.group, None)  # so that the newest rating is the last
                     ratings[one.group] = one
             else:
                 mark = _typed(Mark, {**row["mark"], "hardened": tuple(row["mark"]["hardened"])})
@@ -99,7 +99,7 @@ def read_history(task: Task) -> History:
 
 
 def note_rating(task: Task, rating: Rating) -> bool:
-    """Add a rating; False (and nothing written) where the history has one of this group and as many rollouts."""
+    """Add a rating; return False, and write nothing, where one of this group with as many rollouts is there."""
     known = next((r for r in read_history(task).ratings if r.group == rating.group), None)
     if known is not None and known.rollouts >= rating.rollouts:
         return False
@@ -108,7 +108,7 @@ def note_rating(task: Task, rating: Rating) -> bool:
 
 
 def note_mark(task: Task, mark: Mark) -> bool:
-    """Add a decision; False (and nothing written) where it says what the last one says."""
+    """Add a decision; return False, and write nothing, where it equals the last one but for its date."""
     last = read_history(task).mark
     if last is not None and (last.status, last.why, last.hardened) == (mark.status, mark.why, mark.hardened):
         return False
@@ -117,7 +117,7 @@ def note_mark(task: Task, mark: Mark) -> bool:
 
 
 def in_use(tasks: Iterable[Task]) -> tuple[list[Task], Counter[str]]:
-    """The tasks that a run may take, and how many were left out by their status."""
+    """Return the tasks that a run may take, and the number left out per status."""
     kept: list[Task] = []
     left: Counter[str] = Counter()
     for task in tasks:
@@ -130,12 +130,12 @@ def in_use(tasks: Iterable[Task]) -> tuple[list[Task], Counter[str]]:
 
 
 def now() -> str:
-    """This second in UTC, as dates are noted."""
+    """The current time as a ``date`` (UTC, to the second)."""
     return at(datetime.now(UTC).timestamp())
 
 
 def at(seconds: float) -> str:
-    """Unix seconds as dates are noted."""
+    """A time in Unix seconds as a ``date`` (UTC, to the second)."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

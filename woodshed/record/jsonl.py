@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Whole rows only: a line that a kill cut short, and any other that is no JSON object, is ignored."""
+    """Read the rows of a file. Ignores lines that are not JSON objects, such as one that a kill cut short."""
     rows = []
     try:
         text = path.read_text(errors="replace")
@@ -25,7 +25,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 class JsonLines:
-    """Appends rows to ``path``, whose folder is made. A row that a kill cut short is cut off when it is opened."""
+    """Appends rows to ``path``, whose folder is created. Opening it removes a last row that a kill cut short."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class JsonLines:
 
 
 def _end_of_rows(file: BinaryIO, block: int = 1 << 16) -> int:
-    """Where the last whole line ends: read from the end, the file may be long."""
+    """Offset at which the last whole line ends, searched from the end because the file may be long."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - block)

@@ -1,7 +1,7 @@
-"""JSON of any size, read without keeping the other threads of the process waiting.
+"""Parser of JSON of any size that does not stall the other threads of the process.
 
-``json.loads`` holds the interpreter's lock until it is done: a second for 16 MB of small lists. Long texts are
-therefore read by Python code, which gives the lock up every few milliseconds, and strings piece by piece.
+``json.loads`` holds the GIL until it is done: a second for 16 MB of small lists. Long texts are therefore parsed in
+Python, which releases the GIL every few milliseconds, and strings piece by piece.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 AT_ONCE = 64 << 10
-"""Characters that ``json.loads`` may read: at worst 5 ms."""
+"""Maximum number of characters that ``json.loads`` reads at once: at worst 5 ms."""
 _PIECE = 64 << 10
 _LONGEST_NUMBER = 5_000
-"""Characters; Python reads integers of 4,300 digits."""
+"""Maximum length of a number in characters; Python parses integers of up to 4,300 digits."""
 _BLANKS = frozenset(" \t\n\r")
 _BLANK = re.compile(r"[ \t\n\r]*")
 _WORD = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|null|true|false|NaN|-?Infinity")
 _UNFINISHED = re.compile(r"\\u[0-9a-fA-F]{0,3}\Z")
 _HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 VALUES = 50_000
-"""Most objects, lists, strings and numbers of a long text together. A conversation has a few of them per message."""
+"""Maximum number of values (objects, lists, strings, numbers) in a long text. A conversation has a few per message."""
 
 
 def loads(text: str | bytes, number: Callable[[str], Any] | None = None) -> Any:
-    """As ``json.loads``; ``number`` reads numbers, where it is given.
+    """Parse like ``json.loads``; ``number``, if given, converts numbers.
 
     Raises ValueError, also where a long text has more than ``VALUES`` values, and RecursionError where it is nested too
     deeply.
@@ -42,7 +42,7 @@ def loads(text: str | bytes, number: Callable[[str], Any] | None = None) -> Any:
 
 
 class _Reader:
-    """Reads values of ``text`` one after the other; each method gives a value and the index behind it."""
+    """Parses values of ``text`` one after the other; each method returns a value and the index after it."""
 
     def __init__(self, text: str, number: Callable[[str], Any] | None) -> None:
         self._text = text
@@ -108,7 +108,7 @@ class _Reader:
             at = self._blank(at + 1)
 
     def _blank(self, at: int) -> int:
-        """The first index from ``at`` on that is not blank."""
+        """Index of the first character from ``at`` on that is not blank."""
         text = self._text
         if text[at : at + 1] not in _BLANKS:
             return at
@@ -120,7 +120,7 @@ class _Reader:
             at = found.end()
 
     def _string(self, start: int) -> tuple[str, int]:
-        """A string whose content begins at ``start``."""
+        """Parse a string whose content begins at ``start``."""
         text = self._text
         end = text.find('"', start, start + _PIECE)
         if end >= 0 and text[end - 1] != "\\":
@@ -128,7 +128,7 @@ class _Reader:
         parts: list[str] = []
         while True:
             piece = text[start : start + _PIECE]
-            with contextlib.suppress(json.JSONDecodeError):  # nothing closes it here, or something is wrong
+            with contextlib.suppress(json.JSONDecodeError):  # the string does not end in this piece, or is malformed
                 part, end = scanstring(piece, 0, True)
                 return "".join([*parts, part]), start + end
             if start + _PIECE >= len(text):
@@ -140,7 +140,7 @@ class _Reader:
 
 
 def _whole(piece: str) -> int:
-    """Length of the beginning that ends neither within an escape nor between the two of a surrogate pair."""
+    """Length of the longest prefix that ends neither within an escape nor within a surrogate pair."""
     end = len(piece)
     end -= (end - len(piece.rstrip("\\"))) % 2
     if (found := _UNFINISHED.search(piece, max(0, end - 5), end)) and _starts_escape(piece, found.start()):
@@ -151,12 +151,12 @@ def _whole(piece: str) -> int:
 
 
 def _starts_escape(piece: str, at: int) -> bool:
-    """Whether the backslash at ``at`` is not escaped itself."""
+    """Whether the backslash at ``at`` begins an escape, rather than being escaped itself."""
     return (at - len(piece[:at].rstrip("\\"))) % 2 == 0
 
 
 def _decoded(data: bytes) -> str:
-    """The text of ``data``, in pieces. Raises ValueError where it is no text."""
+    """Decode ``data`` in pieces. Raises ValueError where it is not text."""
     decoder = codecs.getincrementaldecoder(json.detect_encoding(data))("surrogatepass")
     starts = range(0, len(data), 1 << 20)
     return "".join([decoder.decode(data[i : i + (1 << 20)], i + (1 << 20) >= len(data)) for i in starts])

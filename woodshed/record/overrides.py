@@ -1,4 +1,4 @@
-"""``--set field=value`` of commands: into a table of settings, and back into what was wrong with it."""
+"""``--set field=value`` of commands: merged into a table of settings, and named in errors about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def apply(table: dict[str, Any], overrides: Sequence[str]) -> dict[tuple[str, ...], str]:
-    """Put ``overrides`` (``engine.threads=2``) into ``table``; the override behind each field. Raises ValueError."""
+    """Put ``overrides`` (``engine.threads=2``) into ``table``; return the override of each field. Raises ValueError."""
     origin: dict[tuple[str, ...], str] = {}
     for override in overrides:
         keys, value = _parsed(override)
@@ -29,7 +29,7 @@ def apply(table: dict[str, Any], overrides: Sequence[str]) -> dict[tuple[str, ..
 
 
 def validated(model: type[M], table: dict[str, Any], overrides: Sequence[str]) -> M:
-    """``table`` with ``overrides`` as settings. Raises ValueError that names the option and the nearest valid field."""
+    """Validate ``table`` with ``overrides``. Raises ValueError that names the option and the nearest valid field."""
     origin = apply(table, overrides)
     try:
         return model.model_validate(table)
@@ -39,7 +39,7 @@ def validated(model: type[M], table: dict[str, Any], overrides: Sequence[str]) -
     said = [text for path, text in origin.items() if keys[: len(path)] == path or path[: len(keys)] == keys]
     where = said[-1] if said else "--" + ".".join(keys).replace("_", "-")
     if first["type"] != "extra_forbidden":
-        raise ValueError(f"{where}: {first['msg']}")
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}")
     names = fields_at(model, keys[:-1])
     near = difflib.get_close_matches(keys[-1], names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""The run directory: where everything of a run lies. Names only; no logic beyond atomic small files."""
+"""Layout of a run directory. Only paths, and atomic reads and writes of small files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunDirectory:
         return self.root / "weights"
 
     def chain(self, store: str) -> str:
-        """Where the weight chain lies, given ``weights.store`` of the recipe."""
+        """Address of the weight chain, given ``weights.store`` of the recipe."""
         return store or str(self.weights)
 
     @property
@@ -44,7 +44,7 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     def stage_checkpoints(self, stage: str) -> Path:
-        """Of a supervised stage while it runs."""
+        """Checkpoints of a supervised stage while it runs."""
         return self.checkpoints / stage
 
     @property
@@ -65,17 +65,17 @@ class RunDirectory:
 
     @property
     def egress_log(self) -> Path:
-        """What boxes asked of the outside, where the recipe lets them."""
+        """Log of the network requests of boxes, where the recipe allows any."""
         return self.root / "egress.jsonl"
 
     @property
     def placed_boxes(self) -> Path:
-        """Where the box servers are that the run itself places, and their key."""
+        """Addresses of the box servers that the run itself places, and their key."""
         return self.root / "boxes"
 
     @property
     def judge_log(self) -> Path:
-        """What a judge was asked and answered, where the recipe has one."""
+        """Log of a judge's questions and answers, where the recipe has one."""
         return self.root / "judge.jsonl"
 
     @property
@@ -96,11 +96,11 @@ class RunDirectory:
         return self.root / "metrics" / f"{name}.jsonl"
 
     def stage_result(self, stage: str) -> dict[str, Any] | None:
-        """What a finished stage left behind, or None."""
+        """Result of a finished stage, or None. Raises DirectoryError."""
         return _read_object(self.root / "stages" / f"{stage}.json")
 
     def read_result_of(self, stage: str) -> dict[str, Any]:
-        """What the programs of a stage have to say about it, before it counts as finished."""
+        """Result that the programs of a stage wrote, before the stage counts as finished. Raises DirectoryError."""
         return _read_object(self.root / "results" / f"{stage}.json") or {}
 
     def write_result_of(self, stage: str, result: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class RunDirectory:
         write_json(self.root / "stages" / f"{stage}.json", result)
 
     def read_clock(self) -> dict[str, float]:
-        """Seconds that unfinished stages have taken so far, those before a kill included."""
+        """Seconds that unfinished stages have taken so far, including the time before a kill."""
         return self.read_progress("clock")
 
     def write_clock(self, seconds: dict[str, float]) -> None:
@@ -140,14 +140,14 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 
 def key_file(path: Path, key: str = "") -> Path:
-    """That file, which nobody else may read, with ``key`` or a new one in it where it was not there."""
+    """Create a file that only its owner may read, with ``key`` or a random one, unless it exists; return its path."""
     if not path.exists():
         create_whole(path, key or secrets.token_urlsafe(32), mode=0o600)
     return path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all, and on the disk before this returns."""
+    """Write completely or not at all, and flush to the disk before returning."""
     write_whole(path, text, fsync=True)
 
 

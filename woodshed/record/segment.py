@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Span:
-    """Which message tokens ``[start, end)`` of a segment belong to.
+    """The message that tokens ``[start, end)`` of a segment belong to.
 
     ``role`` is one of ``system``, ``user``, ``assistant``, ``tool``; ``message`` is the index of the message in
     the conversation as the harness sent it.
@@ -28,8 +28,8 @@ class Span:
 class Constraint:
     """Tokens ``[start, end)`` of a segment were sampled under a grammar (``Sampling.grammar``).
 
-    ``library`` is the name and version of what read it. Which tokens were allowed at each position follows from the
-    rest, so that it is computed again for training.
+    ``library`` is the name and version of the library that interpreted it. The tokens allowed at each position follow
+    from the rest, so training computes them again.
     """
 
     start: int
@@ -43,10 +43,10 @@ class Constraint:
 
     @staticmethod
     def from_json(data: Sequence[Any]) -> Constraint:
-        """Raises TypeError or ValueError for what ``to_json`` did not write."""
+        """Read a constraint. Raises TypeError or ValueError for what ``to_json`` did not write."""
         start, end, grammar, stop_ids, library = data
         if not isinstance(start, int) or not isinstance(end, int) or not isinstance(grammar, str):
-            raise ValueError(f"constraint: {data!r:.80} is none")
+            raise ValueError(f"not a constraint: {data!r:.80}")
         return Constraint(start, end, grammar, tuple(map(int, stop_ids)), str(library))
 
 
@@ -54,7 +54,8 @@ class Constraint:
 class Penalties:
     """Tokens ``[start, end)`` of a segment were sampled with penalties (``Sampling.presence_penalty`` and so on).
 
-    Their log-probabilities are those of another distribution than a trainer computes, so they cannot be trained on.
+    Their log-probabilities belong to another distribution than the one a trainer computes, so they cannot be trained
+    on.
     """
 
     start: int
@@ -68,10 +69,10 @@ class Penalties:
 
     @staticmethod
     def from_json(data: Sequence[Any]) -> Penalties:
-        """Raises TypeError or ValueError for what ``to_json`` did not write."""
+        """Read penalties. Raises TypeError or ValueError for what ``to_json`` did not write."""
         start, end, presence, frequency, repetition = data
         if not isinstance(start, int) or not isinstance(end, int):
-            raise ValueError(f"penalties: {data!r:.80} are none")
+            raise ValueError(f"not penalties: {data!r:.80}")
         return Penalties(start, end, float(presence), float(frequency), float(repetition))
 
 
@@ -82,8 +83,8 @@ class Segment:
     ``tokens`` int32 ``[T]``; ``sampled`` bool ``[T]`` (True where the policy sampled the token); ``logprobs``
     float32 ``[T]`` (natural log, behaviour policy at sampling time, 0 where not sampled); ``versions`` int32
     ``[T]`` (PolicyVersion that sampled the token, -1 where not sampled); ``routes`` int16 ``[T, L, K]`` expert ids
-    or None (-1 where unknown). ``constraints``: under which grammars tokens were sampled; their ``logprobs`` are those
-    among the allowed tokens. ``penalties``: where and with which penalties tokens were sampled.
+    or None (-1 where unknown). ``constraints``: grammars under which tokens were sampled; their ``logprobs`` are
+    normalised over the allowed tokens. ``penalties``: penalties with which tokens were sampled.
     """
 
     tokens: NDArray[np.int32]
@@ -107,9 +108,9 @@ class Segment:
         if self.routes is not None and (self.routes.ndim != 3 or self.routes.shape[0] != t):
             raise ValueError(f"segment: routes has shape {self.routes.shape}, expected [{t}, layers, k]")
         if np.any(self.logprobs[~self.sampled] != 0) or np.any(self.versions[~self.sampled] != -1):
-            raise ValueError("segment: a token that was not sampled carries a log-probability or a version")
+            raise ValueError("segment: a token that was not sampled has a log-probability or a version")
         if np.any(self.versions[self.sampled] < 0):
-            raise ValueError("segment: a sampled token carries no policy version")
+            raise ValueError("segment: a sampled token has no policy version")
         marks = [("a grammar", c.start, c.end) for c in self.constraints]
         marks += [("penalties", p.start, p.end) for p in self.penalties]
         for what, start, end in marks:

@@ -1,6 +1,6 @@
-"""The base of every folder's ``settings.py``: strict, frozen, documented.
+"""Base class of every folder's settings (strict, frozen, documented), and the loader of references to user code.
 
-What a recipe names ``"module:Name"``: code of the user's own, found where Python looks and in the current folder.
+A recipe refers to user code as ``"module:Name"``; the module is looked for on Python's path and in the current folder.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Device = Literal["auto", "cpu", "cuda"]
-"""A torch device by name; ``woodshed.policy.device.resolve`` says what ``auto`` means here."""
+"""A torch device by name; ``woodshed.policy.device.resolve`` decides what ``auto`` is on this machine."""
 
 Place = Annotated[str, BeforeValidator(lambda v: os.fspath(v) if isinstance(v, os.PathLike) else v)]
 """A folder's path, or the URL of a bucket."""
 
 
 class Settings(BaseModel):
-    """Unknown keys are errors, values never change after loading, attribute docstrings become field descriptions."""
+    """Base of all settings: unknown keys are errors, values are frozen, attribute docstrings describe the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
 
 def is_reference(name: str) -> bool:
+    """Whether a name in a recipe refers to the user's own code, ``"module:Name"``."""
     return ":" in name
 
 
-def load_reference(reference: str, field: str) -> Any:
-    """The attribute of a module. Raises ValueError, naming ``field``, where it cannot be had."""
+def load_reference(reference: str, field: str = "") -> Any:
+    """Import a module and return its attribute. Raises ValueError, which begins with ``field``, where that fails."""
     module, _, attribute = reference.partition(":")
-    if os.getcwd() not in sys.path:  # as it is for python -m, and is not for a program that pip has installed
+    # ``python -m`` puts the current folder on the path; a program that pip installed does not.
+    if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         return getattr(import_module(module), attribute)
     except Exception as error:  # whatever a user's module raises while it is loaded
-        raise ValueError(f"{field}: {reference!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        where = f"{field}: " if field else ""
+        raise ValueError(f"{where}{reference!r} cannot be loaded: {type(error).__name__}: {error}") from error

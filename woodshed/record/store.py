@@ -1,10 +1,10 @@
-"""Trajectories on disk: an SQL index for questions, Parquet shards for the arrays.
+"""Trajectories on disk: an SQL index for queries, Parquet shards for the arrays.
 
 A trajectory is first one row with a compressed blob (one transaction: stored exactly once, by id). ``compact`` moves
-blobs of a few hundred trajectories into a Parquet shard: shard written and renamed first, rows pointed at it second, so
-a kill between the two leaves an unused file, which the next ``compact`` removes, and loses nothing.
+blobs of a few hundred trajectories into a Parquet shard. It writes and renames the shard first and updates the rows
+second, so a kill in between loses nothing and leaves an unused file, which the next ``compact`` removes.
 
-One trajectory as bytes: a JSON head and the raw arrays behind it. Length-checked, no pickle.
+A blob is a JSON head followed by the raw arrays; lengths are checked, and there is no pickle.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def trajectory_to_bytes(trajectory: Trajectory) -> bytes:
 
 
 def trajectory_from_bytes(data: bytes) -> Trajectory:
-    """Raises ValueError for anything that ``trajectory_to_bytes`` did not write."""
+    """Read a trajectory. Raises ValueError for anything that ``trajectory_to_bytes`` did not write."""
     if data[: len(_MAGIC)] != _MAGIC:
         raise ValueError("not a trajectory record")
     start = len(_MAGIC) + 8
@@ -131,7 +131,7 @@ class TrajectoryStore:
         self._compress = threading.local()
 
     def add(self, trajectory: Trajectory) -> bool:
-        """Store it; False (and nothing changed) when its id is stored already."""
+        """Store a trajectory; return False, and change nothing, where its id is stored already."""
         blob = self._compressor().compress(trajectory_to_bytes(trajectory))
         low, high = trajectory.version_range()
         row = {
@@ -162,12 +162,12 @@ class TrajectoryStore:
         return True
 
     def get(self, trajectory_id: str) -> Trajectory | None:
-        """The trajectory, or None if none of that id is stored."""
+        """Return the trajectory, or None if none of that id is stored."""
         found = list(self._load(sa.select(*_record).where(_table.c.id == trajectory_id)))
         return found[0] if found else None
 
     def group(self, group: str) -> list[Trajectory]:
-        """All stored members of a group, by id."""
+        """Return all stored trajectories of a group, ordered by id."""
         query = sa.select(*_record).where(_table.c.group_id == group)
         return list(self._load(query.order_by(_table.c.id)))
 
@@ -195,7 +195,7 @@ class TrajectoryStore:
             return int(connection.scalar(sa.select(sa.func.count()).select_from(_table)) or 0)
 
     def compact(self, minimum: int = 256) -> int:
-        """Move blobs into one Parquet shard when at least ``minimum`` are waiting; the number moved."""
+        """Move blobs into one Parquet shard when at least ``minimum`` are waiting; return the number moved."""
         with self._engine.connect() as connection:
             query = sa.select(_table.c.id, _table.c.task, _table.c.group_id, _table.c.blob)
             rows = connection.execute(query.where(_table.c.blob.is_not(None))).all()
@@ -230,7 +230,7 @@ class TrajectoryStore:
         self._engine.dispose()
 
     def _drop_unused_shards(self) -> None:
-        """Shards that no row points at: a kill came between the two halves of ``compact``; the blobs still wait."""
+        """Delete shards that no row refers to: a kill interrupted ``compact``, and the rows still have their blobs."""
         with self._engine.connect() as connection:
             used = set(connection.scalars(sa.select(_table.c.shard).distinct()))
         for path in self.folder.glob("shard-*.parquet"):

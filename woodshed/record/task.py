@@ -20,11 +20,10 @@ from .toml import to_toml
 from .walk import all_below
 
 HISTORY = "history.jsonl"
-"""What policies did on a task (``record/history.py``); it lies in the directory and is no part of the task."""
-
+"""File with results of policies on a task (``record/history.py``); in the directory, but not part of the task."""
 
 WITHHELD = "withheld"
-"""What a provenance says as ``reference`` where the authors of a benchmark keep the solution of a task back."""
+"""Value of ``reference`` in the provenance where the authors of a benchmark withhold a task's solution."""
 
 
 class TaskError(Exception):
@@ -35,18 +34,18 @@ class TaskError(Exception):
 class TaskInfo:
     """The ``[metadata.woodshed]`` table.
 
-    ``family``: what generated it (``synthetic task``, ``package``). ``split``: ``train``, ``sft`` or ``heldout``.
+    ``family``: what generated it (``synthetic``, ``package``, ...). ``split``: ``train``, ``sft`` or ``heldout``.
     ``key``: the unit that splits keep apart (a semantic key, or package + function). ``grader``: ``cases`` (values
     checked out of process), ``pytest``, ``node`` (tests run by mocha, tape or node:test) or ``install`` (a recipe is
     replayed). ``submission``: globs, relative to the workdir, of the files that cross into grading.
-    ``fail_to_pass``/``pass_to_pass``: required test ids. ``protected``: globs the agent may read but whose changes
-    never count. ``test_command``: what the ``run_tests`` tool runs, empty for the grader's built-in runner. ``layers``:
-    names of content-addressed layers (dependencies) below the workspace. ``kind``: what was done to make the task
-    (``compare``, ``delete_function``, ...). ``provenance``: where the code is from (name, version, sha256, licence);
+    ``fail_to_pass``/``pass_to_pass``: required test ids. ``protected``: globs of files that the agent may read, and
+    whose changes are ignored. ``test_command``: command of the ``run_tests`` tool, empty for the grader's own runner.
+    ``layers``: names of content-addressed layers (dependencies) below the workspace. ``kind``: the change that made the
+    task (``compare``, ``delete_function``, ...). ``provenance``: origin of the code (name, version, sha256, licence);
     with ``reference = "withheld"`` there is no solution, and the split must be ``heldout``. ``timeout_sec``: per test
-    run. ``quality``: what was measured about the task (``mutation_score``: share of mutants of the solution that the
-    required tests notice, and ``mutants``: of how many). ``start``: shell script that starts the services that tests
-    need in every box, and ends once they answer (``sandbox/services.py``)."""
+    run. ``quality``: measurements of the task (``mutation_score``: share of mutants of the solution that the required
+    tests detect, and ``mutants``: their number). ``start``: shell script that starts the services that tests need in
+    every box, and ends once they answer (``sandbox/services.py``)."""
 
     family: str = "harbor"
     split: str = "train"
@@ -112,7 +111,7 @@ class Task:
         return _files(self.workspace)
 
     def workspace_names(self) -> list[str]:
-        """Paths of the workspace's files, whose contents stay unread."""
+        """Paths of the workspace's files, without reading them."""
         return [path.relative_to(self.workspace).as_posix() for path in _plain_files(self.workspace)]
 
     def test_files(self) -> dict[str, bytes]:
@@ -123,13 +122,14 @@ class Task:
         return _files(self.path / "solution" / "workspace")
 
     def environment_files(self) -> dict[str, bytes]:
-        """What other Harbor tools make the box of, besides the workspace."""
+        """Files of ``environment/`` besides the workspace, from which other Harbor tools build the box."""
         found = _files(self.path / "environment")
         return {name: data for name, data in found.items() if not name.startswith("workspace/")}
 
     @property
     def withheld(self) -> bool:
-        """Whether its authors keep the solution back, so that it only measures (``Task.load`` holds it out)."""
+        """Whether the authors withhold the solution, so that the task is only for evaluation (``Task.load`` requires
+        the split ``heldout``)."""
         return self.info.provenance.get("reference") == WITHHELD and not self.solution_files()
 
     @cached_property
@@ -156,17 +156,17 @@ def save_task(
     config: dict[str, Any] | None = None,
     environment: dict[str, bytes] | None = None,
 ) -> Task:
-    """Write a task directory; ``tests`` must hold ``test.sh``. Overwrites files, leaves no partial task.toml.
+    """Write a task directory; ``tests`` must contain ``test.sh``. Overwrites files, leaves no partial task.toml.
 
-    ``solution`` is given relative to the workdir; a ``solve.sh`` that copies it is written for other Harbor tools, but
-    none where the provenance says that the solution is withheld. ``environment``: files beside the workspace; without
-    a ``Dockerfile`` among them one is written that brings an interpreter and nothing else.
+    ``solution`` is relative to the workdir; a ``solve.sh`` that copies it is written for other Harbor tools, unless the
+    provenance says that the solution is withheld. ``environment``: files beside the workspace; without a ``Dockerfile``
+    among them one is written that provides only an interpreter.
     """
     if "test.sh" not in tests:
         raise TaskError(f"{path}: tests need a test.sh")
     merged = {
         "schema_version": "1.4",
-        "artifacts": [info.workdir],  # what a separate verifier gets to see of the agent's work
+        "artifacts": [info.workdir],  # the part of the agent's work that a separate verifier sees
         "task": {"name": name},
         "agent": {"timeout_sec": 600.0},
         "verifier": {"timeout_sec": max(60.0, 4 * info.timeout_sec), "environment_mode": "separate"},
@@ -219,14 +219,14 @@ def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
     if info.provenance.get("reference") == WITHHELD and info.split != "heldout":
         raise TaskError(
             f'{toml_path}: [metadata.woodshed] split is {info.split!r}, but provenance says reference = "{WITHHELD}": '
-            'such a task only measures; write split = "heldout"'
+            'such a task is only for evaluation; write split = "heldout"'
         )
     return info
 
 
 def _info_table(info: TaskInfo) -> dict[str, Any]:
     table = {f.name: getattr(info, f.name) for f in fields(TaskInfo)}
-    table["timeout_sec"] = float(info.timeout_sec)  # 60 and 60.0 are one task, and must be one file
+    table["timeout_sec"] = float(info.timeout_sec)  # 60 and 60.0 are the same task and must give the same file
     return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k not in ("quality", "start") or v}
 
 
@@ -235,11 +235,12 @@ def _names(folder: Path) -> set[str]:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """Raises TaskError for a folder that cannot be read, HostFault where the machine lacks what that needs."""
+    """Read all files below a folder. Raises TaskError where it cannot be read, HostFault where the machine is out of a
+    resource that reading needs."""
     paths = _plain_files(folder)
     try:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    except OSError as error:  # in the middle of grading it would pass for one that a box answers
+    except OSError as error:  # during grading an OSError would be mistaken for an error of the box
         raise _unreadable(folder, error) from error
 
 

@@ -1,4 +1,4 @@
-"""Writing TOML (the standard library only reads it)."""
+"""Writer of TOML (the standard library only reads it)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def to_toml(table: dict[str, Any], prefix: str = "") -> str:
-    """Nested tables with scalars and lists (of scalars or flat tables). TypeError for anything else."""
+    """Write nested tables with scalars and lists (of scalars or flat tables). Raises TypeError for anything else."""
     lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if not isinstance(v, dict)]
     out = "\n".join(lines) + ("\n" if lines else "")
     for key, value in table.items():

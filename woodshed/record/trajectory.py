@@ -62,11 +62,11 @@ class Effort:
 class Trajectory:
     """One agent episode, complete.
 
-    ``id`` is unique and decided at dispatch, so that a retry after a crash stores the same record once;
-    ``attempts`` counts the tries that infrastructure errors cost. ``messages`` is the conversation in OpenAI chat
-    form, for people; the trainer reads ``segments`` only. ``rewards`` are named terms; training reward is their sum.
-    ``ignored``: fields of the agent's requests that the gateway accepted and that changed nothing, with how many
-    requests had them. ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
+    ``id`` is unique and assigned at dispatch, so that a retry after a crash stores the same record once; ``attempts``
+    counts the tries, of which all but the last ended in infrastructure errors. ``messages`` is the conversation in
+    OpenAI chat form, for people; the trainer reads only ``segments``. ``rewards`` are named terms; the training reward
+    is their sum. ``ignored``: fields of the agent's requests that the gateway accepted without effect, with the number
+    of requests that had them. ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
     seconds.
     """
 

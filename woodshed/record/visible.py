@@ -1,4 +1,4 @@
-"""Text of a policy, of its programs or of packages, made safe to show on a terminal."""
+"""Sanitising of untrusted text (of a policy, its programs, or packages) for display on a terminal."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 
 
 def visible(text: str) -> str:
-    """Text without control characters: what a policy or its programs print must not steer the terminal."""
+    """Replace control characters by U+FFFD: output of a policy or its programs must not control the terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

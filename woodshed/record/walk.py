@@ -1,4 +1,4 @@
-"""Folders read completely or not at all."""
+"""Listing of folders that raises instead of skipping what it cannot read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def all_below(folder: Path, skip: Collection[str] = ()) -> list[Path]:
-    """Everything below ``folder``, sorted; links are named and not followed, folders named in ``skip`` left out.
+    """List everything below ``folder``, sorted; links are listed but not followed, folders named in ``skip`` left out.
 
-    Raises OSError where a folder cannot be read. From Python 3.12 on ``Path.rglob`` leaves such folders out without a
-    word: on a machine that is out of descriptors a task would have no tests and a layer no files.
+    Raises OSError where a folder cannot be read. From Python 3.12 on ``Path.rglob`` silently skips such folders: on a
+    machine that is out of file descriptors a task would have no tests and a layer no files.
     """
 
     def refuse(error: OSError) -> None:

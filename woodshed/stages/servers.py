@@ -12,6 +12,7 @@ from woodshed.engine.settings import EngineServerSettings
 from woodshed.gateway.settings import GatewaySettings
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, key_file, write_json
+from woodshed.record.settings import is_reference
 
 RESTARTS = 20
 
@@ -31,6 +32,8 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
     threads = recipe.engine.threads or max(1, server_threads(recipe, training=weights) // replicas)
     shared = {
         "policy": policy,
+        # The policy's directory names its format, but a server imports the user's code only when its settings name it.
+        "format": recipe.policy.format if is_reference(recipe.policy.format) else None,
         "weights": run.chain(recipe.weights.store) if weights else None,
         "admin_key_file": admin,
         "device": recipe.policy.device,

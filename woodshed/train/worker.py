@@ -26,7 +26,7 @@ from torch import Tensor
 from woodshed.cluster.supervisor import FATAL
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.device import resolve
-from woodshed.policy.hf import load_policy
+from woodshed.policy.hf import load_decoder
 from woodshed.policy.state import hf_state, load_hf_state
 from woodshed.weights.background import BackgroundPublisher
 from woodshed.weights.chain import Publisher
@@ -86,8 +86,8 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self.stopping = False
-        policy = load_policy(config.policy, device=resolve(config.device), dtype=torch.float32)
-        self.trainer = Trainer(policy.decoder, config.train)
+        decoder = load_decoder(config.policy, device=resolve(config.device), dtype=torch.float32)
+        self.trainer = Trainer(decoder, config.train)
         chain = config.chain
         publisher = Publisher(
             config.weights,
@@ -175,10 +175,10 @@ class Worker:
         """The policy that training started from, or the one of the last multiple of ``kl.reference_steps``. Read when a
         batch first asks for it: it is as large as the policy."""
         if self._reference is None:
-            policy = load_policy(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
+            decoder = load_decoder(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
             if since := self._reference_step(self.trainer.step_count):
-                load_hf_state(policy.decoder, load_reference(self.config.checkpoints, since))
-            self._reference = Reference(policy.decoder, self.config.train)
+                load_hf_state(decoder, load_reference(self.config.checkpoints, since))
+            self._reference = Reference(decoder, self.config.train)
         return self._reference
 
     def _reference_step(self, step: int) -> int:

@@ -1,11 +1,11 @@
-"""Publishing beside training: the trainer pays for a copy of its weights and for nothing else.
+"""Publishing in a background thread: training pauses only while its weights are copied.
 
 Back-pressure: training never waits for the store. While a version is being written only the newest snapshot is kept;
-the versions between are skipped and counted (a delta names its base, so numbers may be left out), and the newest
-is written as soon as the writer is free. Memory is bounded: base, the snapshot being written, and the newest.
+the versions between are skipped and counted (a delta names its base, so numbers may be left out), and the newest is
+written as soon as the writer is free. Memory is bounded: base, the snapshot being written, and the newest.
 
-With several ranks the threads agree on the next version: the newest that any of them was given, which the others are
-about to be given. Until they have agreed, a rank keeps up to three snapshots, and only beyond those does it wait.
+With several ranks the threads agree on the next version: the newest that any of them was given; the others are about to
+get it too. Until they have agreed, a rank keeps up to three snapshots, and waits only beyond those.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MOST = 3
 
 
 class BackgroundPublisher:
-    """Publishes in a thread. With several ranks, each has one, and all are given the same versions in the same order.
+    """Publishes in a thread. With several ranks each has one, and all must publish the same versions in the same order.
 
-    An error of the thread is raised by the next call of ``publish``, ``check`` or ``flush``, and nothing is published
+    An error in the thread is raised by the next call of ``publish``, ``check`` or ``flush``, and nothing is published
     after it: make a new Publisher, which continues where the chain ends.
     """
 
@@ -32,7 +32,7 @@ class BackgroundPublisher:
         self.published = 0
         self.skipped = 0
         self.copy_seconds = 0.0
-        """What publishing has cost the trainer so far."""
+        """Seconds that publishing has cost the trainer so far."""
         self._waiting: dict[int, Image] = {}
         self._offered: int | None = None
         self._busy = False
@@ -48,7 +48,7 @@ class BackgroundPublisher:
         return self.publisher.head
 
     def publish(self, version: int, state: State) -> None:
-        """Copy ``state`` and return; ``version`` is written as soon as the writer is free, unless a newer one is given
+        """Copy ``state`` and return; ``version`` is written as soon as the writer is free, unless a newer one comes
         first."""
         self.check()
         began = time.perf_counter()
@@ -62,18 +62,18 @@ class BackgroundPublisher:
         self.copy_seconds += time.perf_counter() - began
 
     def check(self) -> None:
-        """Raises what went wrong in the thread."""
+        """Raise the error of the thread, if there was one."""
         if self._failure is not None:
             raise self._failure
 
     def flush(self) -> None:
-        """Wait until the newest version that was given is visible."""
+        """Wait until the newest version given to ``publish`` is visible."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or not (self._waiting or self._busy))
         self.check()
 
     def close(self) -> None:
-        """``flush``, and end the thread."""
+        """Flush, and end the thread."""
         try:
             self.flush()
         finally:
@@ -98,7 +98,7 @@ class BackgroundPublisher:
                 self._changed.notify_all()
 
     def _offer(self) -> int | None:
-        """The newest version that waits; None when closed. Nothing from it on is dropped until ``_take``."""
+        """Wait for a version and return the newest; None when closed. From it on nothing is dropped until ``_take``."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             if not self._waiting:
@@ -108,7 +108,7 @@ class BackgroundPublisher:
             return self._offered
 
     def _take(self, version: int) -> Image:
-        """The snapshot of the version agreed on, once the trainer has given it."""
+        """Wait for the snapshot of the version that the ranks agreed on, and return it."""
         with self._changed:
             self._changed.wait_for(lambda: version in self._waiting or self._closing)
             if version not in self._waiting:
@@ -126,6 +126,6 @@ class BackgroundPublisher:
             return image
 
     def _keep(self, version: int) -> None:
-        """Only this snapshot of those that wait."""
+        """Drop all waiting snapshots but this one."""
         self.skipped += len(self._waiting) - 1
         self._waiting = {version: self._waiting[version]}

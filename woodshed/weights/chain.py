@@ -1,11 +1,9 @@
-"""Publish versions to a chain, from one rank or from all ranks of a trainer; check a chain.
+"""Publish versions to a chain, from one rank or from all ranks of a trainer; delete old versions; verify a chain.
 
-What of a chain is kept.
-
-The rule: the newest ``keep_anchors`` anchors and everything after the oldest of them. From any weights, or from none,
-a follower reaches the head through the newest anchor, which is never deleted; one that is reading a version while it
-is deleted sees its manifest gone and plans again from what is there. So a follower needs no lease. One that holds a
-version of the kept range goes on with deltas alone.
+Retention: the newest ``keep_anchors`` anchors and everything after the oldest of them are kept. The newest anchor is
+never deleted, so a follower reaches the head from any weights or from none. A follower whose version is deleted while
+it reads finds the manifest gone and plans again from what is left, so it needs no lease. A follower that holds a
+version of the kept range continues with deltas alone.
 """
 
 from __future__ import annotations
@@ -42,19 +40,19 @@ from .store import Store, open_store
 
 
 def collect_garbage(where: str | os.PathLike[str] | Store, *, keep_anchors: int = 2) -> list[int]:
-    """Delete versions older than the ``keep_anchors``-th newest anchor; returns their numbers."""
+    """Delete versions older than the ``keep_anchors``-th newest anchor; return their numbers."""
     if keep_anchors < 1:
         raise ValueError("collect_garbage: keep_anchors must be at least 1")
     store = open_store(where)
     found, writers = versions(store), Writers(store)
     writers.look()
     anchors = 0
-    for at in range(len(found) - 1, -1, -1):  # Newest first: what is kept is read, what is deleted is not.
+    for at in range(len(found) - 1, -1, -1):  # Newest first, so that only manifests of kept versions are read.
         try:
             manifest = read_manifest(store, found[at])
             anchors += "full" in manifest.kinds and writers.counts(manifest)
         except (FileNotFoundError, TornVersion):
-            continue  # Not an anchor that anybody could start from.
+            continue  # No follower could start from it.
         if anchors == keep_anchors:
             for version in found[:at]:
                 delete_version(store, version)
@@ -68,16 +66,16 @@ Written = dict[Kind, list[Part]]
 
 
 class Publisher:
-    """The one writer of a chain: a process, or all ranks of a trainer together. Making one takes the chain over from
-    whoever wrote it before: their next version is refused with PublisherFenced.
+    """The only writer of a chain: one process, or all ranks of a trainer together. Creating one takes the chain over
+    from the previous publisher, whose next version is refused with PublisherFenced.
 
     Versions ascend; the first one is an anchor, and so is the first at or after each multiple of ``anchor_every``.
     Numbers may be left out: a delta names its base. Publishing a version again with equal weights does nothing, with
     other weights raises VersionConflict. A new Publisher continues where the chain ends.
 
     With several ranks every method is collective. Each rank compares its own pieces with those it published last and
-    writes its own parts; rank 0 writes the manifest once all parts are there, so a version is visible whole or not at
-    all. If a rank fails, all ranks raise, naming it, and the same version can be published again.
+    writes its own parts; rank 0 writes the manifest after all parts, so a version is visible whole or not at all. If a
+    rank fails, all ranks raise an error that names it, and the same version can be published again.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Publisher:
         self.anchor_every, self.keep_anchors = anchor_every, keep_anchors
         self.level, self.part_bytes = level, part_bytes
         self.bytes_written = 0
-        """By this rank."""
+        """Bytes of parts that this rank has written."""
         self._fence: Fence | None = None
         self.head: int | None
         """Newest complete version, None for an empty chain."""
@@ -106,7 +104,7 @@ class Publisher:
         self._base: tuple[int, Image] | None = None
 
     def _take_over(self) -> tuple[int | None, int]:
-        """The head and this publisher's number, on the first rank."""
+        """On rank 0, claim the chain; return the head and this publisher's number."""
         if self.ranks.rank:
             return None, 0
         self._fence = Fence(self.store)
@@ -118,11 +116,11 @@ class Publisher:
         self.write(version, self.snapshot(state))
 
     def snapshot(self, state: State) -> Image:
-        """A copy of this rank's pieces, for ``write``. Tensors that all ranks hold are dealt out among them."""
+        """Copy this rank's pieces, for ``write``. Tensors that all ranks hold are distributed among them."""
         return take(own_part(state, self.ranks.rank, self.ranks.world))
 
     def write(self, version: int, image: Image) -> None:
-        """``publish`` of what ``snapshot`` copied."""
+        """Publish what ``snapshot`` copied; see ``publish``."""
         check_number(self.store.url, version)
         if self.head is not None and version <= self.head:
             self._republish(version, image)
@@ -159,24 +157,24 @@ class Publisher:
             kinds={kind: Parts(bytes=sum(p.bytes for p in parts), parts=parts) for kind, parts in kinds.items()},
         )
         self._show(fence, manifest)
-        fence.check(version)  # Whoever took over meanwhile may have noted its head before this manifest was there.
+        fence.check(version)  # A publisher that took over meanwhile may have read the head before this manifest.
         if "full" in kinds and self.keep_anchors:
             try:
                 collect_garbage(self.store, keep_anchors=self.keep_anchors)
-            except OSError as error:  # Tried again with the next anchor.
-                log.warning("weights: old versions stay for now: %s", error)
+            except OSError as error:  # The next anchor tries again.
+                log.warning("weights: old versions could not be deleted yet: %s", error)
 
     def _show(self, fence: Fence, manifest: Manifest) -> None:
-        """Write the manifest, also in place of one by a fenced publisher, which does not count."""
+        """Write the manifest; replace one by a fenced publisher, which does not count."""
         if write_manifest(self.store, manifest):
             return
         fence.check(manifest.version)
         if read_manifest(self.store, manifest.version).writer >= fence.writer.number:
-            raise VersionConflict(f"{self.store.url}: version {manifest.version} is there already with other weights")
+            raise VersionConflict(f"{self.store.url}: version {manifest.version} already exists with other weights")
         write_manifest(self.store, manifest, replace=True)
 
     def _republish(self, version: int, image: Image) -> None:
-        """Nothing to do where the version is there with these weights, in whatever pieces."""
+        """Check that the version exists with these weights, in whatever pieces. Raises VersionConflict."""
         try:
             known = read_manifest(self.store, version).digest
         except FileNotFoundError:
@@ -193,11 +191,11 @@ class Publisher:
         if not all(self.ranks.exchange(same)):
             raise VersionConflict(
                 f"{self.store.url}: version {version} was already published with other weights; "
-                "a version never changes: give the run a new place or continue from its checkpoint"
+                "a version never changes: give the run another chain or continue from its checkpoint"
             )
 
     def _load(self, head: int, image: Image) -> Image:
-        """What this rank's pieces are compared with; after a restart read from the chain."""
+        """Return the weights that this rank's pieces are compared with; after a restart, read them from the chain."""
         if self._base is None or self._base[0] != head:
             self._base = (head, self._stored(head, wanted=lambda name, region: name + region.suffix in image))
         return self._base[1]
@@ -235,7 +233,7 @@ def verify_chain(chain: str | os.PathLike[str] | Store) -> list[int]:
                 )
             assemble(image)
         if image is None:
-            raise ChainError(f"{where}: the oldest version is no anchor")
+            raise ChainError(f"{where}: the oldest version is not an anchor")
         last = manifest
     return found
 

@@ -1,12 +1,12 @@
-"""Lossless compression of one tensor's bytes; makes no assumption about how many of them are zero.
+"""Lossless compression of one tensor's bytes, whatever share of them is zero.
 
 The XOR of two consecutive checkpoints is anything from 1% non-zero bytes (bf16 at learning rate 1e-6) to nearly
 dense (fp32 at 3e-4). Bytes are split into planes (byte k of every element), because sign and exponent hardly change
 while low mantissa bytes look random, and every plane takes the smallest of: nothing (all zero), raw, zstd, Huffman
-codes alone, or gap coding (distances between non-zero bytes and their values, each coded in turn). Gap coding is what
-makes sparse planes approach the entropy of their positions, which match-based coding does not. Huffman codes alone
-(DEFLATE without matches) come within some per cent of the entropy of bytes without repetition, such as those values,
-where a search for matches finds chance ones that cost more than they save.
+codes alone, or gap coding (distances between non-zero bytes and their values, each coded in turn). With gap coding
+sparse planes approach the entropy of their positions, which match-based coding does not. Huffman codes alone (DEFLATE
+without matches) come within some per cent of the entropy of bytes without repetition, such as those values; a search
+for matches would find chance ones that cost more than they save.
 
 Blob: one byte of kind, then for ``ZERO`` nothing, ``RAW`` the bytes, ``ZSTD`` a frame, ``HUFFMAN`` a raw DEFLATE
 stream, ``GAPS`` three little-endian uint64 (non-zero count, length of the gap stream, length of its blob), a byte (low
@@ -34,7 +34,7 @@ Bytes = NDArray[np.uint8]
 
 
 class CodecError(ValueError):
-    """A blob cannot be decoded to the size it should have."""
+    """A blob cannot be decoded to the expected size."""
 
 
 def encode(data: Bytes, itemsize: int, *, level: int = 1) -> bytes:
@@ -44,7 +44,7 @@ def encode(data: Bytes, itemsize: int, *, level: int = 1) -> bytes:
     compressor = zstandard.ZstdCompressor(level=level)
     if itemsize == 1:
         return _plane(data, compressor)
-    # Which of the two layouts wins is a property of the tensor; on a large one a sample settles it.
+    # Which of the two layouts is smaller depends on the tensor; for a large one a sample decides.
     sample = _sample(data, itemsize)
     planes, whole = _planes(sample, itemsize, compressor), _flat(sample, compressor)
     use_planes = len(planes) <= len(whole)
@@ -54,7 +54,8 @@ def encode(data: Bytes, itemsize: int, *, level: int = 1) -> bytes:
 
 
 def decode(blob: bytes | memoryview, nbytes: int, itemsize: int) -> Bytes:
-    """The ``nbytes`` bytes that ``encode`` was given with this ``itemsize``; raises CodecError on a damaged blob."""
+    """Return the ``nbytes`` bytes that ``encode`` was given with this ``itemsize``. Raises CodecError on a damaged
+    blob."""
     blob = memoryview(blob)
     if not len(blob):
         raise CodecError("empty blob")
@@ -82,7 +83,7 @@ def decode(blob: bytes | memoryview, nbytes: int, itemsize: int) -> Bytes:
 
 
 def _sample(data: Bytes, itemsize: int = 1) -> Bytes:
-    """Blocks from all over a long tensor; a short one as it is."""
+    """Take blocks from all over a long tensor; return a short one as it is."""
     if len(data) <= _SAMPLE:
         return data
     elements = data.reshape(-1, itemsize)
@@ -129,7 +130,7 @@ def _plane(plane: Bytes, compressor: zstandard.ZstdCompressor) -> bytes:
     # Above about a quarter of non-zero bytes an entropy code of the bytes themselves is as good.
     if count * 4 > len(plane):
         return _flat(plane, compressor)
-    # A sample of a sparse plane says little, and both codes of it cost little.
+    # A sample of a sparse plane is a poor estimate, and encoding the whole plane both ways is cheap.
     sample = _sample(plane) if count * _SPARSE > len(plane) else plane
     flat, gaps = _flat(sample, compressor), _gaps(sample, compressor)
     if len(sample) == len(plane):
@@ -138,11 +139,11 @@ def _plane(plane: Bytes, compressor: zstandard.ZstdCompressor) -> bytes:
 
 
 def _gaps(plane: Bytes, compressor: zstandard.ZstdCompressor) -> bytes:
-    """Positions and values of the non-zero bytes.
+    """Encode positions and values of the non-zero bytes.
 
-    A gap is cut into its low bits, as they are, and the rest (as in Golomb's code, 1966), with so many low bits that
-    the rest is mostly small. A rest r is r // 255 bytes of 255 and one byte r % 255 (< 255), so the stream needs no
-    separators.
+    A gap is split into its low bits, stored as they are, and the rest (as in Golomb's code, 1966), with so many low
+    bits that the rest is mostly small. A rest r is r // 255 bytes of 255 and one byte r % 255 (< 255), so the stream
+    needs no separators.
     """
     index = np.flatnonzero(plane != 0)  # Several times faster on booleans.
     gap = np.diff(index, prepend=-1) - 1
@@ -178,7 +179,7 @@ def _decode_gaps(body: memoryview, nbytes: int) -> Bytes:
 
 def _decode_planes(body: memoryview, nbytes: int, itemsize: int) -> Bytes:
     if nbytes % itemsize:
-        raise CodecError(f"{nbytes} bytes are no whole number of {itemsize}-byte elements")
+        raise CodecError(f"{nbytes} bytes are not a whole number of {itemsize}-byte elements")
     out = np.empty(nbytes, np.uint8)
     at = 0
     for k in range(itemsize):

@@ -1,10 +1,10 @@
-"""From pieces and their base to parts (byte strings), and back.
+"""Encoding of pieces against a base version as parts (byte strings), and decoding.
 
 The delta is the XOR of raw bytes against the base version: exact for every dtype, its own inverse, and zero where
 nothing changed (PULSE, arXiv:2602.03839, measures about 99% unchanged bf16 values per RL step). A piece that the base
 does not hold in the same dtype and region is written whole, so a trainer may change its layout between two versions.
 
-A part: the length of its index (uint32, little-endian), the index (JSON, zstd), the codec's blobs.
+A part consists of the length of its index (uint32, little-endian), the index (JSON, zstd) and the codec's blobs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .shards import Region
 
 T = TypeVar("T")
 Wanted = Callable[[str, Region], bool]
-"""Whether a piece (tensor name, region) is of interest to this reader."""
+"""Whether this reader needs a piece (tensor name, region)."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_INDEX = 1 << 28
 
 
 def encode_parts(image: Image, base: Image | None, *, level: int = 1, part_bytes: int = 1 << 28) -> Iterator[bytes]:
-    """Parts of about ``part_bytes`` bytes of weights each, one after the other, so that memory stays bounded by them.
+    """Yield parts of about ``part_bytes`` bytes of weights each, so that memory is bounded by one part.
 
-    ``base=None`` writes everything whole. There is at least one part, even of no pieces.
+    ``base=None`` writes everything whole. There is at least one part, even without pieces.
     """
     entries: list[dict[str, Any]] = []
     blobs: list[bytes] = []
@@ -70,10 +70,10 @@ def encode_parts(image: Image, base: Image | None, *, level: int = 1, part_bytes
 
 
 def decode_part(data: bytes, base: Image | None, *, where: str, wanted: Wanted | None = None) -> Image:
-    """The pieces of one part (those ``wanted``). ``where`` names the file in errors.
+    """Decode the pieces of one part (those ``wanted``). ``where`` names the file in errors.
 
-    Raises WrongBase where ``base`` lacks what the delta was made from, TornVersion where bytes are damaged. Nothing of
-    ``base`` is changed, so a failed call can be repeated.
+    Raises WrongBase where ``base`` lacks a piece that the delta was made from, TornVersion where bytes are damaged.
+    ``base`` is not changed, so a failed call can be repeated.
     """
     entries, body = _unpack(data, where)
     image: Image = {}
@@ -90,13 +90,13 @@ def decode_part(data: bytes, base: Image | None, *, where: str, wanted: Wanted |
         except (KeyError, TypeError, ValueError) as error:
             raise TornVersion(f"{where}: not an index entry ({error!r})") from None
         if name + region.suffix in image:
-            raise TornVersion(f"{where}: {name + region.suffix} is there twice")
+            raise TornVersion(f"{where}: {name + region.suffix} appears twice")
         if wanted is not None and not wanted(name, region):
             continue
         key = name + region.suffix
         old = base.get(key) if xor and base is not None else None
         if xor and (old is None or (old.dtype, old.region) != (dtype, region)):
-            raise WrongBase(f"{where}: {key} is a difference to weights that are not held; use an anchor")
+            raise WrongBase(f"{where}: {key} is a delta to weights that are not held; use an anchor")
         if old is not None and old.checksum == expected:
             image[key] = old
             continue

@@ -1,26 +1,26 @@
-"""What can be wrong with a weight chain."""
+"""Errors of weight chains."""
 
 from __future__ import annotations
 
 
 class ChainError(Exception):
-    """A weight chain cannot be written or read as asked; the message names the file."""
+    """A weight chain cannot be written or read; the message names the file."""
 
 
 class WrongBase(ChainError):
-    """A delta was offered to weights other than those it was made from."""
+    """A delta does not belong to the held weights: it was made from others."""
 
 
 class TornVersion(ChainError):
-    """A version's files are damaged: short, undecodable, or not matching their checksums."""
+    """A version's files are damaged: too short, undecodable, or not matching their checksums."""
 
 
 class PublisherFenced(ChainError):
-    """Another publisher has taken over the chain; what this one writes does not count."""
+    """Another publisher has taken over the chain; what this one writes is ignored."""
 
 
 class ChainReplaced(ChainError):
-    """Another chain lies where the held weights came from, or none."""
+    """The chain that the held weights came from was deleted, or another one is in its place."""
 
 
 class VersionConflict(ChainError):

@@ -1,12 +1,13 @@
-"""The fence of a chain: which chain it is, and which publisher may write it. Imports no torch.
+"""Fencing of a chain: its identity, and which publisher may write it. Imports no torch.
 
-A publisher takes the next writer number by creating ``writer/000002.json``, which a store lets only one do, and then
-notes there the newest version it found. Later versions of earlier writers do not count, so whoever was stalled while
-another took over cannot harm the chain: its parts carry its number in their names, its manifest never replaces one, and
-readers leave it out. It learns so from its next write. A crashed publisher's successor waits for nobody.
+A publisher takes the next writer number by creating ``writer/000002.json``, which the store lets only one do, and then
+records there the newest version it found. Later versions of earlier writers do not count. So a publisher that stalled
+while another took over cannot harm the chain: its parts have its number in their names, its manifest never replaces
+another, readers ignore it, and its next write raises PublisherFenced. The successor of a crashed publisher need not
+wait.
 
-The head is noted again until a look finds nothing newer. A version may therefore begin to count, but one that counts
-never ceases to.
+The head is recorded again until a listing finds nothing newer. A version may therefore begin to count, but one that
+counts never stops counting.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from .store import Store, open_store
 _RECORD = re.compile(r"writer/(\d{6,})\.json")
 _TRIES = 100
 EMPTY = -1
-"""The head of an empty chain in a record."""
+"""Head of an empty chain in a record."""
 
 
 class Writer(BaseModel):
-    """Record of one publisher. ``chain`` is drawn by the first and kept by all; ``head`` is None until it is known."""
+    """Record of one publisher. ``chain`` is drawn by the first one of the chain; ``head`` is None until it is known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,13 +51,13 @@ def writer_key(number: int) -> str:
 
 
 def newest_writer(store: Store, *, after: int = 0) -> int:
-    """Number of the newest publisher; ``after`` where there is none above it."""
+    """Return the number of the newest publisher; ``after`` where there is none above it."""
     found = (_RECORD.fullmatch(key) for key in store.listing(after=writer_key(after)))
     return max((int(match[1]) for match in found if match), default=after)
 
 
 def read_writer(store: Store, number: int) -> Writer:
-    """Raises FileNotFoundError where there is none, TornVersion where it cannot be read."""
+    """Read a publisher's record. Raises FileNotFoundError where there is none, TornVersion where it is damaged."""
     key = writer_key(number)
     try:
         return Writer.model_validate_json(store.get(key))
@@ -65,7 +66,7 @@ def read_writer(store: Store, number: int) -> Writer:
 
 
 class Writers:
-    """A reader's knowledge of a chain's publishers. Ask ``look`` after a listing of versions, then ``counts``."""
+    """A reader's knowledge of a chain's publishers. Call ``look`` after listing versions, then ``counts``."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -81,20 +82,20 @@ class Writers:
         self.newest = newest
 
     def check_same(self, chain: str, version: int) -> None:
-        """Raises ChainReplaced where ``version``, which is of ``chain``, has no future here."""
+        """Raise ChainReplaced where ``chain``, which ``version`` came from, is no longer the one stored here."""
         if self.newest is None:
             raise ChainReplaced(
                 f"{self.store.url}: the chain {chain} that version {version} came from is no longer there; "
-                "restart what follows it once there is another"
+                "restart its followers once there is another"
             )
         if self.newest.chain != chain:
             raise ChainReplaced(
-                f"{self.store.url}: version {version} came from the chain {chain}, and now the chain "
-                f"{self.newest.chain} lies here; restart what follows it"
+                f"{self.store.url}: version {version} came from the chain {chain}, but now the chain "
+                f"{self.newest.chain} lies here; restart its followers"
             )
 
     def counts(self, manifest: Manifest) -> bool:
-        """Whether a version belongs to the chain: of this chain, and not written after its publisher was fenced."""
+        """Whether a version belongs to the chain and was not written after its publisher was fenced."""
         if self.newest is None or manifest.chain != self.newest.chain:
             return False
         for number in range(manifest.writer + 1, self.newest.number + 1):
@@ -110,7 +111,7 @@ class Writers:
         return known
 
     def counting(self, *, above: int | None = None) -> list[int]:
-        """Numbers of the versions that count, ascending; those with a manifest that cannot be read are among them."""
+        """Numbers of the versions that count, ascending, including those whose manifest cannot be read."""
         found = versions(self.store, above=above)
         self.look()
         if self.newest is None or self.newest.number == 1:
@@ -127,8 +128,8 @@ class Writers:
 
 
 class Head:
-    """The newest complete version, asked often: it lists only what came after the last answer, and only when that is
-    ``seconds`` old."""
+    """Newest complete version of a chain, for frequent calls: lists only versions after the last answer, and only when
+    that answer is ``seconds`` old."""
 
     def __init__(self, where: str | os.PathLike[str] | Store, *, seconds: float = 0.0) -> None:
         self._writers = Writers(open_store(where))
@@ -136,7 +137,7 @@ class Head:
         self._seconds, self._looked = seconds, -math.inf
 
     def __call__(self) -> int | None:
-        """None for an empty chain."""
+        """Return the newest version; None for an empty chain."""
         if time.monotonic() - self._looked >= self._seconds:
             self._newest = max(self._writers.counting(above=self._newest), default=self._newest)
             self._looked = time.monotonic()
@@ -157,7 +158,8 @@ class Fence:
         return None if self.writer.head in (None, EMPTY) else self.writer.head
 
     def check(self, version: int) -> None:
-        """Raises PublisherFenced, naming who took over; ChainReplaced where the chain was deleted or replaced."""
+        """Raise PublisherFenced, naming the process that took over, or ChainReplaced where the chain was deleted or
+        replaced."""
         number = newest_writer(self.store, after=self.writer.number)
         try:
             newest = read_writer(self.store, number)
@@ -197,4 +199,4 @@ def _claim(store: Store) -> Writer:
         )
         if store.create(writer_key(mine.number), mine.data()):
             return mine
-    raise ChainError(f"{store.url}: {_TRIES} times another publisher took the chain first; end the others")
+    raise ChainError(f"{store.url}: another publisher took the chain first {_TRIES} times; end the others")

@@ -1,4 +1,4 @@
-"""Follow a chain: from whatever is held to the newest version that can be reached."""
+"""Follow a chain: from the held weights, if any, to the newest version that can be reached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Path = list[tuple[int, Kind]]
 
 
 class Held(NamedTuple):
-    """Weights in memory and the digest of the version they are."""
+    """Weights in memory, their version and its digest."""
 
     version: int
     image: Image
@@ -34,12 +34,12 @@ class Held(NamedTuple):
 class Follower:
     """Reads a chain that a ``Publisher`` may be writing at the same time; never writes.
 
-    Decoding makes new arrays and leaves the held ones alone until every checksum has been verified, so an
-    interrupted call is simply repeated, and an engine decodes before it pauses. Start from nothing, or from a
-    version already in memory (``version`` and ``state``, whole tensors), which saves fetching an anchor.
+    Decoding makes new arrays and does not touch the held ones until every checksum has been verified. So an interrupted
+    call can be repeated, and an engine decodes before it pauses. It starts from nothing, or from a version already in
+    memory (``version`` and ``state``, whole tensors), which saves fetching an anchor.
 
-    ``wanted`` chooses pieces, for a reader that needs a part of the weights: use ``advance`` and ``image``. ``ahead``
-    is how many parts are fetched while another is decoded.
+    ``wanted`` selects pieces, for a reader that needs only a part of the weights: use ``advance`` and ``image``.
+    ``ahead``: number of parts that are fetched while another is decoded.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class Follower:
         return self._image
 
     def poll(self, *, up_to: int | None = None) -> tuple[int, dict[str, Tensor]] | None:
-        """(version, whole tensors) of the newest reachable version above the held one (at most ``up_to``), or None.
+        """Return (version, whole tensors) of the newest reachable version above the held one (at most ``up_to``), or
+        None.
 
         See ``advance``. The tensors share the follower's bytes: copy them, do not write into them.
         """
@@ -78,18 +79,18 @@ class Follower:
         return None if version is None or self._image is None else (version, assemble(self._image))
 
     def advance(self, *, up_to: int | None = None) -> int | None:
-        """Hold the newest reachable version above the held one (at most ``up_to``); its number, None if there is none.
+        """Move to the newest reachable version above the held one (at most ``up_to``); return its number, or None if
+        there is none.
 
-        A version without a manifest is still being written: it is not there yet. Damaged versions are stepped around
-        through an anchor where one exists, with a warning. Raises WrongBase or TornVersion if nothing newer can be
-        reached because of them, ChainReplaced where another chain lies there now, OSError where the store does not
-        answer.
+        A version without a manifest is still being written and is ignored. Damaged versions are bypassed through an
+        anchor where one exists, with a warning. Raises WrongBase or TornVersion if because of them nothing newer can be
+        reached, ChainReplaced where another chain is stored there now, OSError where the store does not answer.
         """
         for _ in range(_PLANS):
             try:
                 return self._advance(up_to)
             except FileNotFoundError as error:
-                log.info("weights: %s; it was deleted meanwhile, planning again", error)
+                log.info("weights: %s: deleted while it was read; planning again", error)
                 self._manifests.clear()
         return None
 
@@ -112,7 +113,7 @@ class Follower:
         return None
 
     def _walk(self, path: Path) -> tuple[Held | None, ChainError | None]:
-        """Along a path as far as it is sound, and what stopped it."""
+        """Follow a path as far as it is undamaged; return the version reached and the error that ended it."""
         steps = [(self._manifests[version], kind) for version, kind in path]
         parts = [(manifest.version, part) for manifest, kind in steps for part in manifest.kinds[kind].parts]
         held: Held | None = None
@@ -142,7 +143,7 @@ class Follower:
             yield data
 
     def _paths(self, up_to: int | None) -> list[Path]:
-        """Ways to the newest reachable version, the fewest bytes first; then ways to older ones."""
+        """Paths to the newest reachable version, the fewest bytes first; then paths to older ones."""
         found = versions(self.store, above=self.version)
         self._writers.look()
         if self._chain is not None and self.version is not None:
@@ -184,10 +185,10 @@ def read_version(
     base_digest: str | None,
     wanted: Wanted | None = None,
 ) -> Image:
-    """One version from the bytes of its parts of one kind (``fetched`` yields those next).
+    """Decode one version from the bytes of its parts of one kind (``fetched`` yields those next).
 
-    Raises WrongBase where ``base_digest`` is not that of the weights the delta was made from, TornVersion where a
-    part is damaged or the parts do not add up to the version.
+    Raises WrongBase where the delta was not made from the weights with ``base_digest``, TornVersion where a part is
+    damaged or the digest of the result is not the version's.
     """
     where = f"{store.url}/{version_key(manifest.version)}"
     if kind == "delta" and base_digest != manifest.base_digest:
@@ -197,5 +198,5 @@ def read_version(
         data = next(fetched)
         image |= decode_part(data, base if kind == "delta" else None, where=where + part.name, wanted=wanted)
     if wanted is None and f"{digest(image.values()):032x}" != manifest.digest:
-        raise TornVersion(f"{where}: its parts do not add up to the version's digest")
+        raise TornVersion(f"{where}: the digest of its parts is not the one in the manifest")
     return image

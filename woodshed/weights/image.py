@@ -1,4 +1,4 @@
-"""The bytes of a set of named tensors, whatever their dtype: what a weight version is made of."""
+"""Images: the bytes of a set of named tensors of any dtype, which a weight version consists of."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ State = Mapping[str, "Tensor | NDArray | Shard"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A region of one tensor: raw little-endian bytes (uint8 ``[n]``), torch dtype name (``bfloat16``), place.
+    """A region of one tensor: raw little-endian bytes (uint8 ``[n]``), torch dtype name (``bfloat16``), position.
 
-    Bytes, not numbers, are what is compared and sent, so -0.0 and NaN payloads survive.
+    Bytes rather than numbers are compared and sent, so -0.0 and NaN payloads survive.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def key(self) -> str:
-        """Names this region of this tensor; the tensor's own name where the region is all of it."""
+        """Name of this region of this tensor; the tensor's own name where the region is the whole tensor."""
         return self.name + self.region.suffix
 
     @property
@@ -56,21 +56,21 @@ Image = dict[str, Piece]
 
 
 def take(state: State) -> Image:
-    """A copy of the bytes of every tensor, so that the caller may go on changing them."""
+    """Copy the bytes of every tensor, so that the caller may go on changing them."""
     pieces = (_take(name, value) for name, value in state.items())
     return {piece.key: piece for piece in pieces}
 
 
 def digest(pieces: Iterable[Piece]) -> int:
-    """One number for a set of pieces: the sum, modulo 2**128, of an xxh3-128 of each (key, dtype, shape, checksum).
+    """Digest of a set of pieces: the sum, modulo 2**128, of an xxh3-128 of each (key, dtype, shape, checksum).
 
-    As a sum it needs no order, and the digests of the ranks' pieces add up to that of the version.
+    The sum does not depend on order, and the digests of the ranks' pieces add up to that of the version.
     """
     return sum(map(_identity, pieces)) % (1 << 128)
 
 
 def assemble(image: Image) -> dict[str, Tensor]:
-    """Whole tensors by name. One that is a single piece shares its bytes: do not write into it.
+    """Assemble whole tensors, by name. A tensor that is a single piece shares its bytes: do not write into it.
 
     Raises ChainError where the pieces of a tensor do not cover it exactly.
     """

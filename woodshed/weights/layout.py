@@ -1,9 +1,9 @@
-"""Between the tensors that a trainer or an engine holds and the canonical ones, in which versions travel.
+"""Conversion between the tensors of a trainer or an engine and the canonical tensors of a version.
 
 Versions hold one tensor per Hugging Face name. Trainers and engines fuse those (query, key and value; gate and up),
-stack them (experts), leave them out (a tied head) and keep shares of them. A ``Layout`` says, for each local tensor,
-where regions of canonical tensors lie in it. ``split`` reads it from a trainer's shards to canonical ones, ``join``
-from canonical pieces to an engine's tensors; the two need not be laid out alike.
+stack them (experts), leave them out (a tied head) and keep shards of them. A ``Layout`` says, for each local tensor,
+where regions of canonical tensors lie in it. ``split`` converts a trainer's shards to canonical ones, ``join``
+canonical pieces to an engine's tensors; the two may have different layouts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from .shards import Region, Shard, publishes, shard_of
 
 @dataclass(frozen=True)
 class Slot:
-    """``region`` of the canonical tensor ``name`` begins at ``at`` in the local tensor, which may have further axes in
-    front: there, ``at`` is an index (the number of a stacked expert)."""
+    """Position of a canonical tensor's region in a local tensor.
+
+    ``region`` of the canonical tensor ``name`` begins at ``at`` in the local tensor. That one may have further axes in
+    front; there, ``at`` is an index (the number of a stacked expert).
+    """
 
     name: str
     region: Region
@@ -34,17 +37,17 @@ class Slot:
 
     @property
     def local(self) -> tuple[tuple[int, int], ...]:
-        """From and to, along every axis of the local tensor."""
+        """Start and end along every axis of the local tensor."""
         lead = len(self.at) - len(self.region.shape)
         return tuple((a, a + n) for a, n in zip(self.at, (1,) * lead + self.region.shape))
 
 
 Layout = dict[str, list[Slot]]
-"""Local name -> what lies in it."""
+"""Local name -> the canonical regions in it."""
 
 
 def decoder_layout(decoder: Decoder) -> Layout:
-    """Of our own network, trainer and engine alike: read off the views that ``hf_state`` takes of its parameters."""
+    """Layout of our own network in trainer and engine, derived from ``hf_state``'s views of its parameters."""
     owners = {p.untyped_storage()._cdata: (name, p) for name, p in decoder.named_parameters()}
     layout: Layout = {name: [] for name, _ in decoder.named_parameters()}
     for name, view in hf_state(decoder).items():
@@ -58,9 +61,11 @@ def decoder_layout(decoder: Decoder) -> Layout:
 
 
 def split(state: Mapping[str, Tensor | Shard], layout: Layout) -> dict[str, Tensor | Shard]:
-    """A trainer rank's tensors (plain, DTensor, or Shard of a local tensor) as canonical ones, for ``Publisher``.
+    """Convert a trainer rank's tensors (plain, DTensor, or Shard of a local tensor) to canonical ones, for
+    ``Publisher``.
 
-    Views, no copies. What is the same on all ranks stays a plain tensor; of replicas only the first gives anything.
+    Returns views, not copies. Tensors that are the same on all ranks stay plain; only the first of several replicas
+    returns anything.
     """
     out: dict[str, Tensor | Shard] = {}
     for local, value in state.items():
@@ -87,7 +92,7 @@ def split(state: Mapping[str, Tensor | Shard], layout: Layout) -> dict[str, Tens
 def join(pieces: Iterable[Piece], layout: Layout, tensors: Mapping[str, Tensor]) -> None:
     """Copy canonical pieces into an engine's local tensors, converting dtype and device.
 
-    Raises ChainError, before anything is written, where the pieces leave a part of a local tensor unset.
+    Raises ChainError before anything is written where the pieces do not cover a local tensor.
     """
     by_name: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -118,7 +123,7 @@ def join(pieces: Iterable[Piece], layout: Layout, tensors: Mapping[str, Tensor])
 
 
 def needs(layout: Layout) -> Wanted:
-    """For ``Follower(wanted=...)``: the pieces of which ``layout`` holds anything."""
+    """Return a filter for ``Follower(wanted=...)``: the pieces that overlap with ``layout``."""
     regions: dict[str, list[Region]] = {}
     for slots in layout.values():
         for slot in slots:

@@ -1,9 +1,8 @@
 """One version in a store: ``v000012/manifest.json`` (written last) beside its parts. Imports no torch.
 
-Parts are named ``delta-WRITER-RANK-NUMBER.bin`` (and ``full-...`` in anchors), so that no two writers share one. An
-anchor also keeps its delta, so that a follower that is up to date never fetches full weights.
-
-Fetch parts ahead of their decoding.
+Parts are named ``delta-WRITER-RANK-NUMBER.bin`` (and ``full-...`` in anchors), so that no two writers write the same
+one. An anchor also keeps its delta, so that a follower that is up to date never fetches full weights. ``fetch_ahead``
+fetches parts ahead of their decoding.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MANIFEST = re.compile(r"v(\d{6})/manifest\.json")
 
 
 class Part(BaseModel):
-    """One object beside the manifest; ``checksum`` is the xxh3-128 of its bytes, as hex."""
+    """Manifest entry of one part; ``checksum`` is the xxh3-128 of its bytes, as hex."""
 
     model_config = _STRICT
 
@@ -39,7 +38,7 @@ class Part(BaseModel):
 
 
 class Parts(BaseModel):
-    """The parts of one kind, and how many bytes they are together."""
+    """The parts of one kind, and their total size in bytes."""
 
     model_config = _STRICT
 
@@ -48,9 +47,9 @@ class Parts(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What is known of a version without reading its parts. ``base`` and ``base_digest`` are those of the version that
-    the delta was made from, None in a chain's first version; ``digest`` is ``image.digest`` of the result, as hex.
-    ``chain`` is the chain's random identity and ``writer`` the number of its publisher (``fence``)."""
+    """Description of a version. ``base`` and ``base_digest`` are those of the version that the delta was made from,
+    None in a chain's first version; ``digest`` is ``image.digest`` of the result, as hex. ``chain`` is the chain's
+    random identity and ``writer`` the number of its publisher (``fence``)."""
 
     model_config = _STRICT
 
@@ -69,15 +68,15 @@ def version_key(version: int, name: str = "") -> str:
 
 
 def versions(where: str | os.PathLike[str] | Store, *, above: int | None = None) -> list[int]:
-    """Numbers of all versions with a manifest, ascending; only those ``above`` a number if given. Where publishers took
-    over from each other, some of them may not count (``fence.Writers``)."""
-    after = "" if above is None else version_key(above, "~")  # "~" sorts behind every name used in a version
+    """Return the numbers of all versions with a manifest, ascending; only those ``above`` a number if given. Where one
+    publisher took over from another, some of them may not count (``fence.Writers``)."""
+    after = "" if above is None else version_key(above, "~")  # "~" sorts after every name used in a version
     found = (_MANIFEST.fullmatch(key) for key in open_store(where).listing(after=after))
     return [int(match[1]) for match in found if match]
 
 
 def read_manifest(store: Store, version: int) -> Manifest:
-    """Raises FileNotFoundError if the version is not complete, TornVersion if the manifest cannot be read."""
+    """Read a manifest. Raises FileNotFoundError if the version is not complete, TornVersion if the file is damaged."""
     key = version_key(version, "manifest.json")
     data = store.get(key)
     try:
@@ -86,16 +85,16 @@ def read_manifest(store: Store, version: int) -> Manifest:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise TornVersion(
-            f"{store.url}/{key}: not a manifest of this program: {field or 'file'}: {first['msg']}"
+            f"{store.url}/{key}: not a manifest of a weight chain: {field or 'file'}: {first['msg']}"
         ) from None
     if manifest.version != version or (manifest.base is not None and manifest.base >= version):
-        raise TornVersion(f"{store.url}/{key}: says version {manifest.version} after {manifest.base}")
+        raise TornVersion(f"{store.url}/{key}: is the manifest of version {manifest.version} with base {manifest.base}")
     return manifest
 
 
 def read_part(store: Store, version: int, part: Part) -> bytes:
-    """The bytes of a part, checked against the manifest's entry; raises TornVersion, or FileNotFoundError where the
-    whole version was deleted meanwhile."""
+    """Read a part and check it against the manifest's entry. Raises TornVersion, or FileNotFoundError where the whole
+    version was deleted meanwhile."""
     key = version_key(version, part.name)
     where = f"{store.url}/{key}"
     try:
@@ -111,13 +110,13 @@ def read_part(store: Store, version: int, part: Part) -> bytes:
 
 
 def write_part(store: Store, version: int, name: str, data: bytes) -> Part:
-    """Write a part; its entry for the manifest comes back."""
+    """Write a part and return its entry for the manifest."""
     store.put(version_key(version, name), data)
     return Part(name=name, bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
 
 
 def write_manifest(store: Store, manifest: Manifest, *, replace: bool = False) -> bool:
-    """Make a version visible: all its parts are there. False where another manifest is there and stays."""
+    """Make a version visible whose parts are all written. Return False where another manifest exists, which stays."""
     key, data = version_key(manifest.version, "manifest.json"), manifest.model_dump_json().encode()
     if not replace:
         return store.create(key, data)
@@ -126,13 +125,13 @@ def write_manifest(store: Store, manifest: Manifest, *, replace: bool = False) -
 
 
 def delete_version(store: Store, version: int) -> None:
-    """The manifest goes first: a version is gone at once or not at all."""
+    """Delete a version, its manifest first, so that it disappears at once."""
     store.delete(version_key(version, "manifest.json"))
     store.delete(version_key(version))
 
 
 def sweep(store: Store, head: int | None) -> None:
-    """Delete what interrupted publishing left behind ``head``, the newest version."""
+    """Delete what interrupted publishing left after ``head``, the newest version."""
     after = "" if head is None else version_key(head, "~")
     for folder in sorted({key.partition("/")[0] for key in store.listing(after=after)}):
         if re.fullmatch(r"v\d{6}", folder):
@@ -145,9 +144,9 @@ def check_number(where: str, version: int) -> None:
 
 
 def fetch_ahead(store: Store, parts: Sequence[tuple[int, Part]], *, ahead: int) -> Generator[bytes, None, None]:
-    """The bytes of ``(version, part)``, in order, while the next ``ahead`` are on their way.
+    """Yield the bytes of each ``(version, part)``, in order, while the next ``ahead`` are being fetched.
 
-    At most ``ahead + 1`` parts are held. What goes wrong with a part is raised when its turn comes; see ``read_part``.
+    At most ``ahead + 1`` parts are held. An error of a part is raised when its turn comes; see ``read_part``.
     """
     waiting = iter(parts)
     under_way: deque[Future[bytes]] = deque()

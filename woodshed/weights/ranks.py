@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """Every rank calls the same methods in the same order; without torch.distributed there is one rank.
+    """Collectives of the publishing ranks. Every rank calls the same methods in the same order; without
+    torch.distributed there is one rank.
 
-    The group is ours alone (gloo), because publishing runs in a thread of its own beside the trainer's collectives.
+    They have a process group of their own (gloo), because publishing runs in a thread beside the trainer's collectives.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -26,14 +27,14 @@ class Ranks:
 
     @staticmethod
     def all(timeout: timedelta = timedelta(minutes=30)) -> Ranks:
-        """All ranks of the running job, or the only one. Collective: makes a new group. ``timeout`` is how long a rank
-        waits for the others before it gives up with an error."""
+        """Return all ranks of the running job, or the only one. Collective: makes a new group. ``timeout`` is how long
+        a rank waits for the others before it raises."""
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return Ranks()
         return Ranks(dist.new_group(backend="gloo", timeout=timeout))
 
     def exchange(self, mine: T) -> list[T]:
-        """What every rank gave, in rank order."""
+        """Return the values of all ranks, in rank order."""
         if self._group is None:
             return [mine]
         answers: list[T] = [mine] * self.world
@@ -41,10 +42,10 @@ class Ranks:
         return answers
 
     def together(self, work: Callable[[], T]) -> list[T]:
-        """Do the same work on every rank; what it gave on each, or an error on all if it failed on one.
+        """Do the same work on every rank and return all results, or raise on all ranks if it failed on one.
 
-        The rank that failed raises its own error, the others one that names it: ChainError for ChainError, OSError
-        (which a second try may heal) for anything else.
+        The rank that failed raises its own error, the others one that names that rank: ChainError for ChainError,
+        OSError (worth a retry) for anything else.
         """
         mine: T | None = None
         failure: Exception | None = None

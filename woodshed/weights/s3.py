@@ -1,4 +1,4 @@
-"""A chain in an S3-compatible bucket. Only here is obstore imported.
+"""Store of a chain in an S3-compatible bucket. The only module that imports obstore.
 
 Credentials, region and endpoint come from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
 ``AWS_REGION``, ``AWS_ENDPOINT_URL``), or from the machine's role, as for any other S3 client.
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _ENVIRONMENT = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, unless it is Amazon's, AWS_ENDPOINT_URL"
 _RETRIES = 6
 _REQUEST = timedelta(minutes=10)
-"""For a part of an anchor over a slow line."""
+"""Timeout of one request: a part of an anchor over a slow line."""
 _KEEP_TRYING = timedelta(minutes=2)
 
 
@@ -27,7 +27,7 @@ class BucketStore:
     """Objects of a bucket below a prefix. An S3 PUT is atomic, and so is the end of a multipart upload."""
 
     def __init__(self, url: str) -> None:
-        """``url``: ``s3://bucket/prefix``. Asks the bucket once. Raises ChainError for what no second try helps."""
+        """``url``: ``s3://bucket/prefix``. Lists the bucket once. Raises ChainError where a retry is pointless."""
         try:
             from obstore.exceptions import BaseError
             from obstore.store import S3Store
@@ -35,7 +35,7 @@ class BucketStore:
             raise ChainError(f"{url}: a weight chain in a bucket needs the extra: pip install 'woodshed[s3]'") from None
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         if not bucket or not prefix.strip("/"):
-            raise ChainError(f"{url}: write s3://bucket/prefix; the prefix must be the run's own")
+            raise ChainError(f"{url}: write s3://bucket/prefix; each run needs a prefix of its own")
         self.url = url.rstrip("/")
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         try:
@@ -77,11 +77,11 @@ class BucketStore:
             try:
                 obstore.put(self._store, key, data, mode="create")
             except AlreadyExistsError:
-                return self.get(key) == data  # A request that was sent again may have got through before.
+                return self.get(key) == data  # An earlier try of a repeated request may have succeeded.
             except BaseError as error:
                 if "NotImplemented" not in str(error):
                     raise
-                log.warning("%s: no conditional writes here; two publishers at once may not be told apart", self.url)
+                log.warning("%s: no conditional writes; two publishers at the same time may go undetected", self.url)
                 if self.listing(after=key[:-1])[:1] != [key]:
                     obstore.put(self._store, key, data)
                 return self.get(key) == data
@@ -97,7 +97,7 @@ class BucketStore:
 
     @contextmanager
     def _named(self, key: str) -> Iterator[None]:
-        """obstore's errors as ours: not there, nothing a second try heals (ChainError), or worth one (OSError)."""
+        """Convert obstore's errors: FileNotFoundError, ChainError (a retry is pointless) or OSError (worth a retry)."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         where = f"{self.url}/{key}"
@@ -107,8 +107,8 @@ class BucketStore:
             if "NoSuchBucket" in str(error):
                 raise ChainError(f"{self.url}: there is no such bucket; create it, or check {_ENVIRONMENT}") from None
             if isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(f"{where} is not there") from None
-            # What a listing is refused with has no type of its own.
+                raise FileNotFoundError(f"{where} does not exist") from None
+            # A refused listing has no error type of its own.
             refused = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
             if refused or any(f"status code: {code}" in str(error) for code in (401, 403)):
                 raise ChainError(f"{where}: not allowed ({_first(error)}); check {_ENVIRONMENT}") from None
@@ -116,5 +116,5 @@ class BucketStore:
 
 
 def _first(error: BaseException) -> str:
-    """obstore appends a debug dump to its messages; people need the first line."""
+    """First line of the message: obstore appends a debug dump."""
     return str(error).strip().split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""Which region of a tensor a rank holds, and which rank publishes what several of them hold."""
+"""Regions of tensors that ranks hold, and the choice of the rank that publishes what several hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 @dataclass(frozen=True)
 class Region:
-    """``shape`` elements from ``start`` on, in a tensor of shape ``whole``."""
+    """A block of ``shape`` elements from ``start`` on, in a tensor of shape ``whole``."""
 
     whole: tuple[int, ...]
     start: tuple[int, ...]
@@ -45,7 +45,7 @@ class Region:
 
     @property
     def suffix(self) -> str:
-        """``[0:4,8:16]``, empty for all of the tensor."""
+        """``[0:4,8:16]``; empty for the whole tensor."""
         if self.is_whole:
             return ""
         return "[" + ",".join(f"{a}:{a + n}" for a, n in zip(self.start, self.shape)) + "]"
@@ -53,14 +53,14 @@ class Region:
 
 @dataclass(frozen=True)
 class Shard:
-    """What this rank holds of a tensor. Every element of the tensor is in exactly one rank's shards."""
+    """The region of a tensor that this rank holds. Every element of the tensor is in exactly one rank's shards."""
 
     tensor: Tensor
     region: Region
 
 
 def shard_of(value: Tensor | NDArray | Shard) -> Shard:
-    """A plain tensor or array is all there is of it; a DTensor knows its place."""
+    """Return a tensor with its region: a plain tensor or array is whole, a DTensor knows its own."""
     if isinstance(value, Shard):
         if tuple(value.tensor.shape) != value.region.shape:
             raise ValueError(
@@ -70,7 +70,7 @@ def shard_of(value: Tensor | NDArray | Shard) -> Shard:
     if isinstance(value, DTensor):
         if any(p.is_partial() for p in value.placements):
             raise ValueError(
-                f"a DTensor with placements {value.placements} is not summed up yet; redistribute it first"
+                f"a DTensor with partial placements {value.placements} is not reduced yet; redistribute it first"
             )
         shape, start = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
         return Shard(value.to_local(), Region(tuple(value.shape), tuple(start), tuple(shape)))
@@ -81,10 +81,11 @@ def shard_of(value: Tensor | NDArray | Shard) -> Shard:
 def own_part(
     state: Mapping[str, Tensor | NDArray | Shard], rank: int, world: int
 ) -> dict[str, Tensor | NDArray | Shard]:
-    """What ``rank`` of ``world`` publishes of ``state``, so that everything is published once and the load is even.
+    """Select what ``rank`` of ``world`` publishes of ``state``, so that everything is published once and the load is
+    even.
 
-    Plain tensors are taken to be the same on all ranks and are dealt out by size. A DTensor is published by its ranks,
-    its replicas by the first of them. A Shard is always published.
+    Plain tensors are assumed to be the same on all ranks and are distributed by size. A DTensor is published by its
+    ranks, replicas by the first of them. A Shard is always published.
     """
     if world == 1:
         return dict(state)
@@ -97,10 +98,10 @@ def own_part(
 
 
 def publishes(value: Tensor | NDArray | Shard) -> bool:
-    """Whether this rank is the one that publishes its share of a DTensor; True for anything else."""
+    """Whether this rank publishes its shard of a DTensor; True for anything else."""
     if not isinstance(value, DTensor):
         return True
     at = value.device_mesh.get_coordinate()
     if at is None or not value.to_local().numel():
-        return False  # Outside of the tensor's mesh, or an empty share of few rows.
+        return False  # The rank is outside the tensor's mesh, or its shard is empty because the tensor has few rows.
     return all(where == 0 for where, placement in zip(at, value.placements) if placement.is_replicate())

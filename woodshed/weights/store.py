@@ -1,4 +1,4 @@
-"""Where a chain lies: named objects that appear whole or not at all. A folder, or any S3-compatible bucket."""
+"""Stores of chains: named objects that appear whole or not at all, in a folder or any S3-compatible bucket."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from .errors import ChainError
 
 
 class Store(Protocol):
-    """Objects by key (``v000012/manifest.json``). Failures that a second try may heal are OSError."""
+    """Objects by key (``v000012/manifest.json``). Failures that are worth a retry are OSError."""
 
     url: str
-    """What people call this place: a path or ``s3://bucket/prefix``; errors begin with it."""
+    """Address of the store, a path or ``s3://bucket/prefix``; errors begin with it."""
 
     def listing(self, *, after: str = "") -> list[str]:
-        """Keys above ``after`` in byte order, sorted; empty where nothing was ever written."""
+        """Return the keys above ``after`` in byte order, sorted; empty where nothing was ever written."""
 
     def get(self, key: str) -> bytes:
-        """The object's bytes; FileNotFoundError where there is none."""
+        """Return the object's bytes. Raises FileNotFoundError where there is none."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object: readers see the old bytes or the new ones. It lasts once this returns."""
+        """Write an object: readers see the old bytes or the new ones. It is durable when this returns."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """``put`` where there is no such object yet; False where one with other bytes is there. Of several that try
+        """Write an object that does not exist yet; return False where one with other bytes exists. Of several callers
         with different bytes at the same time, one gets True."""
 
     def delete(self, key: str) -> None:
-        """Remove an object, or with a trailing slash everything below; what is not there is no error."""
+        """Remove an object, or with a trailing slash everything below; a missing object is no error."""
 
 
 class FolderStore:
-    """Objects as files. ``fsync`` flushes each before it becomes visible: survives a power cut too."""
+    """Objects as files. ``fsync`` flushes each before it becomes visible, so that it also survives a power cut."""
 
     def __init__(self, folder: str | os.PathLike[str], *, fsync: bool = True) -> None:
         self.folder, self.fsync = Path(folder), fsync
@@ -55,7 +55,7 @@ class FolderStore:
         try:
             return _read_regular(self._own(key))
         except NotADirectoryError:
-            raise FileNotFoundError(f"{self.folder / key} is not there") from None
+            raise FileNotFoundError(f"{self.folder / key} does not exist") from None
 
     def put(self, key: str, data: bytes) -> None:
         path = self._own(key)
@@ -77,11 +77,12 @@ class FolderStore:
             path.unlink(missing_ok=True)
 
     def _own(self, key: str) -> Path:
-        """The path of an object. Raises ChainError where its folder is a link, which would lead out of the chain."""
+        """Path of an object. Raises ChainError where its folder is a symbolic link, which could lead out of the
+        chain."""
         path = self.folder / key.rstrip("/")
         folder = path if key.endswith("/") else path.parent
         if folder != self.folder and folder.is_symlink():
-            raise ChainError(f"{folder}: a link; the folders of a chain must be folders")
+            raise ChainError(f"{folder}: a symbolic link; the folders of a chain must be real folders")
         return path
 
     def _sync(self, path: Path) -> None:
@@ -91,9 +92,9 @@ class FolderStore:
 
 
 def open_store(where: str | os.PathLike[str] | Store, *, fsync: bool = True) -> Store:
-    """A folder by its path, a bucket by ``s3://bucket/prefix`` (needs the extra ``s3``), or the store itself.
+    """Open a folder by its path or a bucket by ``s3://bucket/prefix`` (needs the extra ``s3``); return a store itself.
 
-    Raises ChainError where a URL is of another kind or what it needs is not installed.
+    Raises ChainError where the URL is of another kind or the extra is not installed.
     """
     if not isinstance(where, (str, os.PathLike)):
         return where
@@ -103,12 +104,12 @@ def open_store(where: str | os.PathLike[str] | Store, *, fsync: bool = True) -> 
 
         return BucketStore(text)
     if "://" in text:
-        raise ChainError(f"{text}: a weight chain lies in a folder or at s3://bucket/prefix")
+        raise ChainError(f"{text}: a weight chain must be a folder or s3://bucket/prefix")
     return FolderStore(text, fsync=fsync)
 
 
 def _names(folder: Path) -> list[str]:
-    """Without files that are still being written, whose names begin with a dot."""
+    """List a folder without files that are still being written, whose names begin with a dot."""
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -116,10 +117,11 @@ def _names(folder: Path) -> list[str]:
 
 
 def _read_regular(path: Path) -> bytes:
-    """Raises ChainError for a FIFO, a socket, a device or a link: they may block the reader or lead elsewhere."""
+    """Read a regular file. Raises ChainError for a FIFO, a socket, a device or a link, which may block the reader or
+    lead elsewhere."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
-        raise ChainError(f"{path}: a link; the files of a chain must be regular files")
+        raise ChainError(f"{path}: a symbolic link; the files of a chain must be regular files")
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise ChainError(f"{path}: not a regular file")
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:

@@ -1,7 +1,7 @@
-"""The share of a decoder that one of several tensor-parallel engine ranks holds (Megatron-LM, arXiv:1909.08053, 3).
+"""The shard of a decoder on each of several tensor-parallel engine ranks (Megatron-LM, arXiv:1909.08053, section 3).
 
 Projections into heads and into the MLP's hidden units are split by output (rows), those out of them by input
-(columns), embedding and head by vocabulary; norms, biases of outputs and routers are whole on every rank.
+(columns), embedding and head by vocabulary; norms, output biases and routers are whole on every rank.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _COLUMNS = re.compile(r"(o|down)_proj\.weight$")
 
 
 def tensor_parallel(layout: Layout, config: DecoderConfig, rank: int, size: int) -> Layout:
-    """``layout`` (of a whole decoder) as ``rank`` of ``size`` holds it, its local tensors without gaps.
+    """Restrict the ``layout`` of a whole decoder to the shard of ``rank`` of ``size``, its local tensors without gaps.
 
     With fewer key/value heads than ranks, ranks share one. Raises ValueError where heads, hidden units or vocabulary
-    cannot be dealt out evenly.
+    are not divisible by the number of ranks.
     """
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not one of {size}")
@@ -46,7 +46,7 @@ def _share(slot: Slot, config: DecoderConfig, rank: int, size: int) -> Slot:
     elif ".q_proj." in slot.name or ".o_proj." in slot.name:
         units = config.num_heads
     if units % parts or size % parts:
-        raise ValueError(f"{slot.name}: {units} cannot be dealt out to {size} engine ranks evenly")
+        raise ValueError(f"{slot.name}: {units} cannot be divided evenly among {size} engine ranks")
     each = slot.region.shape[axis] // parts
     shape = tuple(each if i == axis else n for i, n in enumerate(slot.region.shape))
     start = tuple(part * each if i == axis else 0 for i in range(len(shape)))
@@ -54,7 +54,7 @@ def _share(slot: Slot, config: DecoderConfig, rank: int, size: int) -> Slot:
 
 
 def _close_up(slots: list[Slot]) -> list[Slot]:
-    """Slots follow one another along the first axis of what they fuse, separately for each stacked expert."""
+    """Move slots together along the first axis of the tensor they fuse, separately for each stacked expert."""
     filled: dict[tuple[int, ...], int] = {}
     out = []
     for slot in sorted(slots, key=lambda s: s.at):

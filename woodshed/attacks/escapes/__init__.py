@@ -1,1 +1,1 @@
-"""Ways out of a box, tried from inside: what the isolation on a machine is worth, found by attacking it."""
+"""Attempts to escape from a box, and of one box to disturb another, run from inside to test a machine's isolation."""

@@ -1,4 +1,4 @@
-"""What an escape could find: files, processes, sockets and memory of the host that say a secret."""
+"""Bait for escapes: files, processes, sockets and memory of the host that contain a secret."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _IPC_CREAT, _IPC_RMID = 0o1000, 0
 
 @contextmanager
 def bait() -> Iterator[dict[str, Any]]:
-    """Lay it out, readable for all users of the host; what the attempts are told about it. All is taken away after."""
+    """Place the bait, readable for all users of the host, and yield the facts that attempts get. Remove all of it
+    afterwards."""
     secret, name = f"secret-{secrets.token_hex(12)}", f"woodshed-bait-{secrets.token_hex(6)}"
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="woodshed-bait-"))
@@ -69,7 +70,7 @@ def _listener(family: int, place: Any) -> socket.socket:
 
 
 def _speak(listener: socket.socket, text: bytes) -> Callable[[], None]:
-    """Say ``text`` to whoever connects; returns what ends that."""
+    """Send ``text`` to every client that connects, in a thread; return a function that ends it."""
 
     def serve() -> None:
         with contextlib.suppress(OSError):
@@ -89,10 +90,10 @@ def _speak(listener: socket.socket, text: bytes) -> Callable[[], None]:
 
 
 def _reply(port: int, text: bytes) -> Callable[[], None]:
-    """Answer datagrams to ``port`` with ``text``; returns what ends that."""
+    """Answer datagrams to ``port`` with ``text``, in a thread; return a function that ends it."""
     out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     out.bind(("0.0.0.0", port))
-    out.settimeout(0.2)  # closing it would not wake who waits for it
+    out.settimeout(0.2)  # closing the socket would not wake the thread
     ended = threading.Event()
 
     def serve() -> None:
@@ -123,7 +124,8 @@ def _disk() -> tuple[int, int]:
 
 
 def _segment(text: bytes, stack: contextlib.ExitStack) -> int:
-    """Key of a System V memory segment that holds ``text``; of none where the kernel has no such thing."""
+    """Create a System V memory segment with ``text`` and return its key; a key without segment where the kernel has
+    none."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmat.restype = ctypes.c_void_p
     key = secrets.randbelow(1 << 30) + 1

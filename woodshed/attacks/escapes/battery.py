@@ -1,4 +1,4 @@
-"""Runs every attempt in boxes of a backend, and says which of them got out."""
+"""Run every escape attempt in boxes of a backend, and report which succeeded."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .attempts import ATTEMPTS
 from .bait import bait
 
 OWN_KERNEL = frozenset({"gvisor", "microvm"})
-"""Backends whose boxes ask a kernel of their own: what that answers is not the host's to fear."""
+"""Backends whose boxes have a kernel of their own, so that calls which it answers do not endanger the host's."""
 
 _LIMITS = Limits(memory=512 << 20, processes=32, cpu_seconds=20.0, disk=32 << 20)
 _SECONDS = {"microvm": 60.0}
 _USUAL_SECONDS = 15.0
-"""For one attempt; an emulated guest takes its time, and an attempt that was not over says nothing."""
+"""Time limit of one attempt. An emulated guest is slow, and an attempt that did not finish proves nothing."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """``evidence`` is empty where the attempt was refused, ``refusal`` says how."""
+    """Result of an attempt. ``evidence`` is empty where it was refused; ``refusal`` says how."""
 
     name: str
     tries: str
@@ -36,7 +36,7 @@ class Tried:
 
 
 async def attack(backend: Backend) -> list[Tried]:
-    """Every attempt that applies, in one box as long as that lives. Raises SandboxError where none can be made."""
+    """Run every applicable attempt, in one box as long as it lives. Raises SandboxError where no box can be made."""
     results: list[Tried] = []
     with bait() as facts:
         box = await _box(backend)
@@ -55,7 +55,7 @@ async def attack(backend: Backend) -> list[Tried]:
 
 
 def attack_backend(name: str, root: Path | None = None) -> list[Tried]:
-    """``attack`` on a backend of its own, by name."""
+    """Open a backend by name and ``attack`` it."""
 
     async def run() -> list[Tried]:
         backend = open_backend(name, root=root)
@@ -68,12 +68,12 @@ def attack_backend(name: str, root: Path | None = None) -> list[Tried]:
 
 
 def applicable(backend: str) -> list[Attempt]:
-    """The attempts made on a backend: all but those at a kernel that is not the host's."""
+    """The attempts for a backend: all, without those on the kernel where that is not the host's."""
     return [attempt for attempt in ATTEMPTS.values() if not (attempt.kernel and backend in OWN_KERNEL)]
 
 
 def program(name: str, facts: dict[str, Any]) -> str:
-    """Python source that makes one attempt with the package in the working folder, and prints the result."""
+    """Python source that runs one attempt of the package in the working folder and prints the result."""
     return (
         f"import json, os, sys\nsys.path.insert(0, os.getcwd())\nfrom attempts.base import main\nimport attempts\n"
         f"main({name!r}, json.loads({json.dumps(facts)!r}))\n"
@@ -81,7 +81,7 @@ def program(name: str, facts: dict[str, Any]) -> str:
 
 
 def sources() -> dict[str, bytes]:
-    """The attempts as files of a package."""
+    """The attempts as files of a package, by path."""
     folder = Path(attempts.__file__).parent
     return {f"attempts/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.py"))}
 
@@ -91,7 +91,7 @@ async def _box(backend: Backend) -> Sandbox:
 
 
 async def _try(box: Sandbox, attempt: Attempt, facts: dict[str, Any], seconds: float) -> Tried | None:
-    """None where the box is gone afterwards."""
+    """Run one attempt; return None where the box is gone afterwards."""
     try:
         done = await box.exec_python(program(attempt.name, facts), timeout=seconds)
         await box.exec("true")
@@ -106,11 +106,11 @@ async def _try(box: Sandbox, attempt: Attempt, facts: dict[str, Any], seconds: f
 
 
 async def _kill_init(box: Sandbox) -> Tried:
-    """The one whose evidence is seen from outside: the box answers no more."""
-    tries = "end the first process of the box, and its answers with it"
+    """The attempt whose evidence is visible only from outside: the box no longer answers."""
+    tries = "kill the first process of the box"
     try:
         await box.exec("kill -9 1; kill -15 1; kill -2 1")
         alive = (await box.exec("echo alive")).stdout == b"alive\n"
     except SandboxError as error:
         return Tried("kill_init", tries, str(error), "")
-    return Tried("kill_init", tries, "" if alive else "no answer", "it lives on" if alive else "")
+    return Tried("kill_init", tries, "" if alive else "no answer", "the box still answers" if alive else "")

@@ -1,4 +1,7 @@
-"""Two boxes: one takes all that it can, or tries to be heard; the other may not notice, beyond its share of time."""
+"""Attacks of one box on another: exhausting shared resources, and covert channels.
+
+The other box must not notice anything, except that it gets only its share of CPU time.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from . import pairs
 from .pairs import PAIRS, processor
 
 BACKENDS = ("namespace", "gvisor")
-"""Whose boxes are put against each other. The others keep them in by the same namespaces, by a kernel each, or less."""
+"""Backends that are tested. The others isolate boxes by the same namespaces, by a kernel each, or less."""
 
 _LIMITS = Limits(memory=2 << 30, processes=64, cpu_seconds=60.0, disk=64 << 20)
 _SECONDS = 240.0
 _LEAST_SHARE = 0.25
-"""Of the processors, for one of two busy boxes. Half would be fair; both begin and end at times of their own."""
+"""Least share of CPU time for one of two busy boxes. Half would be fair, but they do not start and end together."""
 
 _ALWAYS_KNOWN = {
     "descriptor_locks": "descriptors without a file (eventfd, epoll) share one inode of the kernel, locks included",
@@ -41,9 +44,10 @@ _KNOWN_WITH_ONE_USER = {
 
 @dataclass(frozen=True)
 class Beside:
-    """``evidence`` is empty where the other box noticed nothing; ``got`` is what the attacker says that it has.
+    """Result of one attempt. ``evidence`` is empty where the other box noticed nothing; ``got`` is what the attacker
+    reports to have.
 
-    ``known``: why this is not kept apart here, where that is known; it counts only where there is evidence.
+    ``known``: why this resource is not isolated here, where that is known; relevant only with evidence.
     """
 
     name: str
@@ -58,7 +62,7 @@ class Beside:
 
 
 async def beside(backend: Backend) -> list[Beside]:
-    """Every attempt of one box against another. Raises SandboxError where none can be made."""
+    """Run every attempt of one box against another. Raises SandboxError where no box can be made."""
     results = [await _try(backend, pair) for pair in PAIRS.values()]
     results.append(await _processor(backend))
     known = _known(backend)
@@ -66,7 +70,7 @@ async def beside(backend: Backend) -> list[Beside]:
 
 
 def beside_backend(name: str, root: Path | None = None) -> list[Beside]:
-    """``beside`` on a backend of its own, by name."""
+    """Open a backend by name and run ``beside`` on it."""
 
     async def run() -> list[Beside]:
         backend = open_backend(name, root=root)
@@ -79,13 +83,13 @@ def beside_backend(name: str, root: Path | None = None) -> list[Beside]:
 
 
 def program(side: str, name: str = "") -> str:
-    """Python source that plays one side with the package in the working folder."""
+    """Python source that plays one side of an attempt of the package in the working folder."""
     call = f"pairs.base.main({side!r}, {name!r})" if name else f"pairs.processor.{side}()"
     return f"import os, sys\nsys.path.insert(0, os.getcwd())\nimport pairs\n{call}"
 
 
 def sources() -> dict[str, bytes]:
-    """The attempts as files of a package."""
+    """The attempts as files of a package, by path."""
     folder = Path(pairs.__file__).parent
     return {f"pairs/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.py"))}
 
@@ -107,11 +111,11 @@ async def _try(backend: Backend, pair: Pair) -> Beside:
             try:
                 now = await _use(other, pair)
                 evidence += [f"{alone} became {now}"] if now != alone else []
-                if not pair.is_channel:  # which take nothing
+                if not pair.is_channel:  # a channel exhausts nothing that new boxes need
                     evidence += await _serve(backend, pair, alone)
             except (SandboxError, OSError) as error:
                 evidence.append(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(BoxGone):  # it took more than a box may have, and was ended
+        with contextlib.suppress(BoxGone):  # it exceeded its limits and was ended
             await _stop(attacker)
         try:
             saw = _said((await taking).stdout)
@@ -125,7 +129,7 @@ async def _try(backend: Backend, pair: Pair) -> Beside:
 
 
 async def _serve(backend: Backend, pair: Pair, alone: str) -> list[str]:
-    """What the host does with other boxes meanwhile: make, run, seal, fork, grade. Returns what went wrong."""
+    """Do meanwhile what a host does with other boxes: create, run, snapshot, fork, grade. Return what went wrong."""
     wrong = []
     made = await _box(backend)
     try:
@@ -148,11 +152,11 @@ async def _serve(backend: Backend, pair: Pair, alone: str) -> list[str]:
 
 
 async def _processor(backend: Any) -> Beside:
-    """Against processes in sessions of their own, so that no grouping by session helps.
+    """Attack with processes in sessions of their own, so that the kernel's grouping by session does not help.
 
-    What both got is counted in seconds of processor: a clock would tell of the load of the machine.
+    Shares are measured in CPU seconds, because wall time depends on the load of the machine.
     """
-    tries = "run so many processes that others get no processor"
+    tries = "run so many processes that others get no CPU time"
     attacker, other = await _box(backend), await _box(backend)
     try:
         spinning = asyncio.create_task(attacker.exec_python(program("spin"), timeout=_SECONDS))
@@ -170,7 +174,7 @@ async def _processor(backend: Any) -> Beside:
 
 
 def _seconds(pid: int) -> float:
-    """Of processor, that a process and all below it have had, with children that were waited for."""
+    """CPU seconds of a process and all its descendants, including children that were waited for."""
     total = 0
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(OSError):
@@ -199,7 +203,7 @@ async def _taken(box: Sandbox, taking: asyncio.Task[object]) -> str:
 
 
 async def _stop(box: Sandbox) -> None:
-    """An attacker without space for one more file is ended by the next command instead."""
+    """Ask the attacker to stop; kill it where it has left no space for one more file."""
     try:
         await box.write(STOP, b"")
     except OSError:

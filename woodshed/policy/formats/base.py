@@ -1,4 +1,4 @@
-"""What a chat format is: conversation -> pieces of text, and sampled text -> message."""
+"""Contract of a chat format (conversation -> pieces of text, sampled text -> message), and how it reads messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Tool = Mapping[str, Any]
 
 
 class FormatError(ValueError):
-    """A message or a tool schema cannot be rendered; the message says which and why."""
+    """A message or a tool schema cannot be rendered; the error says which and why."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call as the policy made it. ``arguments_json`` is the text of a JSON object, possibly lacking fields."""
+    """A call as the policy made it. ``arguments_json`` is the text of a JSON object; required fields may be missing."""
 
     id: str
     name: str
@@ -30,7 +30,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ParsedMessage:
-    """What a completion says. ``error`` tells why a call could not be read; the rest holds what could."""
+    """Content and calls of a completion. ``error`` says why a call could not be read; the rest holds what could."""
 
     content: str
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -39,40 +39,39 @@ class ParsedMessage:
 
 
 class ChatFormat(Protocol):
-    """Renders OpenAI chat messages and reads completions back. Stateless.
+    """Renders OpenAI chat messages and parses completions. Stateless.
 
     The tokens of a conversation are ``open(tools, system)``, then ``message`` of each further message, then, where the
-    policy is to speak, ``generation()``: so a longer conversation's pieces start with the shorter one's. What
-    ``generation()`` and a completion add up to is what ``message`` gives for the assistant's message, which ends with
-    its stop token.
+    policy is to speak, ``generation()``: so a longer conversation's pieces start with the shorter one's.
+    ``generation()`` and a completion add up to ``message`` of the assistant's message, which ends with its stop token.
     """
 
     name: str
     special_tokens: tuple[str, ...]
     """Control tokens of a vocabulary that is made for this format."""
     begin_token: str | None
-    """What every conversation begins with, or None."""
+    """Token that begins every conversation, or None."""
     signature: tuple[str, ...]
-    """Control tokens by which a vocabulary is known to be made for this format."""
+    """Control tokens that identify a vocabulary made for this format."""
     template_mark: str
     """Text that chat templates of this format have and those of others with the same vocabulary do not."""
     stop_tokens: tuple[str, ...]
-    """What ends a completion. The first is the one that an assistant's message ends with."""
+    """Tokens that end a completion. The first is the one that an assistant's message ends with."""
 
     def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
-        """What comes first. ``system`` is the text of a leading system message, which is then not rendered again."""
+        """Render the beginning. ``system`` is the text of a leading system message, which is not rendered again."""
         ...
 
     def message(self, message: Message, tools: Sequence[Tool]) -> list[Piece]:
-        """One message by itself. Raises FormatError on what has no form."""
+        """Render one message by itself. Raises FormatError where the format cannot express it."""
         ...
 
     def messages(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[list[Piece]]:
-        """Pieces per message for consecutive messages; results of parallel calls may share a turn here."""
+        """Render consecutive messages, pieces per message; results of parallel calls may share a turn here."""
         ...
 
     def generation(self) -> list[Piece]:
-        """What makes it the policy's turn."""
+        """Return the pieces that begin the policy's turn."""
         ...
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
@@ -80,21 +79,25 @@ class ChatFormat(Protocol):
         ...
 
     def reply_grammar(self, reply: Reply) -> Node | None:
-        """The grammar of a completion that ``parse`` reads as such a reply; None where any completion is one.
+        """Return the grammar of completions that ``parse`` reads as such a reply; None where any completion is one.
 
-        Raises GrammarRefused where the format has no form that could be forced.
+        Raises GrammarRefused where the format cannot force such a reply.
         """
         ...
 
     def chat_template(self) -> str | None:
-        """A Jinja chat template for other programs, or None where the format has no such form."""
+        """Return a Jinja chat template for other programs, or None where the format cannot be written as one."""
         ...
+
+
+MEMBERS = tuple(sorted({*ChatFormat.__annotations__, *(m for m in vars(ChatFormat) if not m.startswith("_"))}))
+"""Names of the attributes and methods that a chat format must have."""
 
 
 def conversation(
     chat: ChatFormat, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generate: bool = True
 ) -> list[Piece]:
-    """All pieces of a conversation; a leading system message goes to ``open``."""
+    """Return all pieces of a conversation; a leading system message goes to ``open``."""
     system = None
     if messages and messages[0].get("role") == "system":
         system, messages = text_content(messages[0]), messages[1:]
@@ -134,7 +137,7 @@ def function_of(tool: Tool) -> Mapping[str, Any]:
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """The schema as ``{"type": "function", "function": ...}``, without what only the ``compact`` format reads."""
+    """The schema as ``{"type": "function", "function": ...}``, without ``x-compact``, which only ``compact`` reads."""
     return {"type": "function", "function": {k: v for k, v in function_of(tool).items() if k != "x-compact"}}
 
 

@@ -1,4 +1,4 @@
-"""ChatML turns, which ``hermes`` and ``qwen3_coder`` share: everything but how tools and calls are written.
+"""ChatML turns, shared by ``hermes`` and ``qwen3_coder``: everything but how tools and calls are written.
 
 Results come back as ``<tool_response>`` blocks in a user turn (consecutive ones share it). Thinking stays in the
 history, so that a longer conversation starts with the shorter one's text; Qwen3's own template drops it from earlier
@@ -45,15 +45,16 @@ class ChatML(ABC):
     after_results = ""
     """Text between the last result of a turn and the turn's end."""
     marks: tuple[str, ...] = ()
-    """What else begins a call, beside its token."""
+    """Texts that begin a call, besides its token."""
 
     @abstractmethod
     def calls(self, message: Message, tools: Sequence[Tool], *, after_text: bool) -> list[Piece]:
-        """The calls of an assistant's message; ``after_text``: the turn has content before them."""
+        """Render the calls of an assistant's message; ``after_text``: the turn has content before them."""
 
     @abstractmethod
     def call_grammar(self, name: str, schema: Mapping[str, Any] | None) -> Node:
-        """A call of that tool behind the token that begins it; without ``schema`` the arguments may be any object."""
+        """Return the grammar of a call of that tool, after the token that begins it; without ``schema`` the arguments
+        may be any object."""
 
     def reply_grammar(self, reply: Reply) -> Node | None:
         begin = Piece(CALL, True)
@@ -119,7 +120,7 @@ def _turn(role: str) -> list[Piece]:
 
 
 def open_completion(text: str) -> tuple[str | None, str]:
-    """A completion as thinking and the rest, without stop token and without the newlines around the thinking."""
+    """Split a completion into thinking and the rest, without stop token and the newlines around the thinking."""
     thinking, rest = split_thinking(without_stop(text, ChatML.stop_tokens))
     if thinking is None:
         return None, rest
@@ -128,5 +129,5 @@ def open_completion(text: str) -> tuple[str | None, str]:
 
 
 def instruction(text: str) -> list[Piece]:
-    """An instruction that shows the markers of a call, which a vocabulary that has them has as control tokens."""
+    """Split an instruction that shows the markers of a call into pieces, with the markers as control tokens."""
     return [Piece(t, t in (CALL, CALL_END)) for t in _CONTROL_IN_PROSE.split(text) if t]

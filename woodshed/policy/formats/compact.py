@@ -1,4 +1,4 @@
-"""``compact``: the format for policies of a few million parameters and less.
+"""``compact``: the format for policies of at most a few million parameters.
 
 ::
 
@@ -58,9 +58,11 @@ class CompactFormat:
         return [Piece(CALL, True)]
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """The first word is the verb. An unknown verb, and text that does not fit the verb's template, still make a
-        call, with the rest of the text under ``_text``: the harness answers it with an error. The name of a tool that
-        has a verb makes none."""
+        """Read a completion as one call, whose verb is the first word.
+
+        An unknown verb, or text that does not fit the verb's template, still makes a call, with the rest of the text
+        under ``_text``; the harness answers it with an error. The name of a tool that has a verb makes no call.
+        """
         text = text.removesuffix(END)
         word = text.split(maxsplit=1)[0] if text[:1].strip() else ""
         if not tools or not word:
@@ -68,7 +70,7 @@ class CompactFormat:
         verbs = verbs_of(tools)
         verb, rest = verbs.by_verb.get(word), text[len(word) :]
         if verb is None and word in verbs.by_name:
-            # a call of that tool would be written back with its verb, which is not what was said
+            # A call of that tool would be rendered with its verb, which is not the text that was sampled.
             return ParsedMessage(text, error=f"no call: {word} is written {verbs.by_name[word].usage!r}")
         if verb is None:
             return _call(text, word, {RAW: rest}, f"unknown verb {word!r}")
@@ -78,8 +80,7 @@ class CompactFormat:
         return _call(text, verb.name, arguments, None)
 
     def reply_grammar(self, reply: Reply) -> Node | None:
-        """A turn is always one call where there are tools, and never text; so the most that can be asked for is that
-        its arguments follow their schema."""
+        """Where there are tools a turn is always one call and never text, so only the arguments can be constrained."""
         if not reply.tools:
             return None if reply.schema is None else Json(reply.schema)
         if reply.schema is not None and not reply.must_call:

@@ -1,6 +1,6 @@
 """Grammars of completions: a small tree that a chat format builds, and its text in the Lark dialect of llguidance.
 
-Control tokens are themselves where the vocabulary has them, and their characters where it does not.
+A control token is its id where the vocabulary has it, and its characters where not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from woodshed.policy.tokenizer import Piece
 
 ANY = "(?s:.*)"
-"""The regular expression of any text."""
+"""Regular expression of any text."""
 
 
 class GrammarRefused(ValueError):
@@ -29,10 +29,10 @@ class Json:
 
 @dataclass(frozen=True)
 class Text:
-    """Text that ``pattern`` (Rust's regex syntax) matches whole and none of ``without`` is in, followed by ``end``.
+    """Text that ``pattern`` (Rust's regex syntax) matches whole and that contains none of ``without``, then ``end``.
 
-    The end is a part of it, because a lexer that has read too far does not go back. Where ``end`` is None the text is
-    the last thing, or a control token follows it.
+    The end belongs to the text because a lexer that has read too far does not go back. Where ``end`` is None, the text
+    ends the completion or a control token follows it.
     """
 
     pattern: str = ANY
@@ -65,7 +65,7 @@ Node = Piece | Json | Text | Seq | Choice | Repeat
 
 
 def seq(*parts: Node | str) -> Seq:
-    """One after the other; strings are plain text."""
+    """Sequence of the parts; strings are plain text."""
     return Seq(tuple(Piece(part) if isinstance(part, str) else part for part in parts))
 
 
@@ -74,12 +74,12 @@ def optional(part: Node) -> Repeat:
 
 
 def quoted(text: str) -> str:
-    """A regular expression that matches ``text`` and nothing else."""
+    """Regular expression that matches ``text`` and nothing else."""
     return "".join("\\" + c if c in r"\.+*?()|[]{}^$/&~-#" else "\\n" if c == "\n" else c for c in text)
 
 
 def to_lark(node: Node, control_tokens: Mapping[str, int]) -> str:
-    """The grammar's text; ``control_tokens`` are those of the vocabulary by name."""
+    """Write the grammar as text; ``control_tokens`` maps the vocabulary's control tokens to ids."""
     writer = _Writer(control_tokens)
     start = writer.write(node)
     return "\n".join(['%llguidance {"no_forcing": true}', f"start: {start}", *writer.rules, ""])
@@ -122,7 +122,7 @@ class _Writer:
         return self._named("T", f"({body}) {json.dumps(end.text, ensure_ascii=False)}")
 
     def _named(self, letter: str, body: str) -> str:
-        """The name of a rule with this body; equal bodies share one."""
+        """Name of the rule with this body; equal bodies share one."""
         if body not in self._names:
             self._names[body] = f"{letter}{len(self._names)}"
             self.rules.append(f"{self._names[body]}: {body}")
@@ -135,18 +135,18 @@ def _schema(schema: Mapping[str, Any]) -> str:
 
 
 def arguments_of(schema: Mapping[str, Any] | None) -> Json:
-    """A call's arguments as JSON."""
+    """Grammar of a call's arguments as JSON."""
     return Json({"type": "object"} if schema is None else schema)
 
 
 def any_of(options: Sequence[Node]) -> Node:
-    """One of them."""
+    """Grammar of a text that one of ``options`` matches."""
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a completion has to be.
+    """Requirements on a completion.
 
     ``tools`` are those that may be called, in the shape of Chat Completions, each with the schema that its arguments
     have to follow under ``parameters``. ``must_call``: the reply is calls; else it may be text as well, which follows
@@ -171,11 +171,12 @@ class Reply:
         return [(f["name"], None if f["name"] in self.free else f["parameters"]) for f in functions]
 
     def rest(self, call: Node, between: Node) -> list[Node]:
-        """What may follow the first call."""
+        """Grammar of the further calls after the first."""
         return [Repeat(Seq((between, call)))] if self.many else []
 
     def options(self, *, calls: Node, text: Node, text_and_calls: Node) -> Node:
-        """The reply itself, of which a format knows the parts. ``text``: free text that is not read as a call."""
+        """Grammar of the whole reply from a format's grammars of its parts. ``text``: free text that is not read as a
+        call."""
         if self.must_call:
             return calls
         if self.schema is not None:

@@ -1,9 +1,8 @@
 """``hermes``: ChatML turns with JSON tool calls, as Hermes and Qwen instruct models write them.
 
-Tools stand as JSON lines in the system turn, each call is a ``<tool_call>`` block of ``{"name", "arguments"}``. The
-turns themselves are in ``chatml``.
-
-The ``hermes`` format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM).
+The system turn lists the tools as JSON lines; each call is a ``<tool_call>`` block of ``{"name", "arguments"}``. The
+turns themselves are in ``chatml``. ``TEMPLATE`` is the same format as a Jinja chat template, for programs that open a
+saved policy (transformers, vLLM).
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class HermesFormat(ChatML):
     template_mark = "<function-name>"
 
     def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
-        """The system turn; it is always there, as in Qwen2.5, and has a default text."""
+        """Render the system turn, which every conversation has, as in Qwen2.5, with a default text."""
         pieces = [Piece(START, True), Piece("system\n"), Piece(DEFAULT_SYSTEM if system is None else system)]
         if tools:
             lines = "".join("\n" + json.dumps(schema_of(tool), ensure_ascii=False) for tool in tools)
@@ -129,7 +128,8 @@ class HermesFormat(ChatML):
         return seq(head, arguments_of(schema), "}\n", Piece(CALL_END, True))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Text before and after the calls is the content. A block that is not a call stays in it, with ``error``."""
+        """Read calls; text before and after them is the content. A block that is not a call stays in it, with
+        ``error``."""
         thinking, text = open_completion(text)
         calls: list[ToolCall] = []
         kept: list[str] = []
@@ -153,9 +153,9 @@ class HermesFormat(ChatML):
 
 
 def _read_call(text: str, start: int) -> tuple[ToolCall | None, str | None, int]:
-    """The call behind its token, what is wrong with it, and where to go on.
+    """Read the call after its token; return it, what is wrong with it, and the index to go on from.
 
-    Where an object begins there it is read first: its strings may hold what ends a call elsewhere.
+    A JSON object is read to its own end first, because its strings may contain the text that ends a call.
     """
     try:
         data, end = read_json_at(text, start)

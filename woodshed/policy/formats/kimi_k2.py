@@ -6,13 +6,12 @@
     <|tool_call_end|><|tool_calls_section_end|><|im_end|><|im_system|>tool<|im_middle|>## Return of functions.grep:0
     ...
 
-(without the line breaks between tokens). The id names the tool and counts the calls of the conversation; what the
-policy wrote is the call's id towards clients too, and a result is headed by the id that the client answers. Thinking
-stays in the history where there is any; Kimi-K2-Thinking's empty ``<think></think>`` blocks are not written.
+(without the line breaks between tokens). The id names the tool and counts the calls of the conversation. Clients see
+the id that the policy wrote, and the header of a result has the id that the client sent with it. Thinking stays in the
+history where there is any; Kimi-K2-Thinking's empty ``<think></think>`` blocks are not written.
 
-The ``kimi_k2`` format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM).
-
-Ids of calls are taken as they are.
+``TEMPLATE`` is the same format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM); it
+writes ids of calls as they are.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class KimiK2Format:
     template_mark = SECTION
 
     def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
-        """The tools as JSON with sorted keys, then the system turn, which is always there."""
+        """Render the tools as JSON with sorted keys, then the system turn, which every conversation has."""
         pieces: list[Piece] = []
         if tools:
             schemas = [schema_of(tool) for tool in tools]
@@ -136,7 +135,8 @@ class KimiK2Format:
         return self.messages([message], tools)[0]
 
     def messages(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[list[Piece]]:
-        """Calls whose ids name no tool (a client's own, a demonstration's) are numbered from 0 within ``messages``."""
+        """Render messages. Calls whose ids do not name their tool (those of a client or a demonstration) are numbered
+        from 0 within ``messages``."""
         out: list[list[Piece]] = []
         renamed: dict[Any, str] = {}
         count = 0
@@ -182,7 +182,8 @@ class KimiK2Format:
         return Seq((optional(thinking), body))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Text around the section is the content. A call that cannot be read stays in it, with ``error``."""
+        """Read calls; text around their section is the content. A call that cannot be read stays in it, with
+        ``error``."""
         thinking, text = split_thinking(without_stop(text, self.stop_tokens))
         before, section, _ = text.partition(SECTION)
         if not section:
@@ -199,7 +200,7 @@ class KimiK2Format:
             if call is None:
                 kept.append(text[at:end])
             else:
-                # Results go by id; a call whose id is taken gets the next free number.
+                # Results are matched by id, so a call whose id is taken gets the next free number.
                 if call.id in taken:
                     call = replace(call, id=f"functions.{call.name}:{free}")
                 taken.add(call.id)
@@ -220,7 +221,7 @@ def _head(mark: str, name: str) -> list[Piece]:
 
 
 def _assistant(message: Message, text: str, renamed: dict[Any, str], count: int) -> tuple[list[Piece], int]:
-    """An assistant's turn, and how many calls there have been. New names of calls are added to ``renamed``."""
+    """Render an assistant's turn; return it and the number of calls so far. Adds new ids of calls to ``renamed``."""
     pieces = _head(ASSISTANT, "assistant")
     thinking = message.get("reasoning_content")
     if isinstance(thinking, str) and thinking:
@@ -243,7 +244,7 @@ def _assistant(message: Message, text: str, renamed: dict[Any, str], count: int)
 
 
 def _read_call(text: str, at: int) -> tuple[ToolCall | None, int, str | None]:
-    """The call at ``at`` or None, where to go on, and what is wrong."""
+    """Read the call at ``at``; return it or None, the index to go on from, and what is wrong."""
     head = _CALL.match(text, at)
     found = _ID.fullmatch(head[1].strip()) if head else None
     if head is None or found is None:

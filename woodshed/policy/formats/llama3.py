@@ -1,12 +1,12 @@
 """``llama3``: header tokens and JSON calls, as Llama 3.1, 3.2 and 3.3 instruct models write them.
 
-A message that is one call is the JSON object alone, ``{"name": ..., "parameters": {...}}``. The published template has
-no form for text with a call or for several calls: text before them is ended by ``<|python_tag|>``, which those models
-write before a call when they think of a tool environment, and calls are separated by ``"; "``. As in the template
-blanks around a text are dropped and a result is a JSON string; tools stand in the system turn (the template's
-``tools_in_user_message=False``), as only that extends turn by turn.
+A message that is one call is the JSON object alone, ``{"name": ..., "parameters": {...}}``. The published template
+cannot write text with a call, or several calls. Here ``<|python_tag|>``, which those models write before a call in a
+tool environment, stands between text and calls, and ``"; "`` between calls. As in the template, blanks around a text
+are dropped and a result is a JSON string. The system turn lists the tools (the template's
+``tools_in_user_message=False``), because only then does a longer conversation start with the shorter one's text.
 
-The ``llama3`` format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM).
+``TEMPLATE`` is the same format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _LINE = re.compile(r"^[ \t]*\{", re.MULTILINE)
 _BETWEEN = re.compile(r"[ \t\r\n;]*")
 _FIRST_KEYS = ('{"name":', '{"type":"function"')
 _LIKE_A_CALL = r'(?s:(.*\n)?[ \t]*\{\s*"(name"\s*:|type"\s*:\s*"function").*)'
-"""A regular expression (Rust's syntax) of texts in which ``_first_call`` may find a call."""
+"""Regular expression (Rust's syntax) of texts in which ``_first_call`` may find a call."""
 _WRITE = 'expected {"name": NAME, "parameters": {...}}'
 
 
@@ -103,7 +103,8 @@ class Llama3Format:
     template_mark = HEADER
 
     def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
-        """The system turn; it is always there. Its date is the template's default, so that runs are alike."""
+        """Render the system turn, which every conversation has. Its date is the template's default, so that runs are
+        reproducible."""
         shown = "".join(json.dumps(schema_of(tool), ensure_ascii=False, indent=4) + "\n\n" for tool in tools)
         head = "Environment: ipython\n" + _DATES + _TOOLS + shown if tools else _DATES
         return [Piece(BEGIN, True), *_header("system"), Piece(head + (system or "").strip()), Piece(END, True)]
@@ -135,8 +136,8 @@ class Llama3Format:
             )
         calls: list[Node] = []
         if reply.tools:
-            # Beside an answer in JSON, a call is one JSON value too: a lexer that has begun with a longer literal does
-            # not go back to the "{" of the answer. Beside free text the literal is what ends the text.
+            # Where an answer in JSON is possible, a call is one JSON value too: a lexer that has begun a longer literal
+            # does not go back to the "{" of the answer. Where free text is possible, the literal ends the text.
             whole = reply.schema is not None and not reply.must_call
             call = any_of([_call(name, schema, whole=whole) for name, schema in reply.functions()])
             calls = [call, *reply.rest(call, Piece("; "))]
@@ -148,7 +149,7 @@ class Llama3Format:
         )
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Calls follow ``<|python_tag|>``, or begin a line where there is none; without tools nothing is a call.
+        """Read calls: they follow ``<|python_tag|>``, or begin a line where there is none. Without tools there is none.
 
         A call that cannot be read stays in the content, with ``error``.
         """
@@ -158,7 +159,7 @@ class Llama3Format:
         line, tag = _first_call(text), text.find(TAG)
         if line < 0 and tag < 0:
             return ParsedMessage(text)
-        # A tag behind the beginning of a call is text in its arguments.
+        # A tag after the beginning of a call is text in its arguments.
         tagged = line < 0 or 0 <= tag < line
         before = text[: tag if tagged else line]
         start = tag + len(TAG) if tagged else line
@@ -173,7 +174,7 @@ class Llama3Format:
 
 
 def _call(name: str, schema: Mapping[str, Any] | None, *, whole: bool) -> Node:
-    """A call; as one JSON value where it is to be ``whole``, with references into the arguments' schema moved."""
+    """Return the grammar of a call; with ``whole`` as one JSON value, with references within the schema adjusted."""
     if not whole:
         head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
         return seq(head, arguments_of(schema), "}")
@@ -195,7 +196,7 @@ def _moved(schema: Any) -> Any:
 
 
 def _may_be_call(schema: Mapping[str, Any]) -> bool:
-    """Whether an object that follows the schema may have the members of a call."""
+    """Whether an object that follows the schema may have the keys of a call."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     if schema.get("type") != "object" or schema.get("additionalProperties") is not False:
@@ -218,7 +219,7 @@ def _assistant(text: str, calls: Sequence[tuple[str, str]]) -> list[Piece]:
 
 
 def _first_call(text: str) -> int:
-    """Index of the first line that begins as a call does, or may when there is more of it; -1 where none does."""
+    """Index of the first line that begins like a call (or is a prefix of such a beginning); -1 where there is none."""
     for line in _LINE.finditer(text):
         start = line.end() - 1
         head = "".join(text[start : start + 40].split())
@@ -228,7 +229,7 @@ def _first_call(text: str) -> int:
 
 
 def _read_calls(text: str, at: int, *, alone: bool) -> tuple[list[ToolCall], int, str | None]:
-    """Calls from ``at`` on, where the first thing that is not one begins, and what is wrong with it.
+    """Read calls from ``at`` on; return them, the index where they end, and what is wrong with what follows.
 
     An object without parameters is an error only where it stands ``alone``: after other text it may be any JSON.
     """

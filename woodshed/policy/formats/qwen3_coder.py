@@ -11,7 +11,7 @@
     </tool_call>
 
 Values are not escaped, so a value cannot contain ``</parameter>`` directly followed by ``<parameter=...>`` or
-``</function>``; other tags in it are text. Types come from the tool's schema (see ``values``).
+``</function>``; other tags in it are text. Types come from the tool's schema (``reading.read_value``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .reading import Types, new_call_id, parameter_types, read_json_at, read_jso
 
 DEFAULT_SYSTEM = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks."
 
-# The published models leave the outer tag out at times; then a call begins a line.
+# The published models sometimes omit the outer tag; then the call begins a line.
 _BEGIN = re.compile(r"<tool_call>\s*(?:<function=([^<>\n]+)>)?|^<function=([^<>\n]+)>", re.MULTILINE)
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?")
 _VALUE_END = re.compile(r"\n?</parameter>\s*(?=<parameter=[^<>\n]+>|</function>)")
@@ -49,7 +49,7 @@ class Qwen3CoderFormat(ChatML):
     marks = ("<function=",)
 
     def open(self, tools: Sequence[Tool], system: str | None = None) -> list[Piece]:
-        """The system turn; it is always there, while the published template leaves out one without text and tools."""
+        """Render the system turn, which every conversation has; the published template omits an empty one."""
         pieces = [Piece(START, True), Piece("system\n"), Piece(DEFAULT_SYSTEM if system is None else system)]
         if tools:
             pieces += [Piece(tool_list(tools)), *instruction(CALLING)]
@@ -73,7 +73,7 @@ class Qwen3CoderFormat(ChatML):
         return seq(f"\n<function={name}>\n", *parameters_grammar(name, schema), "</function>\n", end)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Text around the calls is the content. A call that cannot be read stays in it, with ``error``."""
+        """Read calls; text around them is the content. A call that cannot be read stays in it, with ``error``."""
         thinking, text = open_completion(text)
         reader = _Reader(text, tools)
         calls: list[ToolCall] = []
@@ -97,7 +97,7 @@ class Qwen3CoderFormat(ChatML):
 
 
 class _Reader:
-    """Reads the calls of one text. Every character is looked at a bounded number of times."""
+    """Reads the calls of one text, in time linear in its length."""
 
     def __init__(self, text: str, tools: Sequence[Tool]) -> None:
         self.text = text
@@ -106,7 +106,7 @@ class _Reader:
         self._no_value_ends = False
 
     def read(self, begin: re.Match[str]) -> tuple[ToolCall | None, int]:
-        """The call that begins there, or None with ``problem`` set; and where to go on."""
+        """Read the call that begins there; return it, or None with ``problem`` set, and the index to go on from."""
         name, at = begin[1] or begin[2], begin.end()
         if name is None:
             self.problem = "tool call without <function=NAME>"
@@ -124,7 +124,7 @@ class _Reader:
                 self.problem = f"tool call {name}: parameter {key} without </parameter> {where}"
                 return None, at
             if key in arguments:
-                self.problem = f"tool call {name}: parameter {key} is there twice"
+                self.problem = f"tool call {name}: parameter {key} appears twice"
                 return None, end.end()
             arguments[key] = read_value(self.text[at : end.start()], types.get(key, frozenset()))
             at = end.end()
@@ -135,7 +135,8 @@ class _Reader:
         return ToolCall(new_call_id(), name, json.dumps(arguments, ensure_ascii=False)), close.end()
 
     def _behind_json(self, at: int, types: Types) -> re.Match[str] | None:
-        """The end of a value that has to be an array or an object: its strings may hold what ends a value elsewhere."""
+        """Find the end of a value that must be an array or an object by reading it as JSON: its strings may contain
+        the text that ends a value elsewhere."""
         if not types or not types <= {"array", "object", "null"}:
             return None
         try:
@@ -146,7 +147,7 @@ class _Reader:
 
 
 def _parameters(arguments: str) -> str:
-    """The parameters' lines. Arguments that are no JSON object are shown as they were written."""
+    """Render the parameters' lines. Arguments that are not a JSON object are shown as they were written."""
     try:
         values = read_json_object(arguments or "{}")
     except ValueError:

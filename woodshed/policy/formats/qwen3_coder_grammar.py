@@ -1,4 +1,4 @@
-"""Grammars of parameters (``qwen3_coder``): raw values that are read back as what the schema allows."""
+"""Grammars of ``qwen3_coder``'s parameters: raw values that are parsed as values of the tool's schema."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LENGTH = 4096
 
 
 def parameters_grammar(name: str, schema: Mapping[str, Any] | None) -> Iterator[Node]:
-    """The parameters in the schema's order, or any where there is none.
+    """Yield the grammar of each parameter in the schema's order; without a schema, of any parameters.
 
-    Raises GrammarRefused naming the keyword that raw values cannot keep.
+    Raises GrammarRefused naming the keyword that raw values cannot be made to follow.
     """
     if schema is None:
         yield Repeat(
@@ -32,11 +32,11 @@ def parameters_grammar(name: str, schema: Mapping[str, Any] | None) -> Iterator[
         )
         return
     if unknown := sorted(k for k in schema.keys() - _OBJECT if not k.startswith("x-")):
-        raise GrammarRefused(f"tool {name!r}: {unknown[0]!r} beside the parameters cannot be forced")
+        raise GrammarRefused(f"tool {name!r}: {unknown[0]!r} on the parameters as a whole cannot be forced")
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
     if missing := [key for key in required if key not in properties]:
-        raise GrammarRefused(f"tool {name!r}: required names {missing[0]!r}, which is no property")
+        raise GrammarRefused(f"tool {name!r}: required names {missing[0]!r}, which is not a property")
     if not _NAME.fullmatch(name) or not all(map(_NAME.fullmatch, properties)):
         raise GrammarRefused(f"tool {name!r}: names of tools and parameters cannot have '<', '>' or line breaks")
     for key, of in properties.items():
@@ -55,17 +55,17 @@ def _values(schema: Any, root: Mapping[str, Any]) -> list[Node]:
         return [seq(Json({**shared, **schema}), END)]
     texts = list(_texts(schema, root, 8))
     if not texts:
-        raise GrammarRefused("no text has a value that is allowed")
+        raise GrammarRefused("no text is read as a value that the schema allows")
     return texts
 
 
 def _texts(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Node]:
-    """Values of a parameter that is read as text, whatever it looks like (null but for one)."""
+    """Yield the grammars of a parameter that is read as text whatever it looks like, except for null."""
     schema = resolved(schema, root)
     if schema is True or not depth:
         schema = {}
     if not isinstance(schema, Mapping):
-        raise GrammarRefused("its schema is no object")
+        raise GrammarRefused("its schema is not an object")
     for several in ("anyOf", "oneOf", "allOf"):
         if several in schema:
             if schema.keys() - _ANNOTATIONS != {several} or (several != "anyOf" and len(schema[several]) > 1):
@@ -87,7 +87,7 @@ def _texts(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Node]:
 
 def _literal(value: str | None) -> Node:
     if value is not None and "</parameter>" in value:
-        raise GrammarRefused("a value with '</parameter>' has no form")
+        raise GrammarRefused("a value with '</parameter>' cannot be written")
     return Piece(("null" if value is None else value) + END)
 
 

@@ -1,6 +1,6 @@
-"""The ``qwen3_coder`` format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM).
+"""Tool list of ``qwen3_coder``'s system turn (schemas as nested tags, then how to call), and its Jinja chat template.
 
-How ``qwen3_coder`` shows tools in the system turn: schemas as nested tags, then how to call.
+The template is for programs that open a saved policy (transformers, vLLM).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CALLING = (
     "- If there is no function call available, answer the question like normal with your current knowledge and do not "
     "tell the user about function calls\n</IMPORTANT>"
 )
-"""The text that the published models were trained with."""
+"""Instruction that the published models were trained with."""
 
 
 def tool_list(tools: Sequence[Tool]) -> str:
-    """All schemas. What a schema has besides name, type and description follows as tags of its own."""
+    """Render all schemas. Keys other than name, type and description follow as tags of their own."""
     shown = "".join(_function(schema_of(tool)["function"]) for tool in tools)
     return f"\n\n# Tools\n\nYou have access to the following functions:\n\n<tools>{shown}\n</tools>"
 

@@ -1,9 +1,8 @@
-"""What reading completions takes in every format: stop tokens, thinking, JSON as a policy writes it.
+"""Helpers to parse completions: stop tokens, thinking, JSON as a policy writes it, raw values of parameters.
 
-Values of parameters as plain text and back, by the types that a tool's schema allows (``qwen3_coder``).
-
-Text is written as it is. So a parameter that may be text, or has no type, is read as text whatever it looks like; only
-where null is allowed as well, ``null`` and ``None`` mean it.
+Raw values (``qwen3_coder``) are read by the types that the tool's schema allows. Text is not escaped, so a parameter
+that may be text, or has no type, is read as text whatever it looks like; only where null is also allowed do ``null``
+and ``None`` mean null.
 """
 
 from __future__ import annotations
@@ -23,17 +22,18 @@ _BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 def new_call_id() -> str:
-    """An id that no other call of the conversation has."""
+    """Return a random id of a call, unique within a conversation."""
     return "call_" + os.urandom(9).hex()
 
 
 def without_stop(text: str, stop_tokens: Sequence[str]) -> str:
-    """The text without the stop token that may end it."""
+    """Remove the stop token that may end the text."""
     return text.removesuffix(next((t for t in stop_tokens if text.endswith(t)), ""))
 
 
 def split_thinking(text: str) -> tuple[str | None, str]:
-    """What a leading ``<think>`` block holds, and what follows it; an unclosed block is all thinking."""
+    """Split off the contents of a leading ``<think>`` block (None where there is none); an unclosed block is all
+    thinking."""
     stripped = text.lstrip()
     if not stripped.startswith(THINK):
         return None, text
@@ -42,16 +42,16 @@ def split_thinking(text: str) -> tuple[str | None, str]:
 
 
 def skip_blanks(text: str, start: int) -> int:
-    """Index of the first character from ``start`` on that is no blank to JSON."""
+    """Index of the first character from ``start`` on that is not JSON whitespace."""
     found = _BLANKS.match(text, start)
     return found.end() if found else start
 
 
 def read_json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at ``start``, after blanks, and the index of what follows it.
+    """Read the JSON value that begins at ``start``, after blanks; return it and the index after it.
 
-    Raises ValueError on anything else: bad syntax, a nesting too deep to handle, half of a surrogate pair (which no
-    UTF-8 reply could carry on).
+    Raises ValueError on bad syntax, on nesting too deep for the decoder, and on half of a surrogate pair, which a reply
+    in UTF-8 cannot contain.
     """
     try:
         data, end = _DECODER.raw_decode(text, skip_blanks(text, start))
@@ -64,7 +64,7 @@ def read_json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def read_json_object(text: str) -> dict[str, Any]:
-    """A JSON object that a policy wrote. Raises ValueError as ``read_json_at`` does, and for what is no object."""
+    """Read a text that is one JSON object. Raises ValueError as ``read_json_at`` does, and for any other value."""
     data, end = read_json_at(text, 0)
     if skip_blanks(text, end) < len(text):
         raise ValueError(f"text after the object, at character {end}")
@@ -74,7 +74,7 @@ def read_json_object(text: str) -> dict[str, Any]:
 
 
 def call_of_json(data: Any, field: str, other: str | None = None) -> tuple[ToolCall | None, str | None]:
-    """The call in ``{"name": ..., FIELD: ...}``, and what is wrong with it. ``other`` may stand for ``field``.
+    """Read ``{"name": ..., FIELD: ...}`` as a call; return it and what is wrong. ``other`` may replace ``field``.
 
     Arguments of the wrong kind still make a call; without a name there is none.
     """
@@ -89,7 +89,7 @@ def call_of_json(data: Any, field: str, other: str | None = None) -> tuple[ToolC
 
 
 Types = frozenset[str]
-"""Names of JSON types; empty: nothing is known."""
+"""Names of JSON types; empty where nothing is known."""
 
 _UNKNOWN: Types = frozenset()
 _NUMBERS: Types = frozenset({"integer", "number"})
@@ -97,14 +97,15 @@ _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list:
 
 
 def write_value(value: Any) -> str:
-    """Objects and arrays as JSON, the rest as Python prints it (``True``, ``None``): so do Qwen3-Coder's templates."""
+    """Write objects and arrays as JSON, the rest as Python prints it (``True``, ``None``), as Qwen3-Coder's templates
+    do."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
 
 
 def read_value(text: str, types: Types) -> Any:
-    """The value of one of ``types`` that ``text`` says; the text itself where it says none."""
+    """Read ``text`` as a value of one of ``types``; the text itself where it is none."""
     bare = text.strip()
     if "null" in types and bare in ("null", "None"):
         return None
@@ -123,7 +124,7 @@ def read_value(text: str, types: Types) -> Any:
 
 
 def parameter_types(tools: Sequence[Tool], name: str) -> dict[str, Types]:
-    """Parameter -> types of the tool called ``name``; empty for a tool that is not there."""
+    """Types of each parameter of the tool called ``name``; empty for a tool that is not in ``tools``."""
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and function.get("name") == name:
@@ -135,12 +136,12 @@ def parameter_types(tools: Sequence[Tool], name: str) -> dict[str, Types]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> Types:
-    """Types that a schema within ``root`` allows."""
+    """Types that ``schema``, a part of the schema ``root``, allows."""
     return _types(schema, root, 8)
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a schema that is a reference into ``root`` refers to; any other schema itself."""
+    """Follow a schema that is a reference into ``root``; return any other schema unchanged."""
     for _ in range(8):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):

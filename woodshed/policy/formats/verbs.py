@@ -1,6 +1,6 @@
-"""Verbs of the ``compact`` format: a tool's arguments written by a template, and read back by its inverse.
+"""Verbs of the ``compact`` format: a tool's arguments are written with a template and parsed by its inverse.
 
-Grammars of verbs (``compact``): what ``Verb.read`` reads as arguments that follow the tool's schema.
+``verb_grammar`` is the grammar of what ``Verb.read`` parses as arguments that follow the tool's schema.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .grammar import ANY, Json, Node, Text, any_of, quoted, seq
 from .reading import read_json_object
 
 RAW = "_text"
-"""Argument that holds what could not be read, exactly as written."""
+"""Argument that holds the text that could not be parsed, exactly as written."""
 
 FIELD = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
 class Verb:
-    """How one tool is written. ``template`` None: no ``x-compact``, the arguments are written as JSON."""
+    """How calls of one tool are written. ``template`` None: no ``x-compact``, the arguments are written as JSON."""
 
     word: str
     name: str
@@ -36,7 +36,7 @@ class Verb:
 
     @property
     def usage(self) -> str:
-        """What to write, for error messages."""
+        """How to write a call, for error messages."""
         form = "{json arguments}" if self.template is None and self.types else self.template
         return f"{self.word} {form}" if form else self.word
 
@@ -46,7 +46,8 @@ class Verb:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        """A text field ends before the first character of the literal that follows it; the last one takes the rest."""
+        """Inverse of the template. A text field ends before the first character of the literal that follows it; the
+        last one takes the rest."""
         parts = FIELD.split(self.template or "")
         pattern = re.escape(parts[0])
         for name, literal in zip(parts[1::2], parts[2::2], strict=True):
@@ -63,7 +64,7 @@ class Verb:
         return re.compile(pattern, re.DOTALL | re.ASCII)
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """Verb and arguments. Arguments that the template cannot say so that ``read`` gives them back go as JSON."""
+        """Write verb and arguments; as JSON where the template's text would not be read back as the same arguments."""
         if not arguments:
             return self.word
         if self.template is not None and set(arguments) == set(self._fields):
@@ -74,7 +75,7 @@ class Verb:
         return f"{self.word} {json.dumps(arguments, ensure_ascii=False)}"
 
     def read(self, rest: str) -> dict[str, Any] | None:
-        """Arguments in what follows the verb, or None when it does not fit."""
+        """Parse the text after the verb as arguments; None where it does not fit."""
         if not rest:
             return None if set(self._fields) & set(self.required) else {}
         if rest.startswith(" {") and (arguments := self._read_json(rest)) is not None:
@@ -100,7 +101,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Verbs:
-    """The verbs of a tool list by what the policy writes and by the tool's name."""
+    """The verbs of a list of tools, by the word that the policy writes and by the tool's name."""
 
     by_verb: Mapping[str, Verb]
     by_name: Mapping[str, Verb]
@@ -110,7 +111,7 @@ _recent: list[tuple[Sequence[Tool], Verbs]] = []
 
 
 def verbs_of(tools: Sequence[Tool]) -> Verbs:
-    """The verbs of ``tools``; the last few lists are remembered by identity, since a run uses one for all its turns.
+    """Return the verbs of ``tools``. The last 8 lists are cached by identity, since a run uses one for all its turns.
 
     Raises FormatError when two tools have one verb, or a template names a field that the schema lacks.
     """
@@ -143,7 +144,7 @@ def _verb(tool: Tool) -> Verb:
     if not isinstance(word, str) or word.split() != [word]:
         raise FormatError(f"tool {name!r}: x-compact verb {word!r} must be one word")
     if unknown := [f for f in fields if f not in types or fields.count(f) > 1]:
-        raise FormatError(f"tool {name!r}: x-compact template names {unknown}, not a parameter, or twice")
+        raise FormatError(f"tool {name!r}: x-compact template names {unknown}, which is not a parameter or named twice")
     return Verb(word, name, template, types, required)
 
 
@@ -174,7 +175,7 @@ _ANNOTATIONS = frozenset({"title", "description", "default", "examples"})
 
 
 def verb_grammar(verb: Verb, tool: Tool) -> Node:
-    """The call by its template where the template can say no more than the schema allows, else with JSON arguments."""
+    """Return the grammar of a call: by its template where that allows exactly the schema's values, else with JSON."""
     schema = function_of(tool)["parameters"]
     if not verb.types:
         return Piece(verb.word)
@@ -185,7 +186,7 @@ def verb_grammar(verb: Verb, tool: Tool) -> Node:
 
 
 def _template(verb: Verb, schema: Mapping[str, Any]) -> list[Node] | None:
-    """The parts of the filled-in template; None where JSON has to be written."""
+    """The grammar's parts for the template; None where the arguments must be JSON."""
     parts = FIELD.split(verb.template or "")
     fields = parts[1::2]
     if not fields or not set(verb.required) <= set(fields):
@@ -202,9 +203,9 @@ def _template(verb: Verb, schema: Mapping[str, Any]) -> list[Node] | None:
 
 
 def _value(schema: Any, literal: str, *, first: bool) -> Node | None:
-    """A field and the literal behind it; None where a text cannot say exactly what the property allows.
+    """The grammar of a field and the literal after it; None where text cannot express exactly the property's values.
 
-    What stands ``first`` does not begin as JSON arguments do.
+    A field that is ``first`` must not begin like JSON arguments.
     """
     if not isinstance(schema, Mapping):
         return None

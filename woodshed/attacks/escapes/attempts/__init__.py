@@ -1,6 +1,6 @@
-"""The attempts. This package is copied into the box and runs there: standard library and relative imports only."""
+"""Escape attempts. This package is copied into the box and runs there: standard library and relative imports only."""
 
 from . import files, network, privileges, processes
 from .base import ATTEMPTS
 
-__all__ = ["ATTEMPTS", "files", "kernel", "memory", "network", "privileges", "processes"]
+__all__ = ["ATTEMPTS", "files", "network", "privileges", "processes"]

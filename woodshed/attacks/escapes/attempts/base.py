@@ -1,4 +1,5 @@
-"""What an attempt is. It returns evidence that it got out (anything true); an exception or nothing is a refusal."""
+"""Type and registry of attempts. An attempt returns evidence of its escape (any true value); an exception or a false
+value means that it was refused."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Facts = dict[str, Any]
-"""What the host has laid out to be found, see ``escapes.bait``."""
+"""Facts about the bait on the host, see ``escapes.bait``."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """``kernel``: it asks the kernel for something dangerous, and counts only where that kernel is the host's."""
+    """One attempt. ``kernel``: it asks the kernel for something dangerous, and applies only to the host's kernel."""
 
     name: str
     tries: str
@@ -39,7 +40,7 @@ def attempt(tries: str, *, kernel: bool = False) -> Callable[[Callable[[Facts], 
 
 
 def syscall(x86_64: int, aarch64: int, *arguments: object) -> int:
-    """A system call by its numbers. Raises OSError."""
+    """Make a system call by its number on each architecture. Raises OSError."""
     number = {"x86_64": x86_64, "aarch64": aarch64}[platform.machine()]
     values = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *values))
@@ -53,7 +54,8 @@ def prctl(option: int) -> int:
 
 
 def looked_at(x86_64: int, aarch64: int, *arguments: object) -> str:
-    """Evidence that the kernel did not refuse a call outright: it succeeded, or found fault with the arguments."""
+    """Return evidence that the kernel did not refuse a call outright: it succeeded, or rejected only the arguments.
+    Raises OSError where it did refuse."""
     try:
         return f"answered {syscall(x86_64, aarch64, *arguments)}"
     except OSError as error:
@@ -63,13 +65,13 @@ def looked_at(x86_64: int, aarch64: int, *arguments: object) -> str:
 
 
 def found(text: str | bytes, facts: Facts) -> str:
-    """The host's secret, if it is in ``text``."""
+    """Return the host's secret if it is in ``text``, else an empty string."""
     data = text if isinstance(text, bytes) else text.encode()
     return facts["secret"] if facts["secret"].encode() in data else ""
 
 
 def main(name: str, facts: Facts) -> None:
-    """Run one attempt and print what came of it as a JSON line."""
+    """Run one attempt and print its result as a JSON line."""
     try:
         got = ATTEMPTS[name].run(facts)
         out = {"evidence": str(got)[:200] if got else "", "refusal": "" if got else "nothing found"}
@@ -77,4 +79,4 @@ def main(name: str, facts: Facts) -> None:
         out = {"evidence": "", "refusal": f"{type(error).__name__}: {error}"[:200]}
     print(json.dumps(out))
     sys.stdout.flush()
-    os._exit(0)  # whatever threads and children an attempt left
+    os._exit(0)  # without waiting for threads and children that an attempt left

@@ -1,4 +1,4 @@
-"""Files of the host."""
+"""Attempts on files of the host."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def core_pattern(facts: Facts) -> object:
     return "opened for writing"
 
 
-@attempt("open the keys of the kernel")
+@attempt("trigger the kernel's SysRq commands")
 def sysrq(facts: Facts) -> object:
     os.close(os.open("/proc/sysrq-trigger", os.O_WRONLY))
     return "opened for writing"

@@ -1,4 +1,4 @@
-"""The network, and services of the host."""
+"""Attempts on the network and on services of the host."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def datagram(facts: Facts) -> object:
         return found(out.recv(256), facts)
 
 
-@attempt("find out a host's address")
+@attempt("resolve a host name")
 def name_service(facts: Facts) -> object:
     return socket.getaddrinfo("example.com", 80)
 
 
-@attempt("see what passes on a wire")
+@attempt("capture packets")
 def raw_packets(facts: Facts) -> object:
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire:
         wire.settimeout(0.2)
         return wire.recv(64)
 
 
-@attempt("make raw packets")
+@attempt("send raw packets")
 def raw_socket(facts: Facts) -> object:
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as wire:
         return wire.sendto(b"\x08\x00\xf7\xff\x00\x00\x00\x00", (facts["address"], 0))

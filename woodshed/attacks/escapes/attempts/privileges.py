@@ -1,8 +1,7 @@
-"""More rights than the box's user has.
+"""Attempts to gain privileges, to use dangerous parts of the kernel, and to read memory shared with the host.
 
-Parts of the kernel that a box has no use for and that have let others out. They count where it is the host's.
-
-Memory that is shared with the host or between boxes.
+Those on the kernel use calls that a box does not need and that past escapes have used. They apply only where the kernel
+is the host's.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def cloned_namespace(facts: Facts) -> object:
     return f"child {pid}"
 
 
-@attempt("keep files as root by a group or user of the host")
+@attempt("give a file to root")
 def give_away(facts: Facts) -> object:
     with open("given", "w") as file:
         os.fchown(file.fileno(), 0, 0)
@@ -114,7 +113,7 @@ def perf_events(facts: Facts) -> object:
     return looked_at(298, 241, 0, 0, -1, -1, 0)
 
 
-@attempt("handle page faults of the kernel", kernel=True)
+@attempt("handle page faults in user space", kernel=True)
 def user_faults(facts: Facts) -> object:
     return looked_at(323, 282, 0)
 
@@ -134,7 +133,7 @@ def kernel_module(facts: Facts) -> object:
     return looked_at(175, 105, 0, 0, 0)
 
 
-@attempt("make a filesystem by the new calls", kernel=True)
+@attempt("make a filesystem with the new mount calls", kernel=True)
 def new_mounts(facts: Facts) -> object:
     return looked_at(430, 430, b"tmpfs", 0)
 
@@ -144,7 +143,7 @@ def mount_tree(facts: Facts) -> object:
     return looked_at(428, 428, -100, b"/", 1)
 
 
-@attempt("change the root by exchanging mounts", kernel=True)
+@attempt("change the root with pivot_root", kernel=True)
 def pivot_root(facts: Facts) -> object:
     return looked_at(155, 41, b".", b".")
 

@@ -1,4 +1,4 @@
-"""Processes of the host, and the first process of the box."""
+"""Attempts on processes of the host, and on the first process of the box."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def vm_readv(facts: Facts) -> object:
     return looked_at(310, 270, 1, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
 
 
-@attempt("open the descriptors of the first process, its line to the host among them")
+@attempt("open the descriptors of the first process, including its connection to the host")
 def descriptors_of_init(facts: Facts) -> object:
     opened = {}
     for number in os.listdir("/proc/1/fd"):
@@ -90,13 +90,13 @@ def _taken(handle: int, number: int) -> bool:
         return False
 
 
-@attempt("read what the host has in its environment from that of the first process")
+@attempt("read the host's environment variables from those of the first process")
 def environment_of_init(facts: Facts) -> object:
     with open("/proc/1/environ", "rb") as file:
         return found(file.read(), facts)
 
 
-@attempt("read it from one's own environment")
+@attempt("read them from its own environment")
 def own_environment(facts: Facts) -> object:
     with open("/proc/self/environ", "rb") as file:
         return found(file.read() + repr(os.environ).encode(), facts)
@@ -113,7 +113,7 @@ def priority_of_init(facts: Facts) -> object:
     return "it could be set"
 
 
-@attempt("use what descriptors were left open")
+@attempt("use descriptors that were left open")
 def inherited_descriptors(facts: Facts) -> object:
     left = {}
     for number in range(3, 256):

@@ -1,4 +1,4 @@
-"""What one box does against another. Copied into both boxes: standard library and relative imports only."""
+"""Attempts of one box against another. Copied into both boxes: standard library and relative imports only."""
 
 from . import base, channels, processor, resources
 from .base import PAIRS

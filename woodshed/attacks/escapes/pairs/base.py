@@ -1,4 +1,4 @@
-"""What an attempt against another box is, and the program that plays one side of it."""
+"""Type and registry of attempts against another box, and the program that plays one side of an attempt."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TAKEN, STOP = "taken", "stop"
-"""Files of the working folder: the attacker has taken what it can; it may end."""
+"""Files of the working folder: the attacker writes the first when it holds all it can, and ends when the second
+appears."""
 _PATIENCE = 300.0
 
 
 @dataclass(frozen=True)
 class Pair:
-    """``take`` runs in the attacker's box and says how much it got; what it holds it keeps in ``HELD``.
+    """One attempt. ``take`` runs in the attacker's box and reports how much it got; it keeps that in ``HELD``.
 
-    ``use`` runs in the other box, alone and then beside the attacker. Its answers must be equal: what it can have of
-    the same resource, or what it can see of the attacker. ``saw``, if any, tells what the attacker saw of the other.
+    ``use`` runs in the other box, first alone and then together with the attacker. It reports how much of the same
+    resource it can get, or what it can see of the attacker; both reports must be equal. ``saw``, if any, reports what
+    the attacker saw of the other box.
     """
 
     name: str
@@ -31,13 +33,13 @@ class Pair:
 
     @property
     def is_channel(self) -> bool:
-        """Whether ``use`` looks for what the attacker says, and so differs from box to box."""
+        """Whether this is a covert channel: ``use`` looks for a signal of the attacker, so it differs between boxes."""
         return self.take.__module__.endswith("channels")
 
 
 PAIRS: dict[str, Pair] = {}
 HELD: list[object] = []
-"""Keeps objects alive, with the descriptors that they own."""
+"""Keeps objects alive, and with them the descriptors that they own."""
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -52,20 +54,20 @@ def pair(
 
 
 def check(result: int) -> int:
-    """The result of a C function. Raises OSError."""
+    """Return the result of a C function. Raises OSError where it is negative."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
 
 
 def syscall(x86_64: int, aarch64: int, *arguments: object) -> int:
-    """A system call by its numbers. Raises OSError."""
+    """Make a system call by its number on each architecture. Raises OSError."""
     number = {"x86_64": x86_64, "aarch64": aarch64}[platform.machine()]
     return check(int(libc.syscall(ctypes.c_long(number), *arguments)))
 
 
 def until_refused(take: Callable[[], object], most: int) -> str:
-    """Call ``take`` until the kernel refuses; how often it did not, and what it said."""
+    """Call ``take`` until the kernel refuses, at most ``most`` times; return how often it succeeded, and the error."""
     for count in range(most):
         try:
             HELD.append(take())
@@ -75,7 +77,7 @@ def until_refused(take: Callable[[], object], most: int) -> str:
 
 
 def in_children(count: int, work: Callable[[], object]) -> str:
-    """Let ``work`` be done by as many children as can be had, which then stay."""
+    """Run ``work`` in up to ``count`` child processes, which then stay; return their number and the last result."""
     ready, says = os.pipe()
     children = 0
     for _ in range(count):
@@ -101,7 +103,8 @@ def in_children(count: int, work: Callable[[], object]) -> str:
 
 
 def main(side: str, name: str) -> None:
-    """Play one side. ``use`` prints its answer as a JSON line, ``take`` what it saw; it leaves its own in ``TAKEN``."""
+    """Play one side. ``use`` prints its report as a JSON line; ``take`` writes its report to ``TAKEN`` and finally
+    prints what it saw."""
     saw = PAIRS[name].saw
     act = PAIRS[name].take if side == "take" else PAIRS[name].use
     try:
@@ -117,7 +120,7 @@ def main(side: str, name: str) -> None:
 
 
 def leave(said: str) -> None:
-    """An attacker that has used up its own descriptors or space frees some."""
+    """Write the attacker's report. Where it has used up its own descriptors or space, free some first."""
     while True:
         try:
             with open(f"{TAKEN}.new", "w") as file:

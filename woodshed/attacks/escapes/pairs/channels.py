@@ -1,4 +1,4 @@
-"""Where one box could say something to another: names, locks, watches and times of what both see."""
+"""Covert channels between boxes: names, locks, watches and timestamps of files that both see."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _opened(paths: list[str]) -> dict[str, int]:
     return found
 
 
-def _descriptors_of_nothing() -> dict[str, int]:
+def _anonymous_descriptors() -> dict[str, int]:
     poll = select.epoll()
     HELD.append(poll)
     return {"eventfd": os.eventfd(0), "epoll": poll.fileno()}
 
 
 def _lock(files: dict[str, int]) -> str:
-    """Take every kind of lock there is."""
+    """Take every kind of lock on the files."""
     held = 0
     record = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0)
     for fd in files.values():
@@ -65,7 +65,7 @@ def _lock(files: dict[str, int]) -> str:
 
 
 def _locked(files: dict[str, int]) -> str:
-    """Which of them somebody else holds."""
+    """Report which files are locked by others."""
     seen = []
     record = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
     for path, fd in files.items():
@@ -85,28 +85,28 @@ def _locked(files: dict[str, int]) -> str:
     return ", ".join(seen)
 
 
-@pair("say something by locks on programs that both see", lambda: _locked(_opened(_PROGRAMS)))
+@pair("signal through locks on programs that both see", lambda: _locked(_opened(_PROGRAMS)))
 def program_locks() -> object:
     return _lock(_opened(_PROGRAMS))
 
 
-@pair("say something by locks on devices", lambda: _locked(_opened(_DEVICES)))
+@pair("signal through locks on devices", lambda: _locked(_opened(_DEVICES)))
 def device_locks() -> object:
     return _lock(_opened(_DEVICES))
 
 
-@pair("say something by locks on files of /proc", lambda: _locked(_opened([*_PROC, *_namespaces()])))
+@pair("signal through locks on files of /proc", lambda: _locked(_opened([*_PROC, *_namespaces()])))
 def proc_locks() -> object:
     return _lock(_opened([*_PROC, *_namespaces()]))
 
 
-@pair("say something by locks on descriptors that belong to no file", lambda: _locked(_descriptors_of_nothing()))
+@pair("signal through locks on descriptors without a file", lambda: _locked(_anonymous_descriptors()))
 def descriptor_locks() -> object:
-    return _lock(_descriptors_of_nothing())
+    return _lock(_anonymous_descriptors())
 
 
 def _touch_all() -> str:
-    """Open, read and run what both see."""
+    """Open, read and run files that both boxes see."""
     for path in (*_DEVICES[:5], *_PROGRAMS):
         if os.path.isdir(path):
             os.listdir(path)
@@ -170,7 +170,7 @@ def _times() -> str:
     return str([(path, status.st_atime_ns, status.st_mtime_ns) for path, status in found])
 
 
-@pair("say something by the times of programs and devices", _times)
+@pair("signal through timestamps of programs and devices", _times)
 def times() -> object:
     return _touch_all()
 
@@ -188,7 +188,7 @@ def _names() -> str:
     return ", ".join(seen)
 
 
-@pair("say something by names of files, sockets and ports", _names)
+@pair("signal through names of files, sockets and ports", _names)
 def names() -> object:
     for place in ("/dev/shm", "/tmp", "/var/tmp"):
         Path(f"{place}/{_NAME}").write_text("word")
@@ -204,7 +204,7 @@ def names() -> object:
 
 
 def _others() -> str:
-    """Programs that run under a name of the attacker's."""
+    """Report programs that run under the attacker's name."""
     seen = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -215,7 +215,7 @@ def _others() -> str:
     return ", ".join(seen)
 
 
-@pair("say something by the name of a process", _others)
+@pair("signal through the name of a process", _others)
 def process_names() -> object:
     HELD.append(subprocess.Popen([sys.executable, "-c", f"import time; '{_NAME}-runs'; time.sleep(300)"]))
     time.sleep(0.1)

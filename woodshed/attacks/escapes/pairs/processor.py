@@ -1,4 +1,4 @@
-"""Both sides of the attempt on the processors."""
+"""Both sides of the attempt to use up CPU time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from .base import STOP, leave
 
 WORK = 0.6
-"""Seconds of processor that the other box needs on every processor."""
+"""CPU seconds that the other box needs on every CPU."""
 _PROCESSES = 60
 
 
 def spin() -> None:
-    """Until ``STOP`` is there."""
+    """Keep all CPUs busy until ``STOP`` exists."""
     for _ in range(_PROCESSES):
         if os.fork() == 0:
             os.setsid()
@@ -26,7 +26,7 @@ def spin() -> None:
 
 
 def work() -> None:
-    """On every processor."""
+    """Use ``WORK`` CPU seconds on every CPU."""
     children = []
     for _ in range(os.cpu_count() or 1):
         pid = os.fork()

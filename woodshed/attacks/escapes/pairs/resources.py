@@ -1,4 +1,4 @@
-"""What the kernel counts by host user or for the whole machine: one box takes all that it can get of it."""
+"""Resources that the kernel limits per host user or for the whole machine: one box takes all that it can get."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PIPE = 1 << 16
 
 
 class _Descriptor:
-    """Closed when it is forgotten."""
+    """A descriptor that is closed when this object is deleted."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
