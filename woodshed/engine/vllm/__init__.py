@@ -1,1 +1,1 @@
-"""vLLM as an engine: a client of its token-in/token-out server, and what runs inside vLLM to follow a weight chain."""
+"""vLLM as an engine: a client of its token-in/token-out server, and an extension of vLLM that follows a weight chain."""
