@@ -68,8 +68,8 @@ class Router:
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion:
-        """Sample a completion, see ``Engine.generate``. An engine that dies or stops answering costs latency; its tokens
-        are kept.
+        """Sample a completion, see ``Engine.generate``. If an engine dies or stops answering, another one continues
+        after its tokens.
 
         Raises EngineClosed if no engine serves within ``patience_seconds``, EngineBusy if all of them refuse.
         """

@@ -1,9 +1,9 @@
-"""Start vLLM with the flags that its client needs: ``python -m woodshed.engine.vllm.start POLICY --python
-VENV/bin/python``.
+"""Start vLLM with the flags that its client needs.
 
-Arguments after ``--`` are passed to ``vllm serve`` unchanged (``--tensor-parallel-size 4``). vLLM has its own
-environment, in which woodshed need not be installed: its workers import ``woodshed.weights`` from this installation's
-source, and need the packages ``zstandard`` and ``xxhash`` (``obstore`` for chains in S3).
+Usage: ``python -m woodshed.engine.vllm.start POLICY --python VENV/bin/python``. Arguments after ``--`` are passed to
+``vllm serve`` unchanged (``--tensor-parallel-size 4``). vLLM has its own environment, in which woodshed need not be
+installed: its workers import ``woodshed.weights`` from this installation's source, and need the packages ``zstandard``
+and ``xxhash`` (``obstore`` for chains in S3).
 """
 
 from __future__ import annotations

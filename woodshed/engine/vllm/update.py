@@ -1,4 +1,4 @@
-"""Keeps a vLLM server on the newest weights of a chain: its workers read the chain, and this decides when they switch."""
+"""Keeps a vLLM server on the newest weights of a chain: decides when its workers, which read the chain, switch."""
 
 from __future__ import annotations
 
