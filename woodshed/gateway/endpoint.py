@@ -61,10 +61,10 @@ async def run_choices(
 
 def _shared_limit(turns: Turns, trajectory: OpenTrajectory, request: Request) -> Request:
     """The request with equal shares of the tokens that the key has left: the first choice would hold all of them."""
-    most, used = trajectory.limits.sampled_tokens, trajectory.used()
+    most, used = trajectory.limits.sampled_tokens, trajectory.key_usage()
     if not most:
         return request
-    share = max(1, (most - used.sampled_tokens - used.held) // request.choices)
+    share = max(1, (most - used.sampled_tokens - used.reserved_tokens) // request.choices)
     return replace(request, max_tokens=min(request.max_tokens or turns.max_tokens, share))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from woodshed.record.segment import Constraint, Penalties, Span
 
-from .key_limits import TurnUsage, Used
+from .key_limits import KeyUsage, TurnUsage
 from .recorder import Mark, OpenSegment, Recorder
 from .rendering import Rendering
 
@@ -46,7 +46,7 @@ class Kept:
     opened: float = 0.0
     finished: bool = False
     """Its key is revoked; what was recorded is kept for a while, in case the answer did not arrive."""
-    left: Used = field(default_factory=Used)
+    abandoned: KeyUsage = field(default_factory=KeyUsage)
 
 
 class JournalError(RuntimeError):
@@ -82,13 +82,13 @@ class Journal:
                 digest = bytes.fromhex(head["key"])
                 usage = [TurnUsage(**turn) for turn in head.get("usage", [])]
                 kept[id] = Kept(id, digest, head["about"], Recorder(rendering), usage=usage, opened=head["opened"])
-                kept[id].left = Used(*head.get("left", ()))
+                kept[id].abandoned = KeyUsage(*head.get("left", ()))
             elif kind == "close":
                 kept.pop(id, None)
             elif id in kept and kind == "finish":
                 kept[id].finished = True
             elif id in kept and kind == "left":
-                kept[id].left = Used(*head["left"])
+                kept[id].abandoned = KeyUsage(*head["left"])
             elif id in kept and kind == "feedback":
                 kept[id].feedback.append(head["event"])
             elif id in kept:
@@ -146,8 +146,8 @@ class Journal:
     def feedback(self, id: str, event: dict[str, Any]) -> None:
         self._write(_feedback(id, event))
 
-    def left(self, id: str, left: Used) -> None:
-        self._write(_frame({"kind": "left", "id": id, "left": left}))
+    def abandoned(self, id: str, usage: KeyUsage) -> None:
+        self._write(_frame({"kind": "left", "id": id, "left": usage}))
 
     def turn(self, id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage) -> None:
         """What ``segment``, the trajectory's ``index``-th, has gained since ``before``, and what the turn took."""
@@ -214,7 +214,7 @@ def _all_frames(kept: Iterable[Kept]) -> Iterator[bytes]:
 
 def _opened(kept: Kept) -> bytes:
     head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
-    return _frame({**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.left})
+    return _frame({**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.abandoned})
 
 
 def _finished(id: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from woodshed.gateway.errors import invalid
 from woodshed.gateway.fields import SAMPLING, flag, integer, json_object, objects, sampling, unknown
-from woodshed.gateway.key_limits import MAX_AT_ONCE
+from woodshed.gateway.key_limits import MAX_CONCURRENT_REQUESTS
 from woodshed.gateway.messages import Message
 from woodshed.gateway.request import ReplyRules, Request
 
@@ -83,8 +83,8 @@ def parse_chat(body: bytes) -> ChatRequest:
         data = as_tools(data)
     messages = as_calls(messages)
     choices = integer(data, "n", 1) or 1
-    if choices > MAX_AT_ONCE:
-        raise invalid("n", f"at most {MAX_AT_ONCE} choices can be had at once", "unsupported_value")
+    if choices > MAX_CONCURRENT_REQUESTS:
+        raise invalid("n", f"at most {MAX_CONCURRENT_REQUESTS} choices can be had at once", "unsupported_value")
     options = data.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise invalid("stream_options", "must be an object")
