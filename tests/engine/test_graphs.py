@@ -132,9 +132,9 @@ def test_on_a_gpu():
 @pytest.mark.parametrize(
     "config, head, reason",
     [
-        (DENSE, False, "computes on cpu: graphs are for a GPU"),
+        (DENSE, False, "computes on cpu: graphs need a GPU"),
         (MOE, False, "has experts"),
-        (DENSE, True, "head guesses"),
+        (DENSE, True, "head drafts"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_with_the_reason(config, head, reason):

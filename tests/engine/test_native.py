@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.engine import local, processor
+from woodshed.engine import processor
 from woodshed.engine.attention import CausalMasks, Chunk, StepAttention, places
 from woodshed.engine.cache import RowCache
 from woodshed.engine.native import build
@@ -232,7 +232,7 @@ def test_where_the_processor_multiplies_tiles_large_steps_are_left_to_torch(monk
             counts.append(len(rows))
             return super().forward(cache, rows, *more)
 
-    monkeypatch.setattr(local, "Kernels", Counted)
+    monkeypatch.setattr(native, "Kernels", Counted)
 
     async def main():
         async with running(decoder(sharpness=3.0), dtype="bfloat16", seed=1) as engine:

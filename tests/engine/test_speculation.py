@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from woodshed.engine.drafting import continuation
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Completion, Sampling
-from woodshed.engine.request import REST, Pace
+from woodshed.engine.request import REST, DraftLength
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder, causal_attend
@@ -231,14 +231,14 @@ def test_prompt_lookup_finds_the_latest_earlier_run(tokens: list[int], count: in
 
 
 def test_pace_follows_what_was_kept() -> None:
-    pace = Pace(6)
-    assert pace.next() == 3
-    pace.update(3, 3)
-    pace.update(4, 4)
-    assert pace.next() == 5
-    pace.update(5, 1)
-    assert pace.next() == 2
-    pace.update(2, 0)
-    assert pace.next() == 1
-    pace.update(1, 0)
-    assert [pace.next() for _ in range(REST + 1)] == [0] * REST + [1]
+    length = DraftLength(6)
+    assert length.next() == 3
+    length.update(3, 3)
+    length.update(4, 4)
+    assert length.next() == 5
+    length.update(5, 1)
+    assert length.next() == 2
+    length.update(2, 0)
+    assert length.next() == 1
+    length.update(1, 0)
+    assert [length.next() for _ in range(REST + 1)] == [0] * REST + [1]

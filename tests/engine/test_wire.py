@@ -58,7 +58,7 @@ def test_replies_in_any_pieces(tokens, data):
     for name in ("routes", "prompt_routes"):
         ours, theirs = getattr(done, name), getattr(back, name)
         assert theirs is None if ours is None else np.array_equal(ours, theirs) and theirs.dtype == np.int16
-    with pytest.raises(ValueError, match="arrived of"):
+    with pytest.raises(ValueError, match="tokens arrived"):
         wire.decode_end(got[2][1], ([], [], []))
 
 

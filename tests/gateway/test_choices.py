@@ -111,7 +111,7 @@ def test_a_client_that_leaves_stops_all_choices(stream: bool) -> None:
             while site.gateway.trajectories.by_id["t"].running:
                 await asyncio.sleep(0.002)
             assert not site.gateway.trajectories.by_id["t"].usage, "nothing is recorded"
-            assert site.gateway.trajectories.by_id["t"].used().turns == 6, "but it counts"
+            assert site.gateway.trajectories.by_id["t"].key_usage().turns == 6, "but it counts"
             assert not (await site.admin.finish("t")).segments
 
     asyncio.run(main())

@@ -434,7 +434,7 @@ def test_what_needs_a_stored_response_is_refused(site: Site) -> None:
     async def test(admin: GatewayAdmin) -> None:
         talk = Responses(site.url, await admin.open("t"), stream=False)
         for field, value in (("previous_response_id", "resp_1"), ("background", True), ("conversation", "conv_1")):
-            with pytest.raises(openai.BadRequestError, match="keeps nothing between requests") as refused:
+            with pytest.raises(openai.BadRequestError, match="stores nothing between requests") as refused:
                 await talk.say(**{field: value})
             assert refused.value.param == field
 

@@ -81,7 +81,7 @@ def test_penalties_reach_the_engine_and_are_refused_for_training(path: str, name
         assert error.get("param", name) == name and not site.engine.calls
         site.key = await site.admin.open("fixed", limits=KeyLimits(temperature=1.0))
         assert (await site.post(path, {**body, name: value})).status_code == 200
-        assert not site.engine.samplings[-1].penalised, "the key's terms fix how it is sampled"
+        assert not site.engine.samplings[-1].penalised, "the key's limits fix how it is sampled"
         site.key = await site.admin.open("live", source="live")
         assert (await site.post(path, {**body, name: value})).status_code == 200
         assert getattr(site.engine.samplings[-1], name) == value

@@ -223,7 +223,7 @@ def test_a_journal_with_a_gap_says_so(tmp_path: Path) -> None:
     for (start, end), where in gaps.items():
         (tmp_path / "open.journal").write_bytes(data[: at[start]] + data[at[end] :])
         journal = Journal(tmp_path)
-        with pytest.raises(JournalError, match=rf"open\.journal: a turn of 't' \({where}.* does not follow"):
+        with pytest.raises(JournalError, match=rf"open\.journal: a turn of 't' \({where}.* does not continue"):
             journal.restore(rendering())
         journal.close()
     (tmp_path / "open.journal").write_bytes(data)

@@ -14,7 +14,7 @@ from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.errors import ApiError, ContextTooLong
 from woodshed.gateway.journal import Journal
-from woodshed.gateway.key_limits import MAX_AT_ONCE, KeyLimits, Used
+from woodshed.gateway.key_limits import MAX_CONCURRENT_REQUESTS, KeyLimits, KeyUsage
 from woodshed.policy.formats import get_format
 
 from .parts import ADMIN, HERMES, ScriptedEngine
@@ -32,11 +32,11 @@ ASKED = Sampling(
     frequency_penalty=1.0,
     repetition_penalty=1.5,
 )
-USED = Used(2, 40)
+USED = KeyUsage(2, 40)
 
 
 def test_without_terms_a_client_has_its_way() -> None:
-    KeyLimits().check(Used(1000, 10**6, 10**6), 10)
+    KeyLimits().check(KeyUsage(1000, 10**6, 10**6), 10)
     assert KeyLimits().apply(ASKED, USED, 10**6) == ASKED and not KeyLimits().bounded
 
 
@@ -49,11 +49,11 @@ def test_without_terms_a_client_has_its_way() -> None:
 )  # fmt: skip
 def test_a_reply_has_at_most_what_is_left(limits: dict[str, int], most: int) -> None:
     assert KeyLimits(**limits).apply(ASKED, USED, 50).max_tokens == most
-    assert KeyLimits(**limits).apply(ASKED, Used(2, 30, 10), 50).max_tokens == most
+    assert KeyLimits(**limits).apply(ASKED, KeyUsage(2, 30, 10), 50).max_tokens == most
 
 
 def test_a_temperature_means_the_whole_distribution() -> None:
-    sampled = KeyLimits(temperature=1.0, seed=9).apply(ASKED, Used(), 0)
+    sampled = KeyLimits(temperature=1.0, seed=9).apply(ASKED, KeyUsage(), 0)
     assert sampled == Sampling(max_tokens=100, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=9)
 
 
@@ -63,12 +63,12 @@ def test_what_is_used_up_is_refused() -> None:
             limits.check(USED, 1)
         assert (refused.value.status, refused.value.code) == (403, "limit_reached")
     with pytest.raises(ContextTooLong):
-        KeyLimits(context_tokens=50).apply(ASKED, Used(), 50)
+        KeyLimits(context_tokens=50).apply(ASKED, KeyUsage(), 50)
     with pytest.raises(ApiError) as flood:
-        KeyLimits().check(Used(), MAX_AT_ONCE)
+        KeyLimits().check(KeyUsage(), MAX_CONCURRENT_REQUESTS)
     assert flood.value.status == 429
-    with pytest.raises(ApiError, match="hold all tokens") as held:
-        KeyLimits(sampled_tokens=50).check(Used(2, 40, 10), 1)
+    with pytest.raises(ApiError, match="reserved all its remaining tokens") as held:
+        KeyLimits(sampled_tokens=50).check(KeyUsage(2, 40, 10), 1)
     assert held.value.status == 429
 
 
@@ -78,9 +78,9 @@ def test_over_http() -> None:
         app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             admin = GatewayAdmin("http://gateway", ADMIN, client=client)
-            with pytest.raises(GatewayError, match=r"terms\.turns: Input should be greater"):
+            with pytest.raises(GatewayError, match=r"limits\.turns: Input should be greater"):
                 await admin._call("POST", "/admin/trajectories", {"id": "x", "limits": {"turns": -1}})
-            with pytest.raises(GatewayError, match=r"terms\.turn: Extra inputs"):
+            with pytest.raises(GatewayError, match=r"limits\.turn: Extra inputs"):
                 await admin._call("POST", "/admin/trajectories", {"id": "x", "limits": {"turn": 1}})
             key = await admin.open("t", limits=KeyLimits(turns=2, feedback=False))
             headers = {"authorization": f"Bearer {key}"}
@@ -167,9 +167,9 @@ def test_reading_and_leaving_is_not_free(tmp_path: Path, limits: KeyLimits, most
                             break
                     while trajectory.running:
                         await asyncio.sleep(0.001)
-                    assert trajectory.used()[most[0]] <= most[1]
-                assert response.status_code == 403 and trajectory.left.turns > 0
-                assert trajectory.used()[most[0]] == most[1]
+                    assert trajectory.key_usage()[most[0]] <= most[1]
+                assert response.status_code == 403 and trajectory.abandoned.turns > 0
+                assert trajectory.key_usage()[most[0]] == most[1]
             refused = await ask(client, key, 1)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "limit_reached")
         journal.close()

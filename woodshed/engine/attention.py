@@ -1,9 +1,8 @@
 """Attention of one iteration over the key/value cache: the ``attention_fn`` that the engine passes to the decoder.
 
 The flat batch ``[N]`` holds first one token for every decoding row, in order of rows, then chunks of prompts. Decoding
-rows are computed together (see ``row_attention``), chunks one by one. In its last layer a
-policy computes the positions at which something is sampled, and of the others only keys and values: nobody reads the
-rest.
+rows are computed together (see ``row_attention``), chunks one by one. The last layer is computed only for positions at
+which a token is sampled; for the others it computes only keys and values, since nothing else is read.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from .cache import RowCache
 from .row_attention import RowAttention
 
 LONG_CHUNK = 64
-"""Keys and values of a chunk of so many tokens or more are copied as one block: half the time of token by token here, a
-quarter of it at 512."""
+"""From this many tokens on, a chunk's keys and values are copied as one block: half the time of copying token by token
+at this length, a quarter at 512."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,14 @@ class Chunk:
 def places(
     cache: RowCache, decode_rows: NDArray[np.int64], chunks: list[Chunk]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the cache and positions of a step's tokens, int64 ``[N]`` each."""
+    """Cache rows and positions of a step's tokens, int64 ``[N]`` each."""
     rows = [decode_rows, *(np.full(c.count, c.row) for c in chunks)]
     positions = [cache.lengths[decode_rows], *(np.arange(c.start, c.start + c.count) for c in chunks)]
     return np.concatenate(rows).astype(np.int64), np.concatenate(positions).astype(np.int64)
 
 
 class CausalMasks:
-    """Masks for a chunk that starts anywhere, as views of one table."""
+    """Causal masks for chunks that start at any position, as views of one table."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -64,9 +63,9 @@ class CausalMasks:
 
 
 class StepAttention:
-    """Plan of one iteration. ``decode_rows`` int64 ``[D]`` strictly increasing; each has one new token at position
-    ``cache.lengths[row]``. Writes the keys and values of all new tokens, then attends (causally, within each row): with
-    the queries of all of them, or of ``ends`` alone.
+    """Attention of one iteration. ``decode_rows`` int64 ``[D]`` strictly increasing; each has one new token at position
+    ``cache.lengths[row]``. Writes the keys and values of all new tokens, then computes causal attention within each
+    row: for all new tokens, or only for those given to ``only``.
     """
 
     def __init__(
@@ -92,18 +91,18 @@ class StepAttention:
         self._ends: RowAttention | None = None
 
     def _scatter(self, start: int, stop: int, slots_NK: NDArray[np.int64]) -> None:
-        """Tokens ``[start, stop)`` of the step are written one by one."""
+        """Have keys and values of tokens ``[start, stop)`` of the step written one by one."""
         if stop > start:
             slots = torch.from_numpy(slots_NK[start:stop].reshape(-1)).to(self.cache.device)
             self._scattered.append((start, stop, slots))
 
     def only(self, ends: NDArray[np.int64]) -> None:
-        """The last layer will ask for these of the N tokens, int64 ``[M]`` with M < N, in order of their rows, of which
-        each has at most one."""
+        """Announce that the last layer has only the queries of tokens ``ends``: int64 ``[M]`` with M < N, in order of
+        their rows, at most one per row."""
         self._ends = RowAttention(self.cache, self.heads, self.rows[ends], self.positions[ends] + 1)
 
     def write(self, layer: int, k_NKE: Tensor, v_NKE: Tensor) -> None:
-        """Put keys and values of the step's tokens into the cache."""
+        """Write keys and values of the step's tokens to the cache."""
         for buffer, new in ((self.cache.keys[layer], k_NKE), (self.cache.values[layer], v_NKE)):
             for start, stop, slots in self._scattered:
                 flat = new[start:stop].reshape(-1, new.shape[-1])
@@ -129,7 +128,7 @@ class StepAttention:
 
 
 def _attend_chunk(q_CHE: Tensor, k_KTE: Tensor, v_KTE: Tensor, mask_CT: Tensor) -> Tensor:
-    """Queries of the last C of T positions."""
+    """Attention of the queries of the last C of T positions."""
     whole = len(q_CHE) == k_KTE.shape[1]
     out = F.scaled_dot_product_attention(
         q_CHE.transpose(0, 1)[None],

@@ -1,7 +1,7 @@
 """The key/value cache: one row per session, kept between the turns of a trajectory.
 
-Keys and values lie in ``[layer, row, kv head, length, head dim]``. A run of rows is then one strided batch for a matrix
-product, without any copy, which on a CPU is worth more than the memory that finer-grained pages would save.
+The layout is ``[layer, row, kv head, length, head dim]``, so that a run of rows is one strided batch for a matrix
+product, without a copy. On a CPU this is worth more than the memory that smaller pages would save.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from woodshed.policy.decoder import Decoder
+
 from .processor import zeros
+from .settings import EngineSettings
 
 
 class RowCache:
     """Rows of keys and values with the tokens they belong to.
 
-    ``tokens`` int32 ``[R, T]`` holds each row's sequence, of which the first ``lengths[row]`` tokens are computed.
-    ``oldest[row]`` is the oldest policy version among them. ``routes`` int16 ``[R, T, L, K]`` (-1 where unknown) exists
-    for mixtures of experts only; ``last`` ``[R, width]``, the hidden state of the last computed position, where
-    ``width`` is given. ``routes`` knows the first ``layers``; ``extra_layers`` hold keys and values only. Used by the
-    engine's thread only.
+    ``tokens`` int32 ``[R, T]`` holds each row's sequence; keys and values of its first ``lengths[row]`` tokens are
+    computed. ``oldest[row]`` is the oldest policy version among those. ``routes`` int16 ``[R, T, L, K]`` (-1 where
+    unknown) exists for mixtures of experts only and covers the first ``layers``; ``extra_layers`` hold only keys and
+    values. ``last`` ``[R, width]`` is the hidden state of each row's last computed position, if ``width`` is given.
+    Engine's thread only.
     """
 
     def __init__(
@@ -64,16 +67,35 @@ class RowCache:
         self._used: NDArray[np.int64] = np.zeros(0, np.int64)
         self._clock = 0
 
+    @classmethod
+    def of(cls, decoder: Decoder, settings: EngineSettings, *, context: int, mtp: bool) -> RowCache:
+        """An empty cache for a decoder; with ``mtp`` also for its MTP head, which needs one more layer and the last
+        hidden states."""
+        config = decoder.config
+        return cls(
+            layers=config.num_layers,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            budget=settings.cache_bytes,
+            max_rows=max(settings.max_sessions, 1),
+            step=min(settings.length_step, context),
+            experts_per_token=config.num_experts_per_tok if config.num_experts else 0,
+            extra_layers=int(mtp),
+            width=config.d_model if mtp else 0,
+        )
+
     def rows_within(self, length: int) -> int:
-        """How many rows of ``length`` tokens the budget holds."""
+        """Number of rows of ``length`` tokens that fit the budget."""
         rounded = -(-length // self.step) * self.step
         return min(self.max_rows, self.budget // (rounded * self.token_bytes))
 
     def acquire(self, session: str | None, length: int) -> int | None:
         """A row for a sequence of at most ``length`` tokens, marked busy; None if only busy rows are left.
 
-        A session gets its own row back with what it holds, unless that row is busy (a second request of the same
-        session at the same time): then an anonymous one.
+        A session gets its own row back with its contents. If that row is busy (two concurrent requests of one
+        session), the second request gets an anonymous row.
         """
         own = self.sessions.get(session) if session is not None else None
         if own is not None and self.busy[own]:
@@ -93,7 +115,7 @@ class RowCache:
         return row
 
     def release(self, row: int) -> None:
-        """The row's request is over; a session's row stays until it is evicted."""
+        """Mark a row as idle; a session's row keeps its contents until it is evicted."""
         self.busy[row] = False
         self._clock += 1
         self._used[row] = self._clock
@@ -101,7 +123,7 @@ class RowCache:
             self.lengths[row] = 0
 
     def drop(self, row: int) -> None:
-        """Forget what a row holds and whose it was."""
+        """Forget the contents and the session of a row."""
         session = self.owner[row]
         if session is not None:
             del self.sessions[session]
@@ -109,7 +131,7 @@ class RowCache:
         self.lengths[row] = 0
 
     def scrub(self, row: int) -> None:
-        """Zero a row, so that what is not finite in it cannot reach a later request through masked positions."""
+        """Zero a row, so that non-finite values in it cannot reach a later request through masked positions."""
         for buffer in (*self.keys, *self.values, self.last):
             buffer[row].zero_()
 
@@ -117,14 +139,14 @@ class RowCache:
         self.lengths[row] = min(int(self.lengths[row]), length)
 
     def common_prefixes(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Length of the common prefix of ``tokens`` and every row's sequence, computed or not: int64 ``[R]``."""
+        """Length of the common prefix of ``tokens`` with each row's sequence, computed or not: int64 ``[R]``."""
         n = min(len(tokens), self.length)
         differs = self.tokens[:, :n] != tokens[:n]
         first = differs.argmax(axis=1) if n else np.zeros(self.rows, np.int64)
         return np.where(differs.any(axis=1), first, n)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` computed tokens of one row to another."""
+        """Copy keys, values and routes of the first ``length`` tokens from one row to another."""
         for buffer in (*self.keys, *self.values):
             buffer[target, :, :length].copy_(buffer[source, :, :length])
         if self.routes is not None:
@@ -153,7 +175,7 @@ class RowCache:
         return row
 
     def _grow_length(self, length: int, keep_row: int | None) -> bool:
-        """Make rows at least ``length`` long, evicting idle ones where the budget asks for it."""
+        """Make rows at least ``length`` long, evicting idle ones if the budget requires it."""
         length = -(-length // self.step) * self.step
         allowed = self.rows_within(length)
         used = [row for row in range(self.rows) if self.busy[row] or self.owner[row] is not None]
@@ -173,7 +195,7 @@ class RowCache:
         return True
 
     def _reallocate(self, rows: int, length: int, kept: list[int]) -> None:
-        """Row i holds old row ``kept[i]`` then. Sets ``moved`` (old row -> new row)."""
+        """Reallocate so that row i holds the former row ``kept[i]``. Sets ``moved`` (old row -> new row)."""
         old_length = self.length
         for name, room in self._room.items():
             setattr(self, name, [])
@@ -202,17 +224,17 @@ class RowCache:
     def _new_room(self, room: list[Tensor], rows: int, length: int, kept: list[int]) -> None:
         computed = int(self.lengths[kept].max(initial=0))
         held = slice(len(kept)) if kept == list(range(len(kept))) else kept
-        for layer, old in enumerate(room):  # layer by layer, so that old and new never exist twice in full
+        for layer, old in enumerate(room):  # layer by layer, so that only one layer exists twice at a time
             new = self._reserve(rows, length)
             if computed:
                 new[: len(kept), :, :computed] = old[held, :, :computed]
             room[layer] = new
 
     def _reserve(self, rows: int, length: int) -> Tensor:
-        """At least ``rows`` rows of zeros, as masked positions are multiplied by probability 0 and must be finite. On a
-        CPU as many as there may ever be of this length: their memory is taken when they are written."""
+        """Allocate at least ``rows`` rows of zeros: masked positions are multiplied by probability 0 and must be
+        finite. On a CPU, allocate the maximum number for this length; memory is only committed when it is written."""
         shape = self.kv_heads, length, self.head_dim
         if self.device.type == "cpu":
-            with suppress(OSError):  # this process may not have so much address space
+            with suppress(OSError):  # the address space of this process may be limited
                 return zeros((self.rows_within(length), *shape), self.dtype)
         return zeros((rows, *shape), self.dtype, self.device)

@@ -1,17 +1,15 @@
-"""Speculative decoding: cheap guesses of the next tokens, which one step of the network then checks together.
+"""Speculative decoding: a drafter proposes the next tokens cheaply, and one step of the network verifies them together.
 
-Checking samples at every guessed position exactly as it would have sampled there, with the same random number, and
-keeps going as long as what it sampled is what was guessed. So a guess decides how many tokens a step yields and never
-which ones: tokens, log-probabilities and versions are those of decoding without guesses (Leviathan et al. 2023 accept
-by a ratio test instead, which keeps the distribution but not the sample).
-
-Which requests get guesses, and how many. Engine's thread only; imports no torch.
+Verification samples at every drafted position exactly as decoding would have sampled there, with the same random
+number, and stops at the first token that differs from the draft. A draft therefore decides how many tokens a step
+yields, never which ones: tokens, log-probabilities and versions equal those of decoding without drafts. (Leviathan et
+al. 2023 accept by a ratio test instead, which preserves the distribution but not the sample.) Engine's thread only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,22 +21,29 @@ from woodshed.policy.mtp import MtpHead
 
 from .attention import CausalMasks, StepAttention
 from .cache import RowCache
-from .request import Pace, Request
+from .request import DraftLength, Request
 from .settings import EngineSettings
 
-if TYPE_CHECKING:
-    pass
+
+def draft_head(head: MtpHead | None, decoder: Decoder, settings: EngineSettings) -> MtpHead | None:
+    """The policy's MTP head in the decoder's device and dtype; None if the settings do not use it. Raises ValueError
+    if they require a head and there is none."""
+    if settings.speculate == "mtp" and head is None:
+        raise ValueError("engine.speculate is 'mtp', but the policy has no MTP head (mtp.safetensors)")
+    if settings.speculate not in ("auto", "mtp") or head is None:
+        return None
+    return head.requires_grad_(False).to(device=decoder.device, dtype=decoder.dtype)
 
 
 class Drafter(Protocol):
     def draft(self, requests: Sequence[Request], count: int) -> list[list[int]]:
-        """At most ``count`` guesses for each of ``requests``, whose last token is not in the cache yet."""
+        """Propose at most ``count`` tokens for each of ``requests``, whose last token is not in the cache yet."""
         ...
 
 
 class NgramDrafter:
-    """Goes on as the sequence went on where its last tokens stood before (prompt lookup, Saxena 2023). An agent writes
-    much that it has just read."""
+    """Proposes what followed an earlier occurrence of the sequence's last tokens (prompt lookup, Saxena 2023). Works
+    well for agents, which often write what they have just read."""
 
     def __init__(self, cache: RowCache, longest: int = 4, shortest: int = 2) -> None:
         self.cache, self.longest, self.shortest = cache, longest, shortest
@@ -48,10 +53,11 @@ class NgramDrafter:
 
 
 def continuation(tokens_T: NDArray[np.int32], count: int, longest: int, shortest: int) -> list[int]:
-    """What followed the latest earlier occurrence of the last ``longest`` (or fewer, to ``shortest``) tokens."""
+    """The at most ``count`` tokens that followed the latest earlier occurrence of the last ``longest`` tokens, or of
+    fewer, down to ``shortest``."""
     total = len(tokens_T)
     for length in range(min(longest, total - 1), shortest - 1, -1):
-        ends = np.ones(total - length, np.bool_)  # ends[i]: the run that ends before i + length matches
+        ends = np.ones(total - length, np.bool_)  # ends[i]: the `length` tokens before i + length match
         for back in range(length):
             ends &= tokens_T[length - 1 - back : total - 1 - back] == tokens_T[total - 1 - back]
         if ends.any():
@@ -61,9 +67,9 @@ def continuation(tokens_T: NDArray[np.int32], count: int, longest: int, shortest
 
 
 class MtpDrafter:
-    """The policy's own multi-token-prediction head; its keys and values are one more layer of the cache.
+    """Drafts with the policy's multi-token-prediction (MTP) head; its keys and values are one more layer of the cache.
 
-    ``last`` ``[R, D]`` is the hidden state of each row's last computed position. ``logits`` makes ``[..., V]`` of it.
+    ``logits`` maps hidden states ``[..., D]`` to ``[..., V]``.
     """
 
     def __init__(
@@ -79,7 +85,8 @@ class MtpDrafter:
     def follow(
         self, attention: StepAttention, tokens: Tensor, positions: Tensor, hidden_ND: Tensor, firsts: list[int]
     ) -> None:
-        """Keys and values of the head for a step of the network; ``firsts`` are the first tokens of its rows."""
+        """Write the head's keys and values for a step of the network; ``firsts`` are the indices of the first token of
+        each of its rows."""
         first = torch.tensor(firsts, device=hidden_ND.device)
         rows = torch.from_numpy(attention.rows).to(hidden_ND.device)
         before_ND = hidden_ND.roll(1, 0)
@@ -109,21 +116,21 @@ class MtpDrafter:
 
 
 class Speculation:
-    """Asks the drafter before a step and learns from what the step kept. Counts both."""
+    """Decides which requests get drafts and how long they are, and counts drafted and accepted tokens."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.drafted = self.accepted = 0
 
     def prepare(self, running: Sequence[Request], cache: RowCache, drafter: Drafter | None) -> None:
-        """Drafts for the requests that decode, where the batch is small enough for guessing to pay."""
+        """Draft for the decoding requests, if the batch is small enough for speculation to pay."""
         if drafter is None or len(running) > self.settings.speculate_running:
             return
         wanted: dict[int, list[Request]] = {}
         for request in running:
             if request.started and request.total - int(cache.lengths[request.row]) == 1:
-                request.pace = request.pace or Pace(self.settings.draft_tokens)
-                count = min(request.pace.next(), request.limit - len(request.tokens) - 1)
+                request.draft_length = request.draft_length or DraftLength(self.settings.draft_tokens)
+                count = min(request.draft_length.next(), request.limit - len(request.tokens) - 1)
                 if count > 0:
                     wanted.setdefault(count, []).append(request)
         for count, requests in wanted.items():
@@ -131,9 +138,9 @@ class Speculation:
                 request.draft = draft if request.matcher is None else draft[: request.matcher.fitting(draft)]
 
     def update(self, request: Request, kept: int) -> None:
-        """``kept`` tokens of the request's draft were right; the draft is used up."""
-        if request.draft and request.pace is not None:
-            request.pace.update(len(request.draft), kept)
+        """Record that ``kept`` tokens of the request's draft were accepted, and clear the draft."""
+        if request.draft and request.draft_length is not None:
+            request.draft_length.update(len(request.draft), kept)
             self.drafted += len(request.draft)
             self.accepted += kept
             request.draft = []

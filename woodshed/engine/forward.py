@@ -1,7 +1,4 @@
-"""One iteration on the network: forward, sample, record.
-
-What requests asked to know about their tokens, for the rows of one step that asked.
-"""
+"""One iteration of the engine on the network: the forward pass, sampling, and reports of log-probabilities."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ from .scheduler import Step
 def token_reports(
     raw_BV: Tensor, adjusted_BV: Tensor, samplings: Sequence[Sampling], ids: Sequence[int]
 ) -> list[TokenReport | None]:
-    """One per row, None where nothing is asked. ``raw_BV`` are the policy's logits, ``adjusted_BV`` those that were
-    drawn from. Greedy rows drew from a point mass, so that is what they report unless asked for the policy."""
+    """One report per row; None for rows that request none. ``raw_BV`` are the policy's logits, ``adjusted_BV`` those
+    that were sampled from. Greedy rows report a point mass unless they request ``raw_logprobs``."""
     reports: list[TokenReport | None] = [None] * len(samplings)
     for raw in (False, True):
         rows = [
@@ -79,8 +76,11 @@ class Sampled:
 
 
 class Forward:
-    """Runs steps of a decoder on a cache. Engine's thread only, in inference mode. With ``record``, steps that only
-    decode are recorded and replayed: not for experts, nor with ``mtp``. ``kernels`` compute instead of ``decoder``."""
+    """Runs steps of a decoder on a cache. Engine's thread only, in inference mode.
+
+    With ``record``, steps that only decode are recorded as graphs and replayed; not supported for experts and not with
+    ``mtp``. ``kernels`` compute instead of ``decoder`` where given.
+    """
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class Forward:
         self._graphs = None if record is None else DecodeGraphs(decoder, cache, record)
 
     def compute_with(self, kernels: Kernels | None) -> None:
-        """From the next step on; None computes with torch."""
+        """Use ``kernels`` from the next step on; None means torch."""
         self._kernels = kernels
         self._logits = self.decoder.logits if kernels is None else kernels.logits
 
     def run(self, step: Step) -> list[Sampled]:
-        """Compute the step's tokens and sample for the requests whose sequence is now complete. Of the requests only
-        the draft is changed; the cache is."""
+        """Compute the step's tokens, and sample for the requests that have no pending tokens left. Updates the cache,
+        not the requests."""
         cache = self.cache
         ends = np.cumsum([1] * len(step.decoding) + [chunk.count for chunk in step.chunks])
         sampled_at = self._sampled_at(step, ends - 1)
@@ -133,7 +133,7 @@ class Forward:
         return results
 
     def _hidden(self, step: Step, ends: NDArray[np.int64], sampled_at: NDArray[np.int64] | None) -> Tensor:
-        """Hidden states of the step's tokens, or of those that something is sampled at."""
+        """Hidden states of the step's tokens, or only of those at ``sampled_at``."""
         cache = self.cache
         rows, positions = places(cache, step.decode_rows, step.chunks)
         kernels = self._kernels if self._kernels is not None and self._kernels.take(len(rows)) else None
@@ -171,8 +171,8 @@ class Forward:
         return hidden_ND
 
     def _sampled_at(self, step: Step, ends: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Which of the step's tokens the last layer is needed for, in order of their rows; None where it is for all.
-        ``ends``: the last token of every decoding row and chunk. Guesses, heads that guess and routes need all."""
+        """Indices of the step's tokens that need the last layer, in order of their rows; None if all do, as with
+        drafts, an MTP head or routes. ``ends``: index of the last token of every decoding row and chunk."""
         if self._mtp is not None or self.cache.routes is not None or any(request.draft for request in step.chunked):
             return None
         due = [(row, end) for row, end in zip(step.decode_rows.tolist(), ends.tolist())]
@@ -184,8 +184,8 @@ class Forward:
         return np.array([end for _, end in sorted(due)], np.int64)
 
     def _sample(self, hidden_ND: Tensor, due: list[tuple[Request, int, int]], last: dict[int, int]) -> list[Sampled]:
-        """``due``: (request, index of its first position to sample at, number of positions). Corrects the length of
-        the cache, and ``last``, where a guess was wrong."""
+        """Sample for ``due``: (request, index of its first position to sample at, number of positions). Corrects the
+        length of the cache row, and ``last``, where a drafted token was rejected."""
         if not due:
             return []
         at = [first + i for _, first, width in due for i in range(width)]

@@ -1,8 +1,8 @@
-"""Grammars that completions have to follow: compiled once, then a set of allowed tokens per position.
+"""Grammars that constrain completions: each is compiled once and yields a set of allowed tokens per position.
 
-A grammar is text in the Lark dialect of llguidance (an optional dependency, imported on first use). The set of tokens
-that may come next depends on the grammar and the tokens so far and on nothing else, so the trainer computes the sets of
-a recorded completion again instead of reading them. Imports no torch.
+A grammar is text in the Lark dialect of llguidance (an optional dependency, imported on first use). The set of allowed
+next tokens depends only on the grammar and the tokens so far, so sets are not recorded: the trainer recomputes those of
+a recorded completion. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from woodshed.policy.tokenizer import Tokenizer
 
 MISSING = "the package llguidance is not installed; install woodshed[grammar]"
 LONGEST = 1 << 20
-"""Characters of a grammar."""
+"""Maximum number of characters of a grammar."""
 _COMPILED = 64
 _END = b"\xff[end]"
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be compiled, or tokens do not follow it."""
+    """A grammar does not compile, or tokens do not follow it."""
 
 
 class GrammarsMissing(GrammarError):
-    """The library is not installed."""
+    """llguidance is not installed."""
 
 
 def library() -> str | None:
-    """Name and version of the library that reads grammars; None where it is not installed."""
+    """Name and version of the installed grammar library; None if it is not installed."""
     try:
         import llguidance
     except ImportError:
@@ -44,7 +44,7 @@ def library() -> str | None:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. May be used by several threads."""
+    """Compiles grammars for one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -53,33 +53,34 @@ class Grammars:
         self._vocabulary: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self.compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="woodshed-grammar")
-        """Where to compile: large schemas of some keep nobody from other work."""
+        """Threads to compile in, so that large schemas do not block other work."""
 
     @staticmethod
     @lru_cache(maxsize=4)
     def of(tokenizer: Tokenizer) -> Grammars:
-        """The one of this tokenizer, so that the engine and the gateway of one process share what is compiled."""
+        """The shared instance of a tokenizer: engine and gateway of one process use the same compiled grammars."""
         return Grammars(tokenizer)
 
     def prepare(self) -> None:
-        """Read the vocabulary, before anything is served: with 150,000 tokens that takes seconds, in which no other
-        thread of the process runs. Does nothing where the library is not installed."""
+        """Read the vocabulary. Call this before serving: with 150,000 tokens it takes seconds during which no other
+        thread of the process runs. Does nothing if the library is not installed."""
         if library() is not None:
             with self._lock:
                 self._words()
 
     def knows(self, text: str) -> bool:
-        """Whether ``compile`` and ``start`` take no time."""
+        """Whether the grammar is compiled, so that ``compile`` and ``start`` return at once."""
         return text in self._compiled
 
     def compile(self, text: str) -> None:
-        """Raises GrammarError that says what is wrong with the grammar; may take seconds, and is remembered."""
+        """Compile and remember a grammar, which may take seconds. Raises GrammarError with what is wrong with it."""
         self._compile(text)
 
     def start(self, text: str, stop_ids: Sequence[int]) -> Matcher:
-        """Where a completion begins. ``stop_ids`` are allowed where the grammar is fulfilled. Raises GrammarError."""
+        """A matcher at the start of a completion. ``stop_ids`` are allowed where the grammar is satisfied. Raises
+        GrammarError."""
         if not stop_ids:
-            raise GrammarError("a grammar needs stop_ids: they end a completion that fulfils it")
+            raise GrammarError("a grammar needs stop_ids: they end a completion that satisfies it")
         return Matcher(self._compile(text).deep_copy(), tuple(stop_ids), self.size)
 
     def _compile(self, text: str) -> Any:
@@ -102,7 +103,7 @@ class Grammars:
         return made
 
     def _words(self) -> Any:
-        """The vocabulary as the library has it, with one more token that means the end."""
+        """The vocabulary in the library's form, with one additional end token."""
         if self._vocabulary is None:
             try:
                 from llguidance import LLTokenizer, TokenizerWrapper
@@ -119,18 +120,18 @@ class Matcher:
         self._matcher, self._stop_ids, self._size = matcher, stop_ids, size
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These tokens, none of them a stop token, come next. Raises GrammarError where the grammar forbids one."""
+        """Advance over ``tokens``, none of them a stop token. Raises GrammarError if the grammar forbids one."""
         if not self._matcher.consume_tokens(list(tokens)):
             raise GrammarError(f"tokens do not follow the grammar: {self._problem()}")
 
     def fitting(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after the other, without ending the completion."""
+        """Length of the longest prefix of ``tokens`` that the grammar allows next, up to the first stop token."""
         ends = next((i for i, token in enumerate(tokens) if token in self._stop_ids), len(tokens))
         return int(self._matcher.validate_tokens(list(tokens[:ends]))) if ends else 0
 
     def allowed(self) -> NDArray[np.uint8]:
-        """The tokens that may come next as bits, little endian, uint8 ``[ceil(size / 8)]``; no bit where the grammar
-        cannot be followed any further."""
+        """The allowed next tokens as bits, little endian, uint8 ``[ceil(size / 8)]``; all zero if the grammar allows
+        nothing further."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: (self._size + 7) // 8].copy()
         if self._size % 8:
             bits[-1] &= (1 << self._size % 8) - 1
@@ -141,7 +142,8 @@ class Matcher:
         return bits * 0 if self._matcher.is_error() else bits
 
     def allowed_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """``allowed`` now and after each token of ``draft``, all of which fit; nothing has advanced afterwards."""
+        """``allowed`` now and after each token of ``draft``, all of which must be allowed. Leaves the matcher where it
+        was."""
         out = [self.allowed()]
         for token in draft:
             self.advance([token])
@@ -152,7 +154,7 @@ class Matcher:
 
     @property
     def problem(self) -> str:
-        """Why nothing may come next."""
+        """Why no token is allowed next."""
         return self._problem() or "no token of the vocabulary fits"
 
     def _problem(self) -> str:
@@ -160,7 +162,7 @@ class Matcher:
 
 
 class _Words:
-    """What llguidance asks of a tokenizer: the bytes of every token."""
+    """The tokenizer interface that llguidance expects: the bytes of every token."""
 
     bos_token_id = None
 

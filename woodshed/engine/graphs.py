@@ -1,8 +1,8 @@
-"""Decoding on a GPU as graphs: the kernels of a step are recorded once for every size and launched together after that.
+"""CUDA graphs for decoding: the kernels of a step are recorded once per size and then launched together.
 
-A decoding step is hundreds of small kernels, and where few requests run, launching them one by one takes longer than
-they do. What is recorded has fixed shapes and fixed memory, so a step is computed for the first rows of the cache, busy
-or not, and what differs from step to step is read from one tensor.
+A decoding step is hundreds of small kernels, and with few running requests, launching them one by one takes longer than
+computing them. A recording has fixed shapes and fixed memory, so a step computes the first rows of the cache, busy or
+idle, and reads what differs between steps from one tensor.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ from woodshed.policy.decoder import Decoder
 from .cache import RowCache
 
 Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-"""Takes what computes on fixed memory; gives what computes the same anew, into the same tensor every time."""
+"""Records a function that computes on fixed memory; returns one that repeats it, into the same output tensor."""
 
 LEAST_KEYS = 256
+"""Smallest step between recorded lengths, in tokens."""
 MOST_IDLE = 4
-"""A step whose rows are fewer than one in so many of those that would be computed is left to the decoder."""
+"""A graph may compute this many rows per row of the step; if it would compute more, the decoder computes the step."""
 MOST_SIZES = 128
-"""Recordings kept; the one recorded first goes first."""
+"""Maximum number of recordings; the oldest is dropped first."""
 
 
 def why_not(decoder: Decoder, *, drafts: bool) -> str | None:
-    """Why this decoder's steps cannot be recorded, or None."""
+    """Why this decoder's steps cannot be recorded, or None if they can."""
     if decoder.config.num_experts:
         return "the policy has experts, and how many tokens each of them gets differs from step to step"
     if drafts:
-        return "the policy's own head guesses, and reads every step; set engine.speculate to 'off' or 'ngram'"
+        return "the policy's own head drafts, and reads every step; set engine.speculate to 'off' or 'ngram'"
     if decoder.device.type != "cuda":
-        return f"the engine computes on {decoder.device.type}: graphs are for a GPU"
+        return f"the engine computes on {decoder.device.type}: graphs need a GPU"
     return None
 
 
 def record_on_gpu(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A CUDA graph of ``compute``."""
+    """Record ``compute`` as a CUDA graph; returns a function that replays it."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
-        for _ in range(2):  # libraries set themselves up at their first calls, which must not be recorded
+        for _ in range(2):  # libraries initialise themselves in their first calls, which must not be recorded
             compute()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    # other threads may use the GPU meanwhile: weights arrive
+    # other threads may use the GPU at the same time, for arriving weights
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         out = compute()
 
@@ -61,8 +62,8 @@ def record_on_gpu(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 class DecodeGraphs:
-    """Recorded decoding steps of ``decoder`` on ``cache``, recorded anew when the cache's memory is another. (New
-    weights are written where the old ones were.) Engine's thread only."""
+    """Recorded decoding steps of ``decoder`` on ``cache``. Recorded again when the cache was reallocated; new weights
+    are written in place and need no new recording. Engine's thread only."""
 
     def __init__(self, decoder: Decoder, cache: RowCache, record: Record) -> None:
         self.decoder, self.cache, self.record = decoder, cache, record
@@ -70,8 +71,9 @@ class DecodeGraphs:
         self._recorded: dict[tuple[int, int], tuple[Tensor, Callable[[], Tensor]]] = {}
 
     def decode(self, rows: NDArray[np.int64]) -> Tensor | None:
-        """Hidden states ``[D, d_model]`` of one new token of each of ``rows`` int64 ``[D]`` at ``cache.lengths``, whose
-        keys and values are in the cache then. None, and nothing is done, where that would compute mostly idle rows."""
+        """Compute one new token of each of ``rows`` int64 ``[D]`` at ``cache.lengths`` and write its keys and values.
+        Returns hidden states ``[D, d_model]``, or None, without doing anything, if most computed rows would be
+        idle."""
         cache = self.cache
         count = min(_power_of_two(int(rows.max()) + 1), cache.rows)
         if count > MOST_IDLE * len(rows):
@@ -97,8 +99,8 @@ class DecodeGraphs:
         return found
 
     def _compute(self, step_3R: Tensor, keys: int) -> Tensor:
-        """Hidden states ``[R, d_model]`` of the first R rows. ``step_3R``: token, position, and whether the row takes
-        part; one that does not keeps what it holds."""
+        """Hidden states ``[R, d_model]`` of the first R rows. ``step_3R``: token, position, and whether the row is
+        active; the cache of an inactive row is not changed."""
         cache = self.cache
         tokens_R, positions_R, active_R = step_3R.unbind()
         count = len(tokens_R)
@@ -114,7 +116,7 @@ class DecodeGraphs:
                 flat = buffer.view(-1, cache.head_dim)
                 new = torch.where(writes, new.reshape(-1, cache.head_dim), flat.index_select(0, slots))
                 flat.index_copy_(0, slots, new)
-            # the heads that share keys are the queries of one head
+            # the query heads that share a key head become the queries of that head
             q_RKGE = q_RHE.reshape(count, cache.kv_heads, -1, cache.head_dim)
             k_RKTE, v_RKTE = cache.keys[layer][:count, :, :keys], cache.values[layer][:count, :, :keys]
             return F.scaled_dot_product_attention(q_RKGE, k_RKTE, v_RKTE, attn_mask=mask_R11T).reshape(q_RHE.shape)
@@ -127,6 +129,6 @@ def _power_of_two(count: int) -> int:
 
 
 def _length(count: int) -> int:
-    """The next of four lengths between two powers of two: at most a quarter is computed for nothing."""
+    """``count`` rounded up to one of four lengths between two powers of two: at most a quarter is wasted."""
     step = max(LEAST_KEYS, _power_of_two(count) // 8)
     return -(-count // step) * step

@@ -1,9 +1,9 @@
-"""The built-in engine: continuous batching over a cache that outlives requests, in a thread of its own."""
+"""The built-in engine: continuous batching over a key/value cache that outlives requests, in its own thread."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import math
 import random
 import threading
@@ -17,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.engine.native.build import COMPILE_SECONDS, NoKernels, StillCompiling
-from woodshed.engine.native.build import library as kernel_library
-from woodshed.engine.native.kernels import Kernels
+from woodshed.engine.native.kernels import Backend
 from woodshed.policy.config import ConfigError
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.mtp import MtpHead
@@ -27,11 +25,9 @@ from woodshed.policy.state import load_hf_state
 
 from . import graphs
 from .cache import RowCache
-from .drafting import Speculation
+from .drafting import Speculation, draft_head
 from .forward import Forward
 from .grammar import MISSING, GrammarError, Grammars, Matcher, library
-from .native import kernels as native
-from .packing import PackedLinear, packs
 from .protocol import (
     Completion,
     EngineBusy,
@@ -44,21 +40,20 @@ from .protocol import (
     TokenReport,
     check_sampling,
     checked_prompt,
+    split_prompt,
 )
 from .request import KvPolicy, Outbox, Request, Swap, seeded
 from .sampler import TokenCounts
 from .scheduler import FairQueue, Scheduler
 from .settings import EngineSettings
 
-log = logging.getLogger(__name__)
-
 
 class LocalEngine:
     """Samples from a decoder in this process; implements ``woodshed.engine.protocol.Engine``.
 
-    The engine owns ``decoder`` from here on: it moves it to ``device`` and changes its weights in place. ``version`` is
-    the PolicyVersion of the weights it starts with; ``mtp`` guesses tokens for it and keeps the weights it has;
-    without ``grammars`` requests that have a grammar are refused. Callers may live in any event loop of any thread.
+    The engine takes ownership of ``decoder``: it moves it to ``device`` and changes its weights in place. ``version``
+    is the PolicyVersion of its initial weights. ``mtp`` is the draft head, whose weights stay fixed. Without
+    ``grammars``, requests that have a grammar are refused. Any event loop of any thread may call the engine.
     """
 
     def __init__(
@@ -84,20 +79,14 @@ class LocalEngine:
         if self.settings.dtype != "auto":
             decoder.to(getattr(torch, self.settings.dtype))
         self.decoder = decoder
-        self.mtp = self._head(mtp)
-        self._refresh: list[Callable[[], None]] = []
-        self._kernels_later = False
-        self._kernels, self._computed_by = self._own_kernels()
-        if self.settings.pack == "auto" and packs(decoder) and (self._kernels is None or self._kernels.beside_tiles):
-            packed = PackedLinear(decoder)
-            decoder.compute_with(packed)
-            self._refresh.append(packed.refresh)
+        self.mtp = draft_head(mtp, decoder, self.settings)
+        self._backend = Backend(decoder, self.settings)
         refused = graphs.why_not(decoder, drafts=self.mtp is not None) if self.settings.graphs else None
         if refused is not None:
             raise ValueError(f"engine.graphs is true, but {refused}")
         self._version = version
         self.weights_problem: dict[str, Any] | None = None
-        """Why newer weights cannot be followed, and since when; set by ``ChainWatch``."""
+        """Why newer weights cannot be loaded, and since when; set by ``ChainWatch``."""
         self._random = random.Random(self.settings.seed)
         self._waiting = FairQueue()
         self._reset_cache()
@@ -113,15 +102,14 @@ class LocalEngine:
         self._busy_seconds = self._swap_seconds = self._iteration_began = 0.0
         self._thread = threading.Thread(target=self._main, name="woodshed-engine", daemon=True)
         self._thread.start()
-        if self._kernels_later:
-            threading.Thread(target=self._await_kernels, name="await-kernels", daemon=True).start()
+        self._backend.await_compilation(self._post_kernels)
 
     @property
     def version(self) -> int:
         return self._version
 
     def check_open(self) -> None:
-        """Raises EngineClosed, with the reason, where it was closed or has stopped."""
+        """Raise EngineClosed, with the reason, if the engine was closed or has stopped."""
         if self._closed:
             raise EngineClosed(self._closed_why)
 
@@ -137,7 +125,7 @@ class LocalEngine:
         """Sample a completion of ``tokens``. Cancelling the awaiting task stops the request.
 
         Raises ContextLengthExceeded or ValueError before anything runs, EngineBusy when too many requests wait,
-        EngineClosed when the engine is closed, and EngineError (with the cause chained) when the computation failed.
+        EngineClosed when the engine is closed, and EngineError (with the cause chained) when the computation fails.
         """
         prompt = checked_prompt(tokens, self.vocabulary, self.context)
         check_sampling(sampling, self.vocabulary)
@@ -150,12 +138,12 @@ class LocalEngine:
         matcher = counts = None
         loop = asyncio.get_running_loop()
         if sampling.penalised:
-            known = _checked_start(sampling, prompt)
-            counts = TokenCounts(sampling, prompt[:known].tolist(), prompt[known:].tolist())
+            given, drawn = split_prompt(sampling, prompt)
+            counts = TokenCounts(sampling, given.tolist(), drawn.tolist())
         if sampling.grammar is not None:
             if self._grammars is None or self._grammars.knows(sampling.grammar):
                 matcher = self._matcher(sampling, prompt)
-            else:  # compiled elsewhere than in the engine's thread and the event loop
+            else:  # compiling takes time: neither in the engine's thread nor in the event loop
                 matcher = await loop.run_in_executor(self._grammars.compilers, self._matcher, sampling, prompt)
         request = Request(
             prompt=prompt,
@@ -174,7 +162,7 @@ class LocalEngine:
         with self._wake:
             self.check_open()
             if len(self._inbox) + len(self._scheduler.waiting) >= self.settings.max_waiting:
-                raise EngineBusy(f"{self.settings.max_waiting} requests wait already (engine.max_waiting)")
+                raise EngineBusy(f"{self.settings.max_waiting} requests are already waiting (engine.max_waiting)")
             self._inbox.append(request)
             self._wake.notify()
         try:
@@ -184,13 +172,14 @@ class LocalEngine:
             raise
 
     async def update_weights(self, version: int, state: Mapping[str, Tensor], *, kv: KvPolicy = "keep") -> float:
-        """Swap the weights between two iterations; returns the seconds for which sampling stood still.
+        """Swap the weights between two iterations; returns the seconds for which sampling paused.
 
-        ``state`` has Hugging Face names and the shapes of the policy; it is copied. ``kv`` says what becomes of keys
-        and values: ``keep`` goes on with those of the old weights; ``recompute`` computes them anew, also for running
-        requests; ``drain`` first lets running requests finish, so that no completion mixes versions, and then forgets
-        them. Raises ValueError (naming the tensor) before anything changes if ``state`` does not fit. Where loading
-        fails later, nothing may be sampled any more: the engine stops, and this and every request get EngineClosed.
+        ``state`` has Hugging Face names and the shapes of the policy; it is copied. ``kv`` decides about cached keys
+        and values: ``keep`` continues with those of the old weights; ``recompute`` discards them and recomputes them,
+        also for running requests; ``drain`` lets running requests finish first, so that no completion mixes versions,
+        and then discards them. Raises ValueError (naming the tensor) before anything changes if ``state`` does not
+        match the policy. If loading fails later, the weights may be a mixture: the engine stops, and this call and
+        every request get EngineClosed.
         """
         loop = asyncio.get_running_loop()
         swap = Swap(version, state, kv, loop, loop.create_future())
@@ -198,30 +187,30 @@ class LocalEngine:
         return await swap.future
 
     def grammars_refused(self) -> str | None:
-        """Why this engine takes no ``Sampling.grammar``; None where it does."""
+        """Why this engine refuses ``Sampling.grammar``; None if it accepts one."""
         if self._grammars is None:
             return "it was opened without the policy's tokenizer"
         return None if library() else MISSING
 
     def release(self, session: str) -> None:
-        """Forget a session; what it still runs ends with stop reason ``cancelled``."""
+        """Forget a session; its unfinished requests end with stop reason ``cancelled``."""
         with self._wake:
             if self._closed:
                 return
         self._post(lambda: self._release(session))
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start and what is in hand now. ``kernels`` says what computes (``native``: the engine's
-        own kernels, else torch, and why), ``idle_share`` is the share of time without work,
-        ``iteration_seconds`` how long the iteration in hand has taken so far (0 between iterations)."""
+        """Counters since the start and current load. ``kernels`` names the compute backend (``native``: the engine's
+        own kernels, else torch and the reason), ``idle_share`` is the share of time without work,
+        ``iteration_seconds`` the time spent in the current iteration so far (0 between iterations)."""
         now, began = time.perf_counter(), self._iteration_began
         uptime = now - self._started
         return {
             "version": self._version,
             "weights_stale": int(self.weights_problem is not None),
             "weights_problem": self.weights_problem,
-            "kernels": self._computed_by,
-            "native": int(self._kernels is not None),
+            "kernels": self._backend.description,
+            "native": int(self._backend.kernels is not None),
             "running": len(self._scheduler.running),
             "waiting": len(self._inbox) + len(self._scheduler.waiting),
             "sessions": len(self._cache.sessions),
@@ -239,102 +228,56 @@ class LocalEngine:
         }
 
     async def close(self) -> None:
-        """Stop after the current iteration; requests that are not finished fail with EngineClosed."""
+        """Stop after the current iteration; unfinished requests fail with EngineClosed."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
 
     def _matcher(self, sampling: Sampling, prompt: NDArray[np.int32]) -> Matcher:
-        """The matcher of a request, behind the tokens of its completion that were sampled before. Raises ValueError."""
+        """The matcher of a request, advanced over its ``drawn`` tokens. Raises ValueError."""
         if self._grammars is None:
-            raise GrammarError(f"sampling.grammar: the engine takes none, {self.grammars_refused()}")
+            raise GrammarError(f"sampling.grammar: the engine accepts none, {self.grammars_refused()}")
         assert sampling.grammar is not None
-        known = _checked_start(sampling, prompt)
+        _, drawn = split_prompt(sampling, prompt)
         matcher = self._grammars.start(sampling.grammar, sampling.stop_ids)
-        if sampling.drawn:
-            matcher.advance(prompt[known:].tolist())
+        if len(drawn):
+            matcher.advance(drawn.tolist())
         return matcher
 
     def _post(self, command: Callable[[], None]) -> None:
+        """Have the engine's thread call ``command`` between two iterations. Raises EngineClosed."""
         with self._wake:
             self.check_open()
             self._commands.append(command)
             self._wake.notify()
 
+    def _post_kernels(self) -> None:
+        """Switch to the engine's own kernels, which are compiled now, between two iterations."""
+        with contextlib.suppress(EngineClosed):
+            self._post(self._load_kernels)
+
     # ---- the engine's thread ----
 
-    def _head(self, mtp: MtpHead | None) -> MtpHead | None:
-        """The head that guesses, where the settings want one. Raises ValueError where they do and there is none."""
-        if self.settings.speculate == "mtp" and mtp is None:
-            raise ValueError(
-                "engine.speculate is 'mtp' and the policy has no multi-token-prediction head (mtp.safetensors)"
-            )
-        if self.settings.speculate not in ("auto", "mtp") or mtp is None:
-            return None
-        return mtp.requires_grad_(False).to(device=self.device, dtype=self.decoder.dtype)
-
-    def _own_kernels(self) -> tuple[Kernels | None, str]:
-        """The engine's own kernels where they compute this policy; and what computes, for people."""
-        reason = "engine.native is off"
-        if self.settings.native == "auto":
-            reason = native.why_not(self.decoder) or ""
-        if reason:
-            return None, f"torch ({reason})"
-        try:
-            kernels = Kernels(self.decoder)
-        except NoKernels as why:
-            log.warning("torch's operators compute, more slowly than the engine's own kernels: %s", why)
-            self._kernels_later = isinstance(why, StillCompiling)
-            return None, f"torch ({why})"
-        self._refresh.append(kernels.refresh)
-        return kernels, "native"
-
-    def _await_kernels(self) -> None:
-        """In a thread of its own: wait for the compilation, and change over between two iterations."""
-        try:
-            kernel_library(COMPILE_SECONDS)
-            self._post(self._change_over)
-        except NoKernels as why:
-            self._computed_by = f"torch ({why})"
-            log.warning("torch's operators go on computing: %s", why)
-        except EngineClosed:
-            pass
-
-    def _change_over(self) -> None:
-        """What matrices were packed for torch stay: steps that the kernels leave out need them."""
-        self._kernels, self._computed_by = Kernels(self.decoder), "native"
-        self._refresh.append(self._kernels.refresh)
-        self._forward.compute_with(self._kernels)
-        log.info("the engine's own kernels compute from here on")
+    def _load_kernels(self) -> None:
+        self._backend.load()
+        self._forward.compute_with(self._backend.kernels)
 
     def _reset_cache(self) -> None:
-        config = self.decoder.config
-        self._cache = RowCache(
-            layers=config.num_layers,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.decoder.dtype,
-            device=self.device,
-            budget=self.settings.cache_bytes,
-            max_rows=max(self.settings.max_sessions, 1),
-            step=min(self.settings.length_step, self.context),
-            experts_per_token=config.num_experts_per_tok if config.num_experts else 0,
-            extra_layers=0 if self.mtp is None else 1,
-            width=0 if self.mtp is None else config.d_model,
-        )
+        """Start with an empty cache, and with the scheduler and the forward pass that use it."""
+        self._cache = RowCache.of(self.decoder, self.settings, context=self.context, mtp=self.mtp is not None)
         self._scheduler = Scheduler(self._cache, self.settings, self._waiting)
         ngram = self.settings.speculate == "ngram"
         record = graphs.record_on_gpu if self.settings.graphs else None
         self._forward = Forward(
-            self.decoder, self._cache, mtp=self.mtp, ngram=ngram, record=record, kernels=self._kernels
+            self.decoder, self._cache, mtp=self.mtp, ngram=ngram, record=record, kernels=self._backend.kernels
         )
 
     def _main(self) -> None:
         if self.device.type == "cpu" and self.settings.threads is not None:
             torch.set_num_threads(self.settings.threads)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # of this thread: graphs are recorded on the current one
+            torch.cuda.set_device(self.device)  # per thread: graphs are recorded on the thread's current device
         failure: BaseException = EngineClosed("the engine was closed before it answered")
         try:
             with torch.inference_mode():
@@ -344,7 +287,7 @@ class LocalEngine:
                     self._outbox.flush()
                     self._iteration_began = 0.0
                     self._busy_seconds += time.perf_counter() - began
-        except BaseException as error:  # nobody may be left hanging
+        except BaseException as error:  # every caller gets an answer, whatever happened
             failure = EngineClosed(f"the engine stopped: {error!r}")
             failure.__cause__ = error
             self._closed_why = str(failure)
@@ -353,7 +296,7 @@ class LocalEngine:
             self._refuse_all(failure)
 
     def _take(self) -> bool:
-        """Wait for work and take it in; False when the engine is closed."""
+        """Wait for work, run commands and queue new requests; False when the engine is closed."""
         scheduler = self._scheduler
         with self._wake:
             while not (
@@ -372,7 +315,7 @@ class LocalEngine:
         for request in [r for r in self._scheduler.running if r.cancelled]:
             self._finish(request, "cancelled")
         while self._swaps and not (self._swaps[0].kv == "drain" and self._scheduler.running):
-            self._swap(self._swaps[0])  # one that ends the engine is refused with everything else
+            self._swap(self._swaps[0])  # if it raises, it is still queued and `_refuse_all` answers it
             self._swaps.popleft()
         try:
             if not self._swaps:
@@ -398,11 +341,11 @@ class LocalEngine:
                     break
 
     def _accept(self, request: Request, token: int, logprob: float, report: TokenReport | None) -> bool:
-        """False where the request is over."""
+        """Add a sampled token to its request; False if that ends the request."""
         if math.isnan(logprob):
             why = f"the policy (version {self._version}) yields logits that are not finite"
             if request.matcher is not None and not request.matcher.allowed().any():
-                why = f"the grammar cannot be followed any further: {request.matcher.problem}"
+                why = f"the grammar allows no further token: {request.matcher.problem}"
             self._fail(request, EngineError(why))
             return False
         self._cache.tokens[request.row, request.total] = token
@@ -422,27 +365,14 @@ class LocalEngine:
         return reason is None
 
     def _finish(self, request: Request, reason: StopReason) -> None:
-        prompt_routes = routes = None
+        routes = None
         if self._cache.routes is not None and request.row >= 0:
-            of_row = self._cache.routes[request.row, : request.total].copy()
-            of_row[int(self._cache.lengths[request.row]) :] = -1  # sampled, not yet fed
-            if request.routes is not None:
-                of_row[: len(request.routes)] = request.routes
-            prompt_routes, routes = np.split(of_row[request.reused :], [len(request.prompt) - request.reused])
+            routes = self._cache.routes[request.row, : request.total].copy()
+            routes[int(self._cache.lengths[request.row]) :] = -1  # sampled, but not computed by a later step yet
         if request.row >= 0:
             self._scheduler.retire(request)
             self._counts["reused_tokens"] += request.cached
-        completion = Completion(
-            request.tokens,
-            request.logprobs,
-            request.versions,
-            reason,
-            routes,
-            prompt_routes,
-            request.cached,
-            request.reports if request.sampling.reported else None,
-        )
-        self._outbox.put(request.loop, request.future, completion)
+        self._outbox.put(request.loop, request.future, request.completion(reason, routes))
 
     def _fail(self, request: Request, error: BaseException) -> None:
         if request.row >= 0:
@@ -450,7 +380,7 @@ class LocalEngine:
         self._outbox.put(request.loop, request.future, error)
 
     def _fail_running(self, cause: Exception, *more: Request) -> None:
-        """An iteration failed: nothing in the cache can be trusted, and everything that ran is answered."""
+        """Fail all running requests after an iteration failed, and discard the cache, which may be inconsistent."""
         for request in (*self._scheduler.running, *more):
             error = EngineError(f"the engine's iteration failed: {cause!r}")
             error.__cause__ = cause
@@ -472,12 +402,11 @@ class LocalEngine:
         began = time.perf_counter()
         try:
             load_hf_state(self.decoder, swap.state, name=f"version {swap.version}")
-            for refresh in self._refresh:
-                refresh()
-        except ConfigError as error:  # checked before the first tensor is written
+            self._backend.refresh()
+        except ConfigError as error:  # raised before the first tensor is written
             self._outbox.put(swap.loop, swap.future, error)
             return
-        except Exception as error:  # the weights may be some of the old version and some of the new
+        except Exception as error:  # the weights may be partly old and partly new
             raise EngineError(f"loading version {swap.version} failed: {error!r}") from error
         self._version = swap.version
         if swap.kv != "keep":
@@ -488,6 +417,7 @@ class LocalEngine:
         self._outbox.put(swap.loop, swap.future, seconds)
 
     def _refuse_all(self, failure: BaseException) -> None:
+        """Close the engine; every unfinished request and weight swap gets ``failure``."""
         with self._wake:
             self._closed = True
             commands, self._commands = self._commands, deque()
@@ -498,10 +428,3 @@ class LocalEngine:
         for swap in self._swaps:
             self._outbox.put(swap.loop, swap.future, failure)
         self._outbox.flush()
-
-
-def _checked_start(sampling: Sampling, prompt: NDArray[np.int32]) -> int:
-    """Where the completion begins in ``prompt``, whose last ``drawn`` tokens were sampled before. Raises ValueError."""
-    if sampling.drawn > len(prompt):
-        raise ValueError(f"sampling.drawn is {sampling.drawn}; the prompt has {len(prompt)} tokens")
-    return len(prompt) - sampling.drawn

@@ -1,7 +1,4 @@
-"""A policy on disk becomes an engine in this process that follows its weight chain.
-
-Keeps an engine on the newest weights of a chain.
-"""
+"""Opens a policy's directory as an engine in this process, and keeps that engine on the newest weights of a chain."""
 
 from __future__ import annotations
 
@@ -28,7 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class ChainWatch:
-    """Looks at the chain every ``poll_seconds`` and whenever asked. Versions are decoded beside the running engine."""
+    """Keeps an engine on the newest version of a weight chain, polled every ``poll_seconds`` and on demand. Versions
+    are decoded while the engine runs."""
 
     def __init__(self, engine: LocalEngine, chain: str | Store, *, poll_seconds: float, timeout_seconds: float) -> None:
         self.engine = engine
@@ -39,29 +37,29 @@ class ChainWatch:
         self._work: asyncio.Task[None] | None = None
 
     async def follow(self, version: int) -> int:
-        """Until the engine serves at least ``version``. Raises TimeoutError where that does not appear in time,
-        EngineError or ValueError where it cannot be used."""
+        """Wait until the engine serves at least ``version``, and return the version served. Raises TimeoutError if it
+        does not appear in time, EngineError or ValueError if it cannot be used."""
         async with asyncio.timeout(self._timeout):
             while self.engine.version < version:
                 try:
                     await self._step()
-                except OSError as error:  # of the chain's store: tried again until it is too late
+                except OSError as error:  # of the chain's store: retried until the timeout
                     log.warning("weights: %s", error)
                 if self.engine.version < version:
                     await asyncio.sleep(min(0.05, self._poll_seconds))
         return self.engine.version
 
     async def run(self) -> None:
-        """Follow until cancelled. A damaged chain is reported and looked at again; serving goes on."""
+        """Follow the chain until cancelled. A damaged chain is reported and polled again; serving continues."""
         while True:
             await self.catch_up()
             await asyncio.sleep(self._poll_seconds)
 
     async def catch_up(self) -> None:
-        """To the newest version there is now."""
+        """Load the newest version there is now; a failure is logged and set as the engine's ``weights_problem``."""
         try:
             await self._step()
-        except Exception as error:  # whatever it is: serving goes on, and the next look may succeed
+        except Exception as error:  # of any kind: serving continues, and the next poll may succeed
             known = self.engine.weights_problem
             problem = self.engine.weights_problem = weights_problem(known, error)
             if known is None or known["reason"] != problem["reason"]:
@@ -71,7 +69,7 @@ class ChainWatch:
             self.engine.weights_problem = None
 
     async def _step(self) -> None:
-        """To the newest version there is now. A step that has begun is finished, whoever is cancelled."""
+        """Load the newest version there is now. A step that has begun is finished even if its caller is cancelled."""
         async with self._lock:
             if self._work is not None and not self._work.done():
                 await asyncio.wait((self._work,))
@@ -79,7 +77,7 @@ class ChainWatch:
             await asyncio.shield(self._work)
 
     async def _advance(self) -> None:
-        """Decode what is new, and give the engine what it lacks of what is decoded, also by an earlier step."""
+        """Decode new versions, and load the newest decoded one, also from an earlier step, if the engine lacks it."""
         problem: Exception | None = None
         try:
             await asyncio.to_thread(self.follower.advance)
@@ -98,7 +96,7 @@ class ChainWatch:
 
 @dataclass(frozen=True)
 class Opened:
-    """``chain`` is None where the server follows no weight chain."""
+    """An open policy and its engine; ``chain`` is None if the server follows no weight chain."""
 
     policy: Policy
     engine: LocalEngine
@@ -106,7 +104,7 @@ class Opened:
 
 
 async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack, *, gpu: int = 0) -> Opened:
-    """Load, catch up with the chain, follow it from then on; ``stack`` ends all of it. Raises ValueError,
+    """Load the policy, catch up with its weight chain and follow it; ``stack`` closes all of it. Raises ValueError,
     FileNotFoundError."""
     if settings.policy is None:
         raise ValueError("policy is not set; name the policy's directory")
@@ -133,7 +131,7 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
         poll_seconds=settings.weights_poll_seconds,
         timeout_seconds=settings.weights_timeout_seconds,
     )
-    await chain.catch_up()  # a server that was restarted must not sample from the weights it began with
+    await chain.catch_up()  # a restarted server must not sample from the initial weights
     watcher = asyncio.create_task(chain.run())
     stack.callback(watcher.cancel)
     return Opened(policy, engine, chain)

@@ -1,8 +1,8 @@
-"""Matrices in the layout that oneDNN's kernels read, beside the ones that the decoder has.
+"""Copies of the decoder's matrices, packed in the layout that oneDNN's kernels read.
 
-For a batch of few tokens MKL first rearranges every matrix, and reading it that once more is most of what a step of
-decoding costs where the weights do not fit the processor's caches. oneDNN does so with bfloat16, for batches of any
-size. A second copy is arranged once for each version.
+For a batch of few tokens MKL packs every matrix at every call, and reading it once more is most of the cost of a
+decoding step if the weights do not fit the processor's caches. oneDNN does the same with bfloat16, for batches of any
+size. These copies are packed once per policy version.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from woodshed.policy.layers import Layer
 from .processor import made_by_amd, onednn_multiplies_bfloat16, onednn_offers
 
 WORTH_BYTES = 64 << 20
-"""Matrices in float32 that together are smaller stay in a cache, and arranging them costs next to nothing."""
+"""Float32 matrices that are smaller in total stay in a cache, and packing them costs almost nothing."""
 
 FEWEST, MOST = 3, 256
-"""Numbers of tokens for which it pays in float32: one or two are not rearranged by MKL either, and for many it does not
-matter. On a processor of AMD it pays for any number."""
+"""Range of token counts for which packed float32 matrices pay: for one or two tokens MKL does not pack either, and for
+more than 256 packing does not matter. On AMD processors they pay for any count."""
 
 
 def packs(decoder: Decoder) -> bool:
-    """Whether a second copy makes this decoder faster, and torch can make one."""
+    """Whether packed copies make this decoder faster, and torch supports them."""
     if decoder.device.type != "cpu" or not onednn_offers("_reorder_linear_weight", "_linear_pointwise"):
         return False
     if decoder.dtype == torch.bfloat16:
@@ -37,7 +37,7 @@ def packs(decoder: Decoder) -> bool:
 
 
 class PackedLinear:
-    """``linear`` of a decoder, with copies of its matrices as they were at the last ``refresh``."""
+    """The linear operator of a decoder, with packed copies of its matrices made by ``refresh``."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._matrices = _matrices(decoder)
@@ -46,7 +46,7 @@ class PackedLinear:
         self.refresh()
 
     def refresh(self) -> None:
-        """The matrices have changed."""
+        """Pack the matrices again, after they changed."""
         self._packed.clear()
         for weight in self._matrices:
             self._packed[id(weight)] = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
@@ -61,7 +61,8 @@ class PackedLinear:
 
 
 def _matrices(decoder: Decoder) -> list[Tensor]:
-    """What ``Decoder.compute_with`` multiplies with: logits are computed in float32 whatever the dtype."""
+    """The matrices that the operator of ``Decoder.compute_with`` multiplies by. The output head is among them only in
+    float32: logits are accumulated in float32 whatever the dtype."""
     found: list[Tensor] = [decoder.head_weight] if decoder.dtype == torch.float32 else []
     for layer in decoder.layers:
         assert isinstance(layer, Layer)

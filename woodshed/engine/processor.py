@@ -1,7 +1,4 @@
-"""What this processor does well, where kernels are chosen by it.
-
-Memory that is read over and over, as the weights and the cache are.
-"""
+"""Properties of this processor by which kernels are chosen, and memory in huge pages for weights and cache."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from torch import Tensor
 
 @cache
 def _described() -> dict[str, str]:
-    """The first processor of ``/proc/cpuinfo``; empty on other systems than Linux."""
+    """The fields of the first processor in ``/proc/cpuinfo``; empty on systems other than Linux."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
@@ -28,23 +25,24 @@ def _described() -> dict[str, str]:
 
 
 def made_by_amd() -> bool:
-    """MKL, which torch multiplies float32 with, has its best kernels for other makers."""
+    """Whether this is an AMD processor, for which MKL (torch's float32 products) does not use its best kernels."""
     return _described().get("vendor_id") == "AuthenticAMD"
 
 
 def kind() -> tuple[str, ...]:
-    """What of the processor code is compiled for: the same at every start, as its clock is not."""
+    """The fields that identify the processor code is compiled for. Fields that change between starts, such as the
+    clock, are left out."""
     return tuple(_described().get(name, "") for name in ("vendor_id", "cpu family", "model", "stepping", "flags"))
 
 
 @cache
 def has_flags(*names: str) -> bool:
-    """Whether the processor says that it has all of these, as ``/proc/cpuinfo`` names them."""
+    """Whether the processor has all of these flags, named as in ``/proc/cpuinfo``."""
     return set(names) <= set(_described().get("flags", "").split())
 
 
 def onednn_offers(*names: str) -> bool:
-    """Whether this torch has these operators of oneDNN. They are not public, so some torch may be without."""
+    """Whether this torch has these oneDNN operators. They are not public, so some versions may lack them."""
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
@@ -55,19 +53,19 @@ def onednn_multiplies_bfloat16() -> bool:
 
 
 HUGE_PAGE = 2 << 20
-"""Bytes; of x86, and of arm64 with pages of 4 KiB."""
+"""Bytes of a huge page on x86, and on arm64 with pages of 4 KiB."""
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Zeros ``shape``; on a CPU in huge pages where Linux gives them on request (it does by default), because looking
-    up small ones takes a good part of the time in which a large tensor is read. Memory is taken page by page, when it
-    is first written. Raises OSError where a CPU's address space is not enough."""
+    """Zeros of shape ``shape``. On a CPU they lie in huge pages if Linux provides them on request (the default),
+    because the lookup of small pages takes a considerable part of the time to read a large tensor. Memory is committed
+    page by page, when it is first written. On a CPU, raises OSError if the address space is too small."""
     count = math.prod(shape)
     size = count * dtype.itemsize
     if (device is not None and device.type != "cpu") or size < HUGE_PAGE:
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     size = -(-size // HUGE_PAGE) * HUGE_PAGE
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # another system, or a kernel without them
+    with suppress(AttributeError, OSError):  # not Linux, or a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))  # which keeps `memory`
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))  # the tensor keeps `memory` alive

@@ -1,8 +1,5 @@
-"""What every engine does. The gateway knows this protocol and nothing else about engines. Imports no torch.
-
-What the engine raises. Imports no torch.
-
-What is refused before anything runs. Imports no torch.
+"""The protocol of engines, their errors, and the checks of requests. The gateway depends on nothing else of an engine.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,17 +20,18 @@ StopReason = Literal["stop", "length", "cancelled"]
 class Sampling:
     """How to sample. ``stop_ids`` end a completion and are part of it; ``seed`` makes one request reproducible.
 
-    ``drawn``: tokens of this completion that were sampled before, elsewhere; the numbers that ``seed`` gave them are
-    skipped. So a completion that goes on in another engine has the tokens that it would have had in the first.
+    ``drawn``: the last ``drawn`` tokens of the prompt were sampled by another engine and belong to this completion. The
+    random numbers that ``seed`` gave them are skipped, so a completion that moves to another engine gets the same
+    tokens as if it had stayed.
 
-    ``grammar`` (see ``engine/grammar.py``): only tokens that it allows are sampled, before everything else that narrows
-    the choice, and ``stop_ids`` only where it is fulfilled.
+    ``grammar`` (see ``engine/grammar.py``): only tokens that it allows are sampled; it applies before all other
+    restrictions, and allows ``stop_ids`` only where the text so far satisfies it.
 
-    ``presence_penalty`` and ``frequency_penalty`` count the generated tokens, ``repetition_penalty`` those of the
-    prompt as well (see ``engine/sampler.py``); the last ``drawn`` tokens of the prompt are generated ones.
+    ``presence_penalty`` and ``frequency_penalty`` count generated tokens (``drawn`` ones included),
+    ``repetition_penalty`` those of the prompt as well (see ``engine/sampler.py``).
 
-    ``raw_logprobs`` and ``top_logprobs`` ask for a ``TokenReport`` of each token: under the policy itself (temperature
-    1, the whole vocabulary, nothing added) or under the distribution that is sampled from.
+    ``raw_logprobs`` or ``top_logprobs`` request a ``TokenReport`` for each token: under the policy itself (temperature
+    1, full vocabulary, no bias) with ``raw_logprobs``, else under the distribution that is sampled from.
     """
 
     max_tokens: int = 256
@@ -54,7 +52,7 @@ class Sampling:
 
     @property
     def penalised(self) -> bool:
-        """Whether tokens that were there before become less or more likely."""
+        """Whether any penalty changes the logits of earlier tokens."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
@@ -64,34 +62,34 @@ class Sampling:
 
     @property
     def plain(self) -> bool:
-        """Whether tokens are sampled from the policy itself."""
+        """Whether tokens are sampled from the unmodified distribution of the policy."""
         narrowed = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.grammar is not None
         return self.temperature == 1 and not (narrowed or self.logit_bias or self.penalised)
 
 
 @dataclass(frozen=True)
 class TokenReport:
-    """What a client asked about one sampled token: its log-probability, and the most likely tokens of its position with
-    theirs, the likeliest first. Tokens without any probability are left out."""
+    """Log-probability of one sampled token, and the most likely tokens at its position with theirs, most likely first.
+    Tokens of probability 0 are left out."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 def point_mass(token: int, sampling: Sampling) -> TokenReport:
-    """The report of greedy decoding, which has all of its probability on one token."""
+    """The report of a greedily decoded token, which has probability 1."""
     return TokenReport(0.0, ((token, 0.0),) if sampling.top_logprobs else ())
 
 
 @dataclass
 class Completion:
-    """Sampled tokens with what was true at sampling time.
+    """Sampled tokens with their log-probabilities, policy versions and expert routes at sampling time.
 
-    ``logprobs`` are natural logs under the distribution that was sampled from (after grammar, temperature and
-    truncation; at temperature 1 without the others that is the policy itself). ``versions`` give the PolicyVersion per
-    token. ``routes`` is int16 ``[n, L, K]`` or None. ``prompt_routes`` likewise for the tokens of the request that were
-    prefilled for it (the last ``len(prompt_routes)`` prompt tokens). ``reports`` are there where ``Sampling`` asks for
-    them, one per token.
+    ``logprobs`` are natural logarithms under the distribution that was sampled from (after grammar, temperature and
+    truncation; at temperature 1 without the others that is the policy itself). ``versions`` holds the PolicyVersion of
+    each token. ``routes`` is int16 ``[n, L, K]`` or None; ``prompt_routes`` likewise for the prompt tokens that were
+    prefilled for this request (the last ``len(prompt_routes)`` of the prompt). ``reports``, one per token, exist if
+    ``Sampling`` requests them.
     """
 
     tokens: list[int]
@@ -105,23 +103,23 @@ class Completion:
 
 
 OnToken = Callable[[int, float, int], bool | None]
-"""Called in the engine's thread for every sampled token: (token id, logprob, version). Where it returns True, the
-completion ends there or a few tokens later, with stop reason ``cancelled`` and all that belongs to it."""
+"""Called in the engine's thread for every sampled token: (token id, logprob, version). If it returns True, the
+completion ends at this token or a few tokens later, with stop reason ``cancelled``."""
 
 OnReport = Callable[[TokenReport], None]
-"""Called right before ``OnToken`` with the token's report, where ``Sampling`` asks for reports."""
+"""Called right before ``OnToken`` with the token's report, if ``Sampling`` requests reports."""
 
 
 def trajectory_of(session: str) -> str:
-    """Sessions of one trajectory share their name up to the last dot."""
+    """The trajectory of a session: sessions of one trajectory have the same name up to the last dot."""
     return session.rpartition(".")[0] or session
 
 
 class Engine(Protocol):
-    """Token in, token out.
+    """Samples tokens from a policy: tokens in, tokens out.
 
-    ``session`` names a growing context: the engine keeps its key/value cache between calls and prefills only what is
-    new. Losing a session is never an error, only slower. ``trajectory_of`` says whose it is.
+    ``session`` names a growing context: the engine keeps its key/value cache between calls and prefills only new
+    tokens. A lost session costs time but is never an error. ``trajectory_of`` gives the session's trajectory.
     """
 
     @property
@@ -129,17 +127,17 @@ class Engine(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Longest sequence in tokens, prompt and completion; None while that is not known."""
+        """Maximum number of tokens of prompt and completion together; None while it is unknown."""
         ...
 
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion:
-        """Raises SamplingRefused where this engine cannot do what ``sampling`` asks."""
+        """Sample a completion of ``tokens``. Raises SamplingRefused if the engine does not support ``sampling``."""
         ...
 
     def grammars_refused(self) -> str | None:
-        """Why this engine takes no ``Sampling.grammar``; None where it does."""
+        """Why this engine refuses ``Sampling.grammar``; None if it accepts one."""
         ...
 
     def release(self, session: str) -> None: ...
@@ -150,7 +148,7 @@ class Engine(Protocol):
 
 
 class EngineError(RuntimeError):
-    """The engine could not answer a request; the cause is chained."""
+    """The engine failed to answer a request; the cause is chained."""
 
 
 class EngineClosed(EngineError):
@@ -158,15 +156,15 @@ class EngineClosed(EngineError):
 
 
 class EngineUnfit(EngineError):
-    """This engine cannot be used at all: another policy, another key."""
+    """This engine cannot be used at all, because of another policy or another key."""
 
 
 class EngineLost(EngineClosed):
-    """The engine cannot be reached, or stopped answering in the middle of a request."""
+    """The engine is unreachable, or stopped answering in the middle of a request."""
 
 
 class EngineBusy(EngineError):
-    """Too many requests wait (``EngineSettings.max_waiting``); try again later."""
+    """Too many requests are waiting (``EngineSettings.max_waiting``); try again later."""
 
 
 class ContextLengthExceeded(ValueError):
@@ -182,7 +180,7 @@ class ContextLengthExceeded(ValueError):
 
 
 class SamplingRefused(ValueError):
-    """This engine cannot do what ``field`` of ``Sampling`` asks."""
+    """This engine does not support the requested ``field`` of ``Sampling``."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"sampling.{field}: {reason}")
@@ -191,19 +189,19 @@ class SamplingRefused(ValueError):
 
 
 def weights_problem(known: dict[str, Any] | None, error: Exception) -> dict[str, Any]:
-    """What ``stats`` say of weights that cannot be followed: ``reason`` and ``since``, the time of the first of the
-    failures in a row."""
+    """The entry of ``stats`` about weights that cannot be loaded: ``reason``, and ``since``, the time of the first
+    failure in a row."""
     return {"reason": f"{type(error).__name__}: {error}", "since": known["since"] if known else time.time()}
 
 
 MOST_TOP_LOGPROBS = 20
-"""Alternatives per token, as in the API of OpenAI."""
+"""Maximum number of alternatives per token, as in the OpenAI API."""
 MOST_PENALTY = 2.0
-"""Of presence and frequency, either way, as in the API of OpenAI."""
+"""Largest absolute value of presence and frequency penalties, as in the OpenAI API."""
 
 
 def checked_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> NDArray[np.int32]:
-    """The prompt as int32 ``[P]``. Raises ValueError (ContextLengthExceeded where it is too long)."""
+    """The prompt as int32 ``[P]``. Raises ValueError, or ContextLengthExceeded if it is too long."""
     prompt = np.asarray(tokens, dtype=np.int64)
     if prompt.ndim != 1 or not len(prompt):
         raise ValueError("tokens: a request needs a flat sequence of at least one token")
@@ -216,8 +214,16 @@ def checked_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> NDAr
     return prompt.astype(np.int32)
 
 
+def split_prompt(sampling: Sampling, prompt: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Split off the last ``drawn`` tokens of ``prompt``, which belong to the completion. Raises ValueError."""
+    if sampling.drawn > len(prompt):
+        raise ValueError(f"sampling.drawn is {sampling.drawn}; the prompt has {len(prompt)} tokens")
+    start = len(prompt) - sampling.drawn
+    return prompt[:start], prompt[start:]
+
+
 def check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """Raises ValueError naming the field that is out of range."""
+    """Raise ValueError, naming the field, if a field is out of range."""
     limits = (
         ("max_tokens", sampling.max_tokens >= 1, "must be at least 1"),
         ("temperature", 0 <= sampling.temperature < math.inf, "must be finite and not negative"),

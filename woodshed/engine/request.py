@@ -1,11 +1,4 @@
-"""A request inside the engine, from submission to delivery. Imports no torch.
-
-Hands results from the engine's thread to asyncio callers: one wake-up per event loop and iteration.
-
-How far to guess ahead. Imports no torch.
-
-A weight swap that waits for the end of an iteration.
-"""
+"""Work that callers submit to the engine: requests and weight swaps, and the delivery of their results."""
 
 from __future__ import annotations
 
@@ -27,11 +20,11 @@ from .sampler import Counts, TokenCounts
 from .settings import KvPolicy
 
 REST = 16
-"""Tokens without guesses after guesses of one token kept being wrong."""
+"""Steps without a draft after a draft of one token was rejected."""
 
 
-class Pace:
-    """How many tokens to guess for one request, from how its guesses did: deterministic, and its own."""
+class DraftLength:
+    """Adapts one request's draft length to how many drafted tokens were accepted. Deterministic; state per request."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -39,14 +32,15 @@ class Pace:
         self._resting = 0
 
     def next(self) -> int:
+        """Number of tokens to draft in the next step."""
         if self._resting:
             self._resting -= 1
             return 0
         return self.count
 
-    def update(self, guessed: int, kept: int) -> None:
-        """``kept`` of ``guessed`` were right."""
-        if kept == guessed:
+    def update(self, drafted: int, kept: int) -> None:
+        """Record that ``kept`` of ``drafted`` tokens were accepted."""
+        if kept == drafted:
             self.count = min(self.most, max(self.count, kept) + 1)
         elif kept:
             self.count = kept + 1
@@ -57,7 +51,8 @@ class Pace:
 
 
 def seeded(seed: int, drawn: int) -> random.Random:
-    """The numbers of a seed, after the first ``drawn``: every sampled token takes one."""
+    """The random generator of a seed, advanced past the first ``drawn`` tokens: every sampled token takes one
+    number."""
     rng = random.Random(seed)
     for _ in range(drawn):
         rng.random()
@@ -68,11 +63,11 @@ def seeded(seed: int, drawn: int) -> random.Random:
 class Request:
     """One ``generate`` call.
 
-    ``prompt`` int32 ``[P]``. ``limit`` is how many tokens may be sampled (``max_tokens``, or less where the context
-    ends). ``row`` is its row of the cache while it runs. ``reused`` prompt tokens were in the session's own cache,
-    ``cached`` include those copied from another session. ``draft`` are guesses that the next step checks. ``matcher``
-    and ``counts`` stand behind the last of ``tokens``. ``routes`` int16 ``[n, L, K]`` are those of the first n tokens
-    where they have been computed anew since tokens were sampled after them.
+    ``prompt`` int32 ``[P]``. ``limit`` is the maximum number of sampled tokens (``max_tokens``, or less where the
+    context ends). ``row`` is its cache row while it runs, else -1. ``reused`` counts prompt tokens found in the
+    session's own row; ``cached`` also those copied from another session. ``draft`` holds drafted tokens that the next
+    step verifies. ``matcher`` and ``counts`` include all of ``tokens``. ``routes`` int16 ``[n, L, K]`` keeps the
+    routes of the first n tokens as they were at sampling time, if those tokens have been recomputed since.
     """
 
     prompt: NDArray[np.int32]
@@ -93,7 +88,7 @@ class Request:
     versions: list[int] = field(default_factory=list)
     cancelled: bool = False
     draft: list[int] = field(default_factory=list)
-    pace: Pace | None = None
+    draft_length: DraftLength | None = None
     matcher: Matcher | None = None
     counts: TokenCounts | None = None
     on_report: OnReport | None = None
@@ -103,32 +98,33 @@ class Request:
 
     @property
     def total(self) -> int:
-        """Prompt tokens plus sampled tokens."""
+        """Number of prompt tokens plus sampled tokens."""
         return len(self.prompt) + len(self.tokens)
 
     @property
     def longest(self) -> int:
-        """Tokens the sequence can reach."""
+        """Maximum number of tokens the sequence can reach."""
         return len(self.prompt) + self.limit
 
     def uniforms(self, count: int) -> list[float]:
-        """Random numbers of the next ``count`` positions; the i-th sampled token always takes the i-th."""
+        """Random numbers of the next ``count`` positions; the i-th sampled token always takes the i-th number."""
         while len(self._uniforms) < count:
             self._uniforms.append(self.rng.random())
         return list(itertools.islice(self._uniforms, count))
 
     def allowed(self) -> list[NDArray[np.uint8]]:
-        """The tokens that its grammar allows at the next position and after each token of the draft, see ``Matcher``;
-        empty where it has none."""
+        """The tokens that the grammar allows at the next position and after each token of the draft, as in
+        ``Matcher.allowed``; empty without a grammar."""
         return [] if self.matcher is None else self.matcher.allowed_after(self.draft)
 
     def counts_after_draft(self) -> list[Counts]:
-        """What its penalties concern at the next position and after each guess; empty where it has none."""
+        """The token counts for penalties at the next position and after each token of the draft; empty without
+        penalties."""
         return [] if self.counts is None else self.counts.after(self.draft)
 
     def agreeing(self, sampled: Sequence[int]) -> int:
-        """How many of the tokens sampled behind one another count: up to the first that was not guessed, a stop token,
-        or the limit. ``sampled`` has one token more than ``draft``."""
+        """How many tokens of ``sampled`` are accepted: up to and including the first that differs from the draft, is a
+        stop token or reaches the limit. ``sampled`` has one token more than ``draft``."""
         for i, token in enumerate(sampled, 1):
             wrong = i <= len(self.draft) and token != self.draft[i - 1]
             if wrong or token in self.stop_ids or len(self.tokens) + i >= self.limit:
@@ -136,7 +132,7 @@ class Request:
         return len(sampled)
 
     def accept(self, token: int, logprob: float, version: int, report: TokenReport | None) -> StopReason | None:
-        """Append a sampled token; returns why the request is done, or None."""
+        """Append a sampled token; returns the stop reason if the request is done, else None."""
         self._uniforms.popleft()
         self.tokens.append(token)
         self.logprobs.append(logprob)
@@ -156,10 +152,29 @@ class Request:
             return "length"
         return "cancelled" if enough else None
 
+    def completion(self, reason: StopReason, routes: NDArray[np.int16] | None) -> Completion:
+        """The result of the request. ``routes`` int16 ``[total, L, K]`` are those of its cache row (-1 where unknown),
+        corrected in place by ``self.routes``; None without experts."""
+        prompt_routes = completion_routes = None
+        if routes is not None:
+            if self.routes is not None:
+                routes[: len(self.routes)] = self.routes
+            prompt_routes, completion_routes = np.split(routes[self.reused :], [len(self.prompt) - self.reused])
+        return Completion(
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            stop_reason=reason,
+            routes=completion_routes,
+            prompt_routes=prompt_routes,
+            cached_tokens=self.cached,
+            reports=self.reports if self.sampling.reported else None,
+        )
+
 
 def _settle(results: list[tuple[asyncio.Future[Any], Any]]) -> None:
     for future, result in results:
-        if future.done():  # the caller gave up meanwhile
+        if future.done():  # the caller cancelled it
             continue
         if isinstance(result, BaseException):
             future.set_exception(result)
@@ -168,7 +183,8 @@ def _settle(results: list[tuple[asyncio.Future[Any], Any]]) -> None:
 
 
 class Outbox:
-    """Collects (future, result or exception) and delivers them with ``flush``. Used by the engine's thread only."""
+    """Hands results from the engine's thread to asyncio callers, with one wake-up per event loop and ``flush``.
+    Engine's thread only."""
 
     def __init__(self) -> None:
         self._pending: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
@@ -180,14 +196,14 @@ class Outbox:
         for loop, results in self._pending.items():
             try:
                 loop.call_soon_threadsafe(_settle, results)
-            except RuntimeError:  # the caller's loop was closed: nobody is left to tell
+            except RuntimeError:  # the caller's event loop is closed
                 pass
         self._pending.clear()
 
 
 @dataclass(eq=False)
 class Swap:
-    """``future`` gets the seconds for which sampling stood still."""
+    """A weight swap that waits for the end of an iteration; ``future`` gets the seconds for which sampling paused."""
 
     version: int
     state: Mapping[str, Tensor]

@@ -1,10 +1,8 @@
-"""Attention of one query for each of many cache rows, over runs of neighbouring rows (see ``spans``).
+"""Attention of one query for each of many cache rows, computed together for runs of neighbouring rows.
 
-Which runs of cache rows one attention product covers. Imports no torch.
-
-A product over rows ``[start, stop)`` reads ``stop - start`` rows up to the longest active one: idle rows in between and
-the padding of short rows are read for nothing. A further product costs a fixed time. Rows are cut into runs where that
-is cheaper.
+A product over rows ``[start, stop)`` reads ``stop - start`` rows up to the length of the longest active one: reading
+idle rows in between and the padding of short rows is wasted. Another product costs a fixed time. Rows are cut into runs
+where that is cheaper.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from .processor import onednn_multiplies_bfloat16
 
 @dataclass(frozen=True)
 class RowSpan:
-    """Cache rows ``[start, stop)``, read up to ``length`` tokens."""
+    """Cache rows ``[start, stop)``, of which the first ``length`` tokens are read."""
 
     start: int
     stop: int
@@ -35,7 +33,7 @@ class RowSpan:
 def cut_rows(rows: Sequence[int], lengths: Sequence[int], overhead: float) -> list[RowSpan]:
     """Cut strictly increasing active ``rows`` with their ``lengths`` into spans.
 
-    ``overhead`` is what one more span costs, in token reads (one row's key and value at one position). Greedy: a row
+    ``overhead`` is the cost of one more span, in token reads (one row's key and value at one position). Greedy: a row
     joins the span before it if that wastes no more than starting a new one.
     """
     spans: list[RowSpan] = []
@@ -54,17 +52,17 @@ def cut_rows(rows: Sequence[int], lengths: Sequence[int], overhead: float) -> li
 
 
 SPAN_OVERHEAD_BYTES = 400_000
-"""Keys and values of one layer that a core reads in the time that one more span costs (measured: about 30 us)."""
+"""Bytes of keys and values that a core reads in the time that one more span costs (measured: about 30 us)."""
 
 WHOLE = 2
-"""Rows up to so many times as long as what is asked for are read whole where products copy what has gaps: the fused
-kernel takes 2.1 to 3.7 times as long for a token of bfloat16."""
+"""Where products copy non-contiguous operands, rows are read whole if they are at most this many times as long as
+needed: the alternative, the fused kernel, takes 2.1 to 3.7 times as long per token in bfloat16."""
 
 
 @dataclass(frozen=True)
 class _Span:
-    """A run of cache rows and its place in the padded batch; ``mask`` ``[n, 1, t]`` is 0 or -inf. ``length`` is t: the
-    longest row's keys, or all that fit into a row. ``fuses``: by the fused kernel."""
+    """A run of cache rows and its place in the padded batch. ``mask`` ``[n, 1, t]`` is 0 or -inf. ``length`` is t: the
+    number of keys of the longest row, or the full row length. ``fuses``: computed by the fused kernel."""
 
     first_row: int
     at: int
@@ -75,20 +73,20 @@ class _Span:
 
 
 class RowAttention:
-    """``rows`` int64 ``[D]`` strictly increasing, each with one query over its first ``lengths`` int64 ``[D]`` keys and
-    values."""
+    """Attention of ``rows`` int64 ``[D]``, strictly increasing, each with one query over its first ``lengths`` int64
+    ``[D]`` keys and values."""
 
     def __init__(self, cache: RowCache, heads: int, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         self.cache, self.heads = cache, heads
         self.groups = heads // cache.kv_heads
         self.scale = 1.0 / math.sqrt(cache.head_dim)
-        # on a CPU, products of other formats than float32 copy what has gaps, as keys and values of rows in part have
+        # on a CPU, products in dtypes other than float32 copy non-contiguous operands, such as the first part of rows
         gaps_cost = cache.device.type == "cpu" and cache.dtype != torch.float32
         reach = WHOLE if cache.dtype == torch.bfloat16 and onednn_multiplies_bfloat16() else 0
         self._spans: list[_Span] = []
         self._spread: Tensor | None = None
         per_token = cache.token_bytes / cache.layers
-        # on a GPU launches dominate: one span
+        # on a GPU the launches dominate, so there is one span
         overhead = SPAN_OVERHEAD_BYTES / per_token if cache.device.type == "cpu" else math.inf
         at = 0
         place = np.empty(len(rows), np.int64)
@@ -99,7 +97,7 @@ class RowAttention:
             place[first:last] = at + local
             whole = gaps_cost and cache.length <= reach * span.length
             fuses, length = gaps_cost and not whole, cache.length if whole else span.length
-            filled = np.full(n, length)  # an idle row in between computes something finite that nobody reads
+            filled = np.full(n, length)  # idle rows in between compute finite values that are discarded
             filled[local] = lengths[first:last]
             mask = None
             if (filled != length).any():
@@ -117,9 +115,9 @@ class RowAttention:
 
     def __call__(self, layer: int, q_DHE: Tensor) -> Tensor:
         q = q_DHE if self._spread is None else q_DHE.index_select(0, self._spread)
-        # the heads that share keys are the queries of one head
+        # the query heads that share a key head become the queries of that head
         q_PKGE = q.reshape(self._padded, self.cache.kv_heads, self.groups, self.cache.head_dim)
-        out = q_PKGE.new_empty(q_PKGE.shape)  # without gaps, whatever the queries have
+        out = q_PKGE.new_empty(q_PKGE.shape)  # contiguous, even if the queries are not
         for span in self._spans:
             part = slice(span.at, span.at + span.rows)
             attention_fn = self._fused if span.fuses else self._products

@@ -1,16 +1,13 @@
-"""Draws one token per row of a batch of logits, with the log-probability of what was drawn.
+"""Samples one token per row of a batch of logits, with its log-probability.
 
-The draw inverts the cumulative distribution at one uniform number per row, so a row's token depends on its own
-generator and logits only, not on the rest of the batch, and no noise of vocabulary size is needed.
+Sampling inverts the cumulative distribution at one uniform number per row, so a row's token depends only on its own
+generator and logits, not on the rest of the batch, and needs no noise of vocabulary size.
 
-Presence, frequency and repetition penalties: tokens that were there before become less (or more) likely.
-
-Of the logit x of a token that was generated c times before:
+Penalties make earlier tokens less (or more) likely. They change the logit x of a token that was generated c times as
+follows, in this order, after grammar and bias and before temperature, as in vLLM:
 
 - repetition (Keskar et al. 2019, section 4.1): x / r where x > 0, else x * r; tokens of the prompt count too;
 - frequency and presence (OpenAI's definition): x - c * frequency - (c > 0) * presence.
-
-In this order, after grammar and bias and before temperature, as in vLLM. Imports no torch.
 """
 
 from __future__ import annotations
@@ -26,13 +23,14 @@ from torch import Tensor
 from .protocol import Sampling
 
 Counts = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Token ids, each once, and how often each was generated."""
+"""Distinct token ids, and how often each was generated."""
 Penalised = Sequence[tuple[int, Counts]]
-"""(row, the tokens that its penalties concern)."""
+"""(row, counts of the tokens that its penalties concern)."""
 
 
 class TokenCounts:
-    """The tokens of one request that penalties concern. ``generated`` are those sampled before it went on here."""
+    """Counts of the tokens of one request that penalties concern. ``generated`` are the ``drawn`` tokens of its
+    prompt."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
         seen = dict.fromkeys(prompt) if sampling.repetition_penalty != 1 else {}
@@ -43,7 +41,7 @@ class TokenCounts:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """One more was generated."""
+        """Count one more generated token."""
         at = self._at.setdefault(token, len(self._ids))
         if at == len(self._ids):
             self._ids.append(token)
@@ -51,7 +49,7 @@ class TokenCounts:
         self._counts[at] += 1
 
     def after(self, draft: Sequence[int]) -> list[Counts]:
-        """The counts now and after each token of ``draft``; nothing has been added afterwards."""
+        """The counts now and after each token of ``draft``. Leaves the counts as they were."""
         known = len(self._ids)
         out = [self._now()]
         for token in draft:
@@ -69,10 +67,10 @@ class TokenCounts:
 
 
 Allowed = Sequence[tuple[int, NDArray[np.uint8]]]
-"""(row, the tokens that it may have as bits, little endian); tokens without a bit are not allowed."""
+"""(row, its allowed tokens as bits, little endian); tokens without a bit are not allowed."""
 
 NUMBERS_AT_ONCE = 1 << 17
-"""Of the logits that a CPU draws from, so that what is made of them stays in its cache."""
+"""Logits that a CPU samples from at a time, so that intermediate results stay in its cache."""
 
 
 def truncate(logits_BV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -100,7 +98,7 @@ def adjusted_logits(
     logits_BV: Tensor, samplings: Sequence[Sampling], allowed: Allowed = (), penalised: Penalised = ()
 ) -> Tensor:
     """Float32 logits ``[B, V]`` after grammar, bias, penalties, temperature and truncation, in this order. Temperature
-    0 leaves the scale. The logits that are given stay as they are."""
+    0 does not scale. ``logits_BV`` is not modified."""
     logits_BV = logits_BV.float()
     device = logits_BV.device
     if allowed:
@@ -134,7 +132,7 @@ def adjusted_logits(
 
 
 def penalise(logits_BV: Tensor, samplings: Sequence[Sampling], penalised: Penalised) -> Tensor:
-    """Float32 logits ``[B, V]`` with the penalties of the rows that are named, by the definitions of ``penalties``."""
+    """Float32 logits ``[B, V]`` with the penalties of the given rows, as defined at the top of this file."""
     lengths = [len(ids) for _, (ids, _) in penalised]
     rows_N = np.repeat([row for row, _ in penalised], lengths)
     ids_N = np.concatenate([ids for _, (ids, _) in penalised])

@@ -1,16 +1,14 @@
-"""Which requests run and what each iteration computes.
+"""The scheduler: admits waiting requests and plans each iteration.
 
-A running request has pending tokens: those of its sequence that are not in the cache. A sampled one is a decode step,
-more are a prompt (or a sequence to be recomputed after a weight swap), computed in chunks in order of arrival.
-When nothing is pending after an iteration, a token is sampled. A request with a draft computes its guesses in the same
-chunk, and its sequence is as long as what was sampled of them.
+Admission is start-time fair queueing (Goyal, Vin and Cheng 1996, section 2) between trajectories, with requests of
+equal weight and cost, and in order of arrival within one trajectory. A request's tag is one more than the larger of its
+trajectory's last tag and the last admitted tag; the smallest tag is next. So a trajectory with a hundred requests does
+not delay one with a single request, and no request starves.
 
-The order in which waiting requests are admitted: fair between trajectories, in order of arrival within one.
-
-Start-time fair queueing (Goyal, Vin and Cheng 1996, section 2) with requests of equal weight and cost: a request is
-tagged with one more than the later of the last tag of its trajectory and the tag that was admitted last; the smallest
-tag is next. So a trajectory with a hundred requests does not hold up one with a single request, and nobody waits for
-ever. Imports no torch.
+The pending tokens of a running request are those of its sequence that are not in the cache. One sampled pending token
+is a decode step; more are a prompt (or a sequence to recompute after a weight swap), computed in chunks in order of
+arrival. A token is sampled when nothing is pending after an iteration. The drafted tokens of a request are verified in
+one chunk with its last token.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from .settings import EngineSettings
 
 
 class FairQueue:
-    """Waiting requests. Engine's thread only, but ``len``."""
+    """Waiting requests, fair between trajectories. Engine's thread only, except ``len``."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[int, int, Request]] = []
@@ -54,14 +52,14 @@ class FairQueue:
             insort(self._queue, (tag, next(self._arrivals), request))
 
     def first(self) -> Request:
-        """The next one; IndexError where none waits."""
+        """The next request. Raises IndexError if none waits."""
         return self._queue[0][2]
 
     def pop(self) -> Request:
-        """Take the next one out."""
+        """Remove and return the next request."""
         tag, _, request = self._queue.pop(0)
         self._admitted = tag
-        if not self._queue:  # whoever comes now begins with the same tag, whatever the past
+        if not self._queue:  # from now on all trajectories start with the same tag
             self._last.clear()
         return request
 
@@ -71,7 +69,7 @@ class FairQueue:
 
 @dataclass
 class Step:
-    """One iteration: decoding requests in order of rows, then chunks with their requests."""
+    """Plan of one iteration: decoding requests in order of rows, then chunks with their requests."""
 
     decoding: list[Request]
     decode_rows: NDArray[np.int64]
@@ -80,14 +78,14 @@ class Step:
 
 
 class Scheduler:
-    """Admission, prefix reuse, and the plan of each iteration. Engine's thread only."""
+    """Admits requests, reuses cached prefixes and plans iterations. Engine's thread only."""
 
     def __init__(self, cache: RowCache, settings: EngineSettings, waiting: FairQueue) -> None:
         self.cache, self.settings, self.waiting = cache, settings, waiting
         self.running: list[Request] = []
 
     def admit(self, version: int) -> None:
-        """Move waiting requests into the batch while there is room; the first that does not fit blocks the rest."""
+        """Move waiting requests into the batch while there is room; the first that does not fit blocks the others."""
         while self.waiting and len(self.running) < self.settings.max_running:
             request = self.waiting.first()
             if request.cancelled:
@@ -106,7 +104,7 @@ class Scheduler:
             self.running.append(request)
 
     def _reuse(self, request: Request, version: int) -> None:
-        """Keep of the row's tokens what the request shares with them."""
+        """Keep the common prefix of the request's prompt and its row."""
         cache, row, prompt = self.cache, request.row, request.prompt
         mode = self.settings.prefix_cache
         stale = mode == "off" or (mode == "salt" and cache.oldest[row] != version)
@@ -115,7 +113,7 @@ class Scheduler:
             n = min(held, len(prompt))
             differs = cache.tokens[row, :n] != prompt[:n]
             held = int(differs.argmax()) if differs.any() else n
-        # the last prompt token is always computed: its logits are needed
+        # the last prompt token is always computed, because its logits are needed
         held = min(held, len(prompt) - 1)
         cache.lengths[row] = held
         cache.tokens[row, : len(prompt)] = prompt
@@ -123,7 +121,8 @@ class Scheduler:
         request.reused = request.cached = held
 
     def plan(self, version: int) -> Step:
-        """The next iteration. Every running request takes part or waits for its prefix or for room in the budget."""
+        """Plan the next iteration. A running request that is not in it waits for a shared prefix or for room in the
+        prefill budget."""
         decoding: list[Request] = []
         chunks: list[Chunk] = []
         chunked: list[Request] = []
@@ -132,7 +131,7 @@ class Scheduler:
         for request in self.running:
             done = int(self.cache.lengths[request.row])
             pending = request.total - done
-            # the last token of a prompt that is held but for it is computed as prompts are, whoever computed the rest
+            # the last token of a fully cached prompt is computed as a chunk, as it is when the whole prompt is computed
             if pending == 1 and done and (request.tokens or request.draft):
                 request.started = True
                 if request.draft:
@@ -161,8 +160,8 @@ class Scheduler:
         return Step(decoding, np.array([r.row for r in decoding], np.int64), chunks, chunked)
 
     def _share(self, request: Request, version: int, prefilling: set[int]) -> bool:
-        """Copy a longer common prefix from another row. True if it is better to wait, because a row of this very
-        iteration is computing that prefix."""
+        """Copy a longer common prefix from another row. Returns True if the request should wait, because a row of this
+        iteration (one of ``prefilling``) is computing such a prefix."""
         least = self.settings.share_prefix
         cache, row = self.cache, request.row
         if not least or self.settings.prefix_cache == "off":
@@ -182,24 +181,24 @@ class Scheduler:
         return False
 
     def retire(self, request: Request) -> None:
-        """The request is over; its session keeps what is computed."""
+        """Remove a finished request; its session keeps the computed tokens."""
         self.running.remove(request)
         self.cache.release(request.row)
 
     def forget(self, request: Request) -> None:
-        """The request failed: nothing of its row may be reused."""
+        """Remove a failed request and erase its row, which must not be reused."""
         self.running.remove(request)
         self.cache.scrub(request.row)
         self.cache.drop(request.row)
         self.cache.release(request.row)
 
     def invalidate(self) -> None:
-        """Keys and values of all rows are to be computed anew; running requests go on where they are, and remember
-        the routes under which they were sampled so far."""
+        """Discard all keys and values. Running requests continue after recomputing theirs, and remember the routes
+        under which their tokens were sampled."""
         for request in self.running:
             if self.cache.routes is not None and request.tokens:
                 known = self.cache.routes[request.row, : self.cache.lengths[request.row]].copy()
-                if request.routes is not None:  # computed anew before
+                if request.routes is not None:  # recomputed before: the older routes are those of sampling time
                     known = np.concatenate([request.routes, known[len(request.routes) :]])
                 request.routes = known
         self.cache.lengths[:] = 0

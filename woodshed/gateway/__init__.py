@@ -1,1 +1,1 @@
-"""The gateway: the APIs that agents speak in front of an engine, recording every token."""
+"""The gateway: serves the APIs that agents use in front of an engine, and records every token."""

@@ -1,4 +1,4 @@
-"""Routes of the operator: open, finish and forget trajectories, move to other weights. They need the admin key."""
+"""Admin routes: open, finish and delete trajectories, load new weights. They need the admin key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .segments_wire import Finished
 from .trajectories import Trajectories
 
 Follow = Callable[[int], Awaitable[int]]
-"""Move the engine to at least this version of the weights; answers the version it then has."""
+"""Moves the engine to at least this version of the weights; returns the version it then has."""
 
 Stats = Callable[[], dict[str, Any]]
 """The engine's counters."""
@@ -31,7 +31,7 @@ _SOURCES = ("train", "eval", "live")
 
 
 class Admin:
-    """The admin routes over the open trajectories. ``follow`` is None where the server follows no weight chain."""
+    """The admin routes of the open trajectories. ``follow`` is None if the server follows no weight chain."""
 
     def __init__(
         self, trajectories: Trajectories, keys: Keys, follow: Follow | None, stats: Stats, background: Background
@@ -92,16 +92,16 @@ class Admin:
 
         def encoded() -> bytes:
             finished = Finished(
-                closed.id,
-                recorder.freeze(),
-                recorder.prefix_breaks,
-                [vars(turn) for turn in closed.usage],
-                closed.feedback,
-                closed.about,
-                closed.opened,
-                [segment.messages for segment in recorder.segments] if wanted else [],
-                closed.refusals,
-                dict(closed.ignored),
+                id=closed.id,
+                segments=recorder.freeze(),
+                prefix_breaks=recorder.prefix_breaks,
+                usage=[vars(turn) for turn in closed.usage],
+                feedback=closed.feedback,
+                about=closed.about,
+                opened=closed.opened,
+                messages=[segment.messages for segment in recorder.segments] if wanted else [],
+                refusals=closed.refusals,
+                ignored=dict(closed.ignored),
             )
             return segments_wire.encode(finished)
 

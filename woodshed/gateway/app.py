@@ -35,7 +35,7 @@ from .turns import Turns
 
 @dataclass
 class Gateway:
-    """The parts behind the routes."""
+    """The components behind the HTTP routes."""
 
     engine: Engine
     settings: GatewaySettings
@@ -58,7 +58,7 @@ class Gateway:
         ]
 
     async def models(self, request: Request) -> Response:
-        """The fields of OpenAI's list and of Anthropic's: they do not get in each other's way."""
+        """List the model, with the fields of OpenAI's and of Anthropic's API, which do not conflict."""
         name = self.settings.model
         page = {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
         return JSONResponse(page)
@@ -76,7 +76,7 @@ class Gateway:
             raise ApiError(403, "no_feedback", "this key may not send feedback", type="permission_error")
         body = await read_body(request.receive, min(self.settings.max_body, FEEDBACK_EVENT))
         if body is None:
-            return Response()  # the client left
+            return Response()  # the client disconnected
         size = sum(map(len, body))
         event = await self.background.run(size, lambda: json_object(b"".join(body)))
         self.trajectories.add_feedback(trajectory, event, size)
@@ -109,9 +109,10 @@ def build_app(
     follow: Follow | None = None,
     journal: Journal | None = None,
 ) -> Starlette:
-    """A gateway in front of ``engine``. Serve it from the event loop that ``journal`` and ``follow`` belong to.
+    """Build the ASGI app of a gateway in front of ``engine``. Serve it from the event loop that ``journal``
+    and ``follow`` belong to.
 
-    The parts are at ``app.state.gateway``. Raises ValueError for an admin key that is too short.
+    ``app.state.gateway`` is the ``Gateway``. Raises ValueError if the admin key is too short.
     """
     settings = settings or GatewaySettings()
     rendering = Rendering(format, tokenizer)
@@ -133,7 +134,15 @@ def build_app(
     for dialect in counting:
         endpoints[dialect.count_path] = CountEndpoint(dialect, turns, trajectories, max_body=settings.max_body)
     admin = Admin(trajectories, keys, follow, engine.stats, turns.background)
-    gateway = Gateway(engine, settings, trajectories, metrics, endpoints, admin, turns.background)
+    gateway = Gateway(
+        engine=engine,
+        settings=settings,
+        trajectories=trajectories,
+        metrics=metrics,
+        endpoints=endpoints,
+        admin=admin,
+        background=turns.background,
+    )
     app = Starlette(routes=gateway.routes(), exception_handlers={ApiError: _api_error, 404: _not_found})
     app.state.gateway = gateway
     return app

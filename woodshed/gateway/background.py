@@ -1,6 +1,6 @@
-"""Work on requests that would hold up the event loop: reading and encoding long ones, writing long answers.
+"""Threads for work that would block the event loop: parsing and encoding long requests, writing long answers.
 
-The functions that run here change nothing; what they found is put into place in the event loop.
+The functions that run here must not change shared state; their results are applied in the event loop.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 AT_ONCE = 8 << 10
-"""Bytes of a request that is read and encoded in the event loop: at worst 5 ms."""
+"""Maximum size in bytes of a request that is processed in the event loop, which takes at most 5 ms."""
 LONG = 1 << 20
-"""Bytes from which on a request waits for other long ones only, and not in front of the others."""
+"""From this size in bytes on, requests share a separate thread, so that they delay only each other."""
 
 
 def keep_waits_short() -> None:
-    """For the process of a server, once everything is loaded: what is there stays, and is not looked at again.
+    """Tune garbage collection and thread switching for a server process. Call it once everything is loaded.
 
-    A collection stops every thread. One that looks at all of torch takes a tenth of a second, and so does one among
-    the values of a few large requests; those have no cycles, so the oldest generation waits for many of them. And the
-    event loop asks for the interpreter's lock several times a request: beside threads that read large ones it waited
-    5 ms (the default) for each.
+    A garbage collection stops every thread. Collecting among all objects of torch takes a tenth of a second, so those
+    are frozen; so does collecting among the values of a few large requests, which have no cycles, so the oldest
+    generation is collected rarely. The event loop needs the interpreter's lock several times per request; beside
+    threads that parse large requests it waited the default switch interval of 5 ms each time, so that is 1 ms.
     """
     sys.setswitchinterval(0.001)
     gc.collect()
@@ -36,21 +36,21 @@ def keep_waits_short() -> None:
 
 
 class Background:
-    """Few threads: each of them may take the interpreter's lock from the event loop for a few milliseconds."""
+    """A few threads for long work. They are few because each may hold the interpreter's lock for milliseconds."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(2, "woodshed-gateway")
         self._long = ThreadPoolExecutor(1, "woodshed-gateway-long")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """``work`` on ``size`` bytes; at once where it is short."""
+        """Run ``work``, which processes ``size`` bytes: in a thread, or at once if it is short."""
         return work() if size <= AT_ONCE else await self._start(size, work)
 
     async def alone(self, lock: asyncio.Lock, size: int, work: Callable[[], T], then: Callable[[T], R]) -> R:
-        """As ``run`` under ``lock``; ``then`` is called with the result, under the lock and in the event loop.
+        """Like ``run``, under ``lock``; ``then`` is called with the result, under the lock and in the event loop.
 
-        The lock is held until ``work`` has ended, also where the caller is cancelled before: so no key ever has more
-        than one thread, however often its client sends a request and leaves.
+        The lock is held until ``work`` has ended, even if the caller is cancelled before. So a key never occupies more
+        than one thread, however often its client sends a request and disconnects.
         """
         await lock.acquire()
         job: asyncio.Future[T] | None = None
@@ -71,5 +71,5 @@ class Background:
 
 def _release(lock: asyncio.Lock, ended: asyncio.Future[Any]) -> None:
     if not ended.cancelled():
-        ended.exception()  # nobody else asks for it
+        ended.exception()  # retrieved only so that asyncio does not report it as never retrieved
     lock.release()

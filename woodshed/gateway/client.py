@@ -1,4 +1,4 @@
-"""The operator's side of a gateway, for controllers and tests."""
+"""Client of a gateway's admin routes, for controllers and tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class GatewayError(Fault, RuntimeError):
-    """The gateway refused; ``status`` and ``code`` are those of its answer."""
+    """The gateway refused a request; ``status`` and ``code`` are those of its response."""
 
     source: ClassVar[FaultSource] = "endpoint"
 
@@ -33,24 +33,24 @@ class GatewayError(Fault, RuntimeError):
 _GARBAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-def _read(answer: httpx.Response, what: Callable[[Any], T]) -> T:
-    """``what`` of an answer's JSON. Raises GatewayError where the answer makes no sense."""
+def _read(response: httpx.Response, extract: Callable[[Any], T]) -> T:
+    """Apply ``extract`` to a response's JSON. Raises GatewayError if the response is invalid."""
     try:
-        return what(answer.json())
+        return extract(response.json())
     except _GARBAGE as error:
-        raise _nonsense(answer, error) from error
+        raise _unreadable(response, error) from error
 
 
-def _nonsense(answer: httpx.Response, error: Exception) -> GatewayError:
-    detail = f"{type(error).__name__}: {error}: {answer.content[:200]!r}"
-    return GatewayError(answer.status_code, "unreadable", f"its answer makes no sense: {detail}")
+def _unreadable(response: httpx.Response, error: Exception) -> GatewayError:
+    detail = f"{type(error).__name__}: {error}: {response.content[:200]!r}"
+    return GatewayError(response.status_code, "unreadable", f"its response is invalid: {detail}")
 
 
 class GatewayAdmin:
-    """Calls of the admin routes. Raises GatewayError for a refusal and for an answer that makes no sense,
-    httpx.HTTPError where none comes.
+    """Client of the admin routes. Raises GatewayError if a request is refused or the response is invalid,
+    httpx.HTTPError if there is no response.
 
-    Use as an async context manager, or call ``close``; a ``client`` that is passed in stays open.
+    Use it as an async context manager, or call ``close``; a ``client`` that is passed in stays open.
     """
 
     def __init__(self, base_url: str, admin_key: str, *, client: httpx.AsyncClient | None = None) -> None:
@@ -69,16 +69,17 @@ class GatewayAdmin:
         labels: Mapping[str, str] | None = None,
         limits: KeyLimits | None = None,
     ) -> str:
-        """Open a trajectory and get its API key. One that is open under this id is forgotten."""
+        """Open a trajectory and return its API key. A trajectory that is open under this id is discarded."""
         about: dict[str, Any] = {"id": id, "task": task, "group": group, "source": source, "labels": dict(labels or {})}
         if limits is not None:
             about["limits"] = limits.model_dump()
         return _read(await self._call("POST", "/admin/trajectories", about), lambda found: str(found["key"]))
 
     async def finish(self, id: str, *, messages: bool = False) -> Finished:
-        """Close it and get what was recorded, with the conversations if asked for.
+        """Close a trajectory and return its record, with the conversations if ``messages``.
 
-        A server that is killed meanwhile is asked again when it is back (up to a minute): it gives the same answer.
+        If the server dies during the call, it is asked again once it is back (within a minute) and gives the same
+        answer.
         """
         path = f"/admin/trajectories/{quote(id)}/finish{'?messages' if messages else ''}"
         try:
@@ -89,14 +90,14 @@ class GatewayAdmin:
         try:
             return decode(answer.content)
         except _GARBAGE as error:
-            raise _nonsense(answer, error) from error
+            raise _unreadable(answer, error) from error
 
     async def delete(self, id: str) -> None:
-        """Close it and forget what was recorded."""
+        """Close a trajectory and discard its record."""
         await self._call("DELETE", f"/admin/trajectories/{quote(id)}")
 
     async def follow(self, version: int, *, timeout: float = 300.0) -> int:
-        """Have the engine follow the weight chain to at least ``version``; the version that it then serves."""
+        """Have the engine follow the weight chain to at least ``version``; returns the version that it then serves."""
         answer = await self._call("POST", "/admin/weights", {"version": version}, timeout=timeout)
         return _read(answer, lambda found: int(found["version"]))
 
@@ -104,7 +105,7 @@ class GatewayAdmin:
         return _read(await self._call("GET", "/health"), dict)
 
     async def wait_until_up(self, seconds: float) -> bool:
-        """Wait for a server that is being restarted; False if it does not answer within ``seconds``."""
+        """Wait until a restarting server answers; False if it does not within ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -116,7 +117,7 @@ class GatewayAdmin:
             await asyncio.sleep(0.1)
 
     async def engine(self) -> dict[str, Any]:
-        """The engine's counters since it started, ``busy_seconds`` and ``uptime_seconds`` among them."""
+        """The engine's counters since it started, including ``busy_seconds`` and ``uptime_seconds``."""
         return _read(await self._call("GET", "/admin/engine"), dict)
 
     async def list(self) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""What a request demands of its reply, as a grammar for the engine.
+"""Compiles a request's rules for its reply into a grammar for the engine.
 
-A forced call, a schema of the text and a selection of tools are demands: where they cannot be met the request is
-refused. Strict tools and ``parallel_tool_calls: false`` without them are wishes, which many clients send by default:
-where no grammar can be followed the reply is sampled freely.
+A forced call, a schema of the text and a selection of tools are required: if they cannot be enforced, the request is
+refused. Strict tools and ``parallel_tool_calls: false`` alone are preferences, which many clients send by default: if
+no grammar can be used, the reply is sampled freely.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .request import ReplyRules, Request
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _OPENING = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
-"""Keywords of a schema that decide which other members an object may have."""
+"""Schema keywords that determine which additional properties an object may have."""
 _MOST_PROPERTIES = 400
 _REMEMBERED = 64
 
 
 class Constraints:
-    """Makes grammars of requests for one chat format and vocabulary."""
+    """Compiles grammars of requests for one chat format and vocabulary."""
 
     def __init__(self, rendering: Rendering, engine: Engine) -> None:
         self._rendering, self._engine = rendering, engine
@@ -38,7 +38,7 @@ class Constraints:
         self._known: dict[tuple[int, bool, str], tuple[Tools, str | None]] = {}
 
     async def grammar(self, request: Request) -> str | None:
-        """The grammar to sample under; None for none. Raises ApiError, for what cannot be forced with its reason."""
+        """The grammar to sample under, or None. Raises ApiError, with the reason if something cannot be forced."""
         rules = request.rules
         wished = request.call_tools and bool(request.tools) and (rules.one_call or bool(rules.strict))
         if not rules.demanded and not wished:
@@ -52,14 +52,14 @@ class Constraints:
         if known is None:
             made = partial(self._made, rules, tools if request.call_tools else [], refused)
             text = await asyncio.get_running_loop().run_in_executor(self._grammars.compilers, made)
-            # an entry keeps its list alive, so that no other one gets its id
+            # an entry keeps its list alive, so that no other list gets the same id
             known = self._known[name] = (tools, text)
             if len(self._known) > _REMEMBERED:
                 self._known.pop(next(iter(self._known)))
         return known[1]
 
     def _made(self, rules: ReplyRules, tools: Tools, refused: str | None) -> str | None:
-        """Beside the event loop: there may be thousands of tools."""
+        """Compile the grammar; called outside the event loop, because there may be thousands of tools."""
         reply = _reply(rules, tools)
         if not rules.demanded and not rules.one_call and not reply.tools_strict:
             return None
@@ -86,7 +86,7 @@ class Constraints:
             raise self._blame(reply, rules) or invalid(_field(rules), str(error)) from None
 
     def _blame(self, reply: Reply, rules: ReplyRules) -> ApiError | None:
-        """The error of the schema that cannot be compiled by itself."""
+        """The error of the schema that does not compile on its own, or None."""
         for field, what, schema in _schemas(reply, rules):
             try:
                 self._grammars.compile(to_lark(Json(schema), {}))
@@ -97,7 +97,7 @@ class Constraints:
 
 
 def _schemas(reply: Reply, rules: ReplyRules) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """(field of the request, what it is, schema) of all that is enforced."""
+    """(field of the request, description for errors, schema) of every enforced schema."""
     enforced: list[tuple[str, str, Mapping[str, Any]]] = [
         ("tools", f"the schema of {name!r}", schema) for name, schema in reply.functions() if schema is not None
     ]
@@ -107,7 +107,7 @@ def _schemas(reply: Reply, rules: ReplyRules) -> list[tuple[str, str, Mapping[st
 
 
 def too_large(schema: Any) -> str | None:
-    """What makes a schema take too long, each step of a reply included; None where nothing does."""
+    """Why compiling a schema or sampling under it would take too long, or None."""
     rest = [schema]
     while rest:
         part = rest.pop()
@@ -128,10 +128,10 @@ def _simple(number: float) -> bool:
 
 
 def _reply(rules: ReplyRules, tools: Tools) -> Reply:
-    """Raises ApiError for a choice of tools that are not there."""
+    """The rules applied to the given tools. Raises ApiError if they name tools that are not there."""
     by_name = {tool["function"]["name"]: tool for tool in tools}
     if rules.must_call and not tools:
-        raise invalid("tool_choice", "a call is forced, and there are no tools")
+        raise invalid("tool_choice", "a call is forced, but there are no tools")
     if unknown := [name for name in rules.only or () if name not in by_name]:
         raise invalid("tool_choice", f"there is no tool {unknown[0]!r}")
     names = list(by_name) if rules.only is None else [name for name in by_name if name in rules.only]
@@ -147,8 +147,8 @@ def _reply(rules: ReplyRules, tools: Tools) -> Reply:
 
 
 def _enforced(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool with the schema that its arguments have to follow: an object that is not open by its own words has the
-    members that it declares, so that a policy cannot make up others."""
+    """The tool with the schema that is enforced for its arguments. Unless the schema says otherwise, an object may only
+    have its declared properties, so that the policy cannot invent others."""
     function = tool["function"]
     schema = function.get("parameters") or _NO_ARGUMENTS
     if schema.get("properties") and not _OPENING & schema.keys():
@@ -159,7 +159,7 @@ def _enforced(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _field(rules: ReplyRules) -> str:
-    """The field that demands the most."""
+    """The request field to name in an error: the one with the strictest rule."""
     if rules.must_call or rules.only is not None:
         return "tool_choice"
     return rules.schema_field or "tools"

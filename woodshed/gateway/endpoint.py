@@ -1,9 +1,8 @@
-"""The routes of a dialect as plain ASGI: they are called tens of thousands of times a run.
+"""Endpoints of the dialects, as plain ASGI because a run calls them tens of thousands of times.
 
-Several replies to one request (``n``): each is a turn of its own, and all of them are given or none.
-
-A request with n choices is recorded as n equal requests at the same time are: the first extends the segment, the others
-are segments that share its tokens up to their reply as context, and the client goes on from whichever it likes.
+A request with n choices runs n turns, and delivers all replies or none. It is recorded like n equal concurrent
+requests: the first extends the segment; the others start segments that share its tokens up to the reply as context. The
+client continues from any of them.
 """
 
 from __future__ import annotations
@@ -27,19 +26,21 @@ from .streaming import LiveReply, Sender, read_body
 from .trajectories import OpenTrajectory, Trajectories
 from .turns import Answer, Listener, Turns
 
+log = logging.getLogger(__name__)
+
 
 async def run_choices(
     turns: Turns, trajectory: OpenTrajectory, request: Request, listeners: Sequence[Listener] = ()
 ) -> list[Answer]:
-    """One answer for each choice, in their order; ``listeners`` are one for each, or none.
+    """One answer per choice, in order; ``listeners`` has one per choice or is empty.
 
-    Nothing is recorded before all of them are sampled. An error of one, and a client that leaves, ends them all; what
-    was sampled until then counts as for any reply that nobody waited for. Raises ApiError.
+    Nothing is recorded before all choices are sampled. An error of one, or a client that disconnects, ends them all;
+    the tokens sampled until then count against the key's limits. Raises ApiError.
     """
     count = request.choices
-    heard: Sequence[Listener | None] = listeners or [None] * count
+    listening: Sequence[Listener | None] = listeners or [None] * count
     if count == 1:
-        return [await turns.run(trajectory, request, heard[0])]
+        return [await turns.run(trajectory, request, listening[0])]
     refused = turns.refusal(trajectory, count)
     request = _shared_limit(turns, trajectory, request)
     together = asyncio.Barrier(count)
@@ -47,12 +48,14 @@ async def run_choices(
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    turns.choice(trajectory, replace(request, choice=i), heard[i], refused=refused, together=together)
+                    turns.choice(
+                        trajectory, replace(request, choice=i), listening[i], refused=refused, together=together
+                    )
                 )
                 for i in range(count)
             ]
     except ExceptionGroup as errors:
-        for task in tasks:  # the journal may have taken some and not the others: these are given again
+        for task in tasks:  # the journal may have accepted only some; those are sent again on a repeated request
             if not task.cancelled() and task.exception() is None:
                 task.result().lost()
         raise errors.exceptions[0] from None
@@ -60,19 +63,17 @@ async def run_choices(
 
 
 def _shared_limit(turns: Turns, trajectory: OpenTrajectory, request: Request) -> Request:
-    """The request with equal shares of the tokens that the key has left: the first choice would hold all of them."""
-    most, used = trajectory.limits.sampled_tokens, trajectory.used()
+    """The request with ``max_tokens`` limited to an equal share of the key's remaining tokens; otherwise the first
+    choice would reserve all of them."""
+    most, used = trajectory.limits.sampled_tokens, trajectory.key_usage()
     if not most:
         return request
-    share = max(1, (most - used.sampled_tokens - used.held) // request.choices)
+    share = max(1, (most - used.sampled_tokens - used.reserved_tokens) // request.choices)
     return replace(request, max_tokens=min(request.max_tokens or turns.max_tokens, share))
 
 
-log = logging.getLogger(__name__)
-
-
 class Endpoint:
-    """Reads a request, runs a turn, writes the reply. A client that leaves stops the engine's work for it."""
+    """Reads a request, runs a turn, writes the reply. A client that disconnects stops the engine's work for it."""
 
     def __init__(self, dialect: Dialect[Any], turns: Turns, trajectories: Trajectories, *, max_body: int) -> None:
         self.dialect = dialect
@@ -99,12 +100,12 @@ class Endpoint:
             if left is None or not left.done() or left.cancelled():
                 raise
         except Exception as error:
-            seen = _seen(error)
+            visible = _visible(error)
             if trajectory is not None:
-                trajectory.refuse(seen)
+                trajectory.refuse(visible)
             if sender.started:
                 raise
-            await sender.whole(seen.status, self.dialect.error(seen))
+            await sender.whole(visible.status, self.dialect.error(visible))
         finally:
             if left is not None:
                 left.cancel()
@@ -117,8 +118,8 @@ class Endpoint:
             return
         answers = await run_choices(self.turns, trajectory, request)
         with _delivery(answers, left):
-            await asyncio.sleep(0)  # to hear of a client that leaves just now
-            # Log-probabilities of a long reply are a megabyte of JSON.
+            await asyncio.sleep(0)  # notice a client that has just disconnected
+            # log-probabilities of a long reply are a megabyte of JSON
             each = 64 * (1 + request.top_logprobs) if request.logprobs else 4
             size = each * sum(len(answer.completion.tokens) for answer in answers)
             body = await self.turns.background.run(size, lambda: self.dialect.reply(request, answers))
@@ -138,11 +139,11 @@ class Endpoint:
         except Exception as error:
             if not send.started:
                 raise
-            seen = _seen(error)
-            trajectory.refuse(seen)
+            visible = _visible(error)
+            trajectory.refuse(visible)
             for reply in live:
                 await reply.halt()
-            await send.part(streams[0].failed(seen), end=True)
+            await send.part(streams[0].failed(visible), end=True)
         finally:
             for reply in live:
                 reply.stop()
@@ -161,9 +162,8 @@ class CountEndpoint(Endpoint):
 
 @contextmanager
 def _delivery(answers: Sequence[Answer], left: asyncio.Future[AsgiMessage]) -> Iterator[None]:
-    """Around the sending of recorded replies: they are lost where that fails, or the client has left before their end.
-
-    The server takes what is sent to a client that has left, and says nothing.
+    """Context in which recorded replies are sent: they are marked as not delivered if sending fails, or if the client
+    disconnected before the end. (The server accepts data for a disconnected client without an error.)
     """
     delivered = False
     try:
@@ -175,8 +175,8 @@ def _delivery(answers: Sequence[Answer], left: asyncio.Future[AsgiMessage]) -> I
                 answer.lost()
 
 
-def _seen(error: Exception) -> ApiError:
-    """What the client sees of an error."""
+def _visible(error: Exception) -> ApiError:
+    """The error that the client gets for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RecursionError):

@@ -1,10 +1,10 @@
-"""An error that a client sees."""
+"""Errors that are sent to clients."""
 
 from __future__ import annotations
 
 
 def shown(value: object) -> str:
-    """A value of a request for an error message. A list or an object may be megabytes, so its kind stands for it."""
+    """A request's value for an error message: lists and objects, which may be megabytes, by their type only."""
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, (list, dict)) and value:
@@ -13,9 +13,9 @@ def shown(value: object) -> str:
 
 
 class ApiError(Exception):
-    """Answered with HTTP ``status``, in the shape that the client's dialect gives to errors.
+    """An error that is answered with HTTP ``status``, in the format of the client's dialect.
 
-    ``param`` names the field; ``type`` is OpenAI's class of the error.
+    ``param`` names the request field; ``type`` is OpenAI's error type.
     """
 
     def __init__(self, status: int, code: str, message: str, *, param: str | None = None, type: str = "") -> None:
@@ -26,7 +26,7 @@ class ApiError(Exception):
         self.type = type or ("invalid_request_error" if status < 500 else "server_error")
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """OpenAI's shape, which the admin routes have too."""
+        """The error in OpenAI's format, which the admin routes also use."""
         return {"error": {"message": str(self), "type": self.type, "code": self.code, "param": self.param}}
 
 
@@ -34,7 +34,8 @@ CONTEXT_FULL = "context_length_exceeded"
 
 
 class ContextTooLong(ApiError):
-    """``tokens`` of conversation do not fit into ``context``. Clients know the words of their own vendor for this."""
+    """A conversation of ``tokens`` does not fit into ``context``. Each dialect sends its vendor's wording, by which
+    clients recognise this error."""
 
     def __init__(self, tokens: int, context: int) -> None:
         message = f"This model's maximum context length is {context} tokens, the messages have {tokens}"
@@ -44,10 +45,10 @@ class ContextTooLong(ApiError):
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A request field that cannot be used."""
+    """The error of an invalid request field."""
     return ApiError(400, code, f"{param}: {message}", param=param)
 
 
 def unsupported(param: str, value: object, known: str) -> ApiError:
-    """A value that the API has and this server does not; ``known`` says what can be used."""
+    """The error of a value that the API allows and this server does not support; ``known`` names supported ones."""
     return invalid(param, f"{shown(value)} is not supported here; use {known}", "unsupported_value")

@@ -1,4 +1,4 @@
-"""Typed fields of a JSON body. Everything here raises ApiError that names the field."""
+"""Readers of typed fields of a JSON body. All of them raise ApiError that names the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import ApiError, invalid, shown
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The body, which must be a JSON object."""
+    """Parse the body, which must be a JSON object."""
     try:
         data = loads(body)
     except (ValueError, RecursionError) as error:
@@ -26,9 +26,9 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 def sampling(data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ``Request`` that every dialect has under the same name.
+    """The fields of ``Request`` that have the same name in every dialect.
 
-    ``top_k``, ``min_p``, ``seed``, ``logit_bias`` and penalties work in all of them, as in other open servers.
+    ``top_k``, ``min_p``, ``seed``, ``logit_bias`` and penalties are accepted in all dialects, as in other open servers.
     """
     return {
         "temperature": number(data, "temperature", 1.0, 0.0, 2.0),
@@ -46,7 +46,7 @@ def sampling(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def flag(data: dict[str, Any], name: str) -> bool:
-    """False where absent or null."""
+    """A boolean; False if absent or null."""
     value = data.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
@@ -54,7 +54,7 @@ def flag(data: dict[str, Any], name: str) -> bool:
 
 
 def integer(data: dict[str, Any], name: str, low: int) -> int | None:
-    """At least ``low``; None where absent or null."""
+    """An integer of at least ``low``; None if absent or null."""
     value = data.get(name)
     if value is None:
         return None
@@ -73,7 +73,7 @@ def number(data: dict[str, Any], name: str, default: float, low: float, high: fl
 
 
 def string(data: dict[str, Any], name: str, where: str) -> str:
-    """A string that has to be there; ``where`` is the path of ``data`` and a dot, or empty."""
+    """A required string; ``where`` is the path of ``data`` and a dot, or empty."""
     value = data.get(name)
     if not isinstance(value, str):
         raise invalid(f"{where}{name}", f"must be a string, got {shown(value)}")
@@ -81,7 +81,7 @@ def string(data: dict[str, Any], name: str, where: str) -> str:
 
 
 def objects(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of JSON objects; empty where absent or null."""
+    """A list of JSON objects; empty if absent or null."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -105,20 +105,20 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 
 def refuse(data: dict[str, Any], reasons: Mapping[str, str]) -> None:
-    """Raises ApiError for a field that other dialects have and this one has not: it would be missed."""
+    """Raise ApiError for a field that other dialects have and this one lacks: its effect would be missing."""
     for name, reason in reasons.items():
         if data.get(name) not in (None, False, 0):
             raise invalid(name, reason, "unsupported_value")
 
 
 def one_choice(data: dict[str, Any]) -> None:
-    """Raises ApiError where more choices are wanted, in a dialect that has one."""
+    """Raise ApiError if several choices are requested, in a dialect that has only one."""
     if data.get("n") not in (None, 1):
-        raise invalid("n", "several choices are in Chat Completions only", "unsupported_value")
+        raise invalid("n", "several choices are available in Chat Completions only", "unsupported_value")
 
 
 def unknown(data: dict[str, Any], known: frozenset[str]) -> tuple[str, ...]:
-    """Names of fields that say something and that nothing here reads; a client that makes them up is cut short."""
+    """Names of fields that have a value but no effect here: at most 32 names of at most 64 characters."""
     names = [name[:64] for name, value in data.items() if name not in known and value not in (None, False, [], {}, "")]
     return tuple(names[:32])
 

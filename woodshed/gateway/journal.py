@@ -1,8 +1,8 @@
-"""Append-only journal of open trajectories: one write per turn, made before the turn is answered.
+"""Append-only journal of open trajectories, with one write per turn before the turn is answered.
 
 A frame is ``length u32, crc32 u32, payload``; a payload is ``head length u32, head (JSON)`` and, for a turn, the raw
-arrays of the tokens that it added. After a crash the last frame may be torn: it was never answered and is dropped. A
-frame that could not be written whole is cut off again before the next one. Keys are kept as hashes.
+arrays of its tokens. After a crash the last frame may be incomplete: its turn was never answered, so it is dropped. A
+frame that could not be written completely is truncated before the next one. Keys are stored as hashes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from woodshed.record.segment import Constraint, Penalties, Span
 
-from .key_limits import TurnUsage, Used
+from .key_limits import KeyUsage, TurnUsage
 from .recorder import Mark, OpenSegment, Recorder
 from .rendering import Rendering
 
@@ -35,7 +35,7 @@ _HEAD = struct.Struct("<I")
 
 @dataclass
 class Kept:
-    """An open trajectory as the journal remembers it."""
+    """A trajectory as stored in the journal."""
 
     id: str
     key_digest: bytes
@@ -45,8 +45,9 @@ class Kept:
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
     finished: bool = False
-    """Its key is revoked; what was recorded is kept for a while, in case the answer did not arrive."""
-    left: Used = field(default_factory=Used)
+    """Whether it was finished. Its key is revoked, and its record is kept for a while in case the answer did not
+    arrive."""
+    abandoned: KeyUsage = field(default_factory=KeyUsage)
 
 
 class JournalError(RuntimeError):
@@ -54,10 +55,10 @@ class JournalError(RuntimeError):
 
 
 class Journal:
-    """One file, ``open.journal``, of one server. ``restore`` comes first and also shortens the file."""
+    """The journal of one server, in the file ``open.journal``. Call ``restore`` first; it also compacts the file."""
 
     def __init__(self, directory: Path, *, fsync: bool = False, least: int = 64 << 20) -> None:
-        """``least``: bytes below which the file is never shortened while the server runs."""
+        """``least``: size in bytes below which the file is never compacted while the server runs."""
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "open.journal"
         self._fsync = fsync
@@ -66,14 +67,14 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise JournalError(f"{directory}: another server uses this journal") from None
+            raise JournalError(f"{directory}: another server is using this journal") from None
         self._file = -1
         self._size, self._limit, self._least = 0, least, least
         self._torn = False
 
     def restore(self, rendering: Rendering) -> list[Kept]:
-        """Open trajectories, each ready to go on, and the last that were finished; the file is rewritten to hold only
-        these. Raises JournalError for a file whose turns do not follow each other."""
+        """Read the open trajectories, ready to continue, and the last finished ones; the file is rewritten to hold only
+        these. Raises JournalError if the turns in the file are not consecutive."""
         kept: dict[str, Kept] = {}
         data = self.path.read_bytes() if self.path.exists() else b""
         for head, arrays in _frames(data):
@@ -82,13 +83,13 @@ class Journal:
                 digest = bytes.fromhex(head["key"])
                 usage = [TurnUsage(**turn) for turn in head.get("usage", [])]
                 kept[id] = Kept(id, digest, head["about"], Recorder(rendering), usage=usage, opened=head["opened"])
-                kept[id].left = Used(*head.get("left", ()))
+                kept[id].abandoned = KeyUsage(*head.get("left", ()))
             elif kind == "close":
                 kept.pop(id, None)
             elif id in kept and kind == "finish":
                 kept[id].finished = True
             elif id in kept and kind == "left":
-                kept[id].left = Used(*head["left"])
+                kept[id].abandoned = KeyUsage(*head["left"])
             elif id in kept and kind == "feedback":
                 kept[id].feedback.append(head["event"])
             elif id in kept:
@@ -104,19 +105,20 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether most of the file is likely to be of trajectories that are closed."""
+        """Whether most of the file probably belongs to closed trajectories."""
         return self._size > self._limit
 
     def compact(self, kept: Iterable[Kept]) -> None:
-        """Shorten the file to what is open. Where that fails, as on a full disk, the file stays as it is."""
+        """Rewrite the file with only the trajectories in ``kept``. If that fails, for example on a full disk, the file
+        stays unchanged."""
         try:
             self._rewrite(kept)
         except OSError as error:
             self._limit = 2 * self._size
-            log.warning("%s stays as long as it is: %s", self.path, error)
+            log.warning("%s could not be compacted: %s", self.path, error)
 
     def _rewrite(self, kept: Iterable[Kept]) -> None:
-        """Nothing changes hands before the new file is whole."""
+        """Write a new file and replace the old one once the new one is complete."""
         temporary = self.path.with_suffix(".tmp")
         file, size = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), 0
         try:
@@ -146,11 +148,11 @@ class Journal:
     def feedback(self, id: str, event: dict[str, Any]) -> None:
         self._write(_feedback(id, event))
 
-    def left(self, id: str, left: Used) -> None:
-        self._write(_frame({"kind": "left", "id": id, "left": left}))
+    def abandoned(self, id: str, usage: KeyUsage) -> None:
+        self._write(_frame({"kind": "left", "id": id, "left": usage}))
 
     def turn(self, id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage) -> None:
-        """What ``segment``, the trajectory's ``index``-th, has gained since ``before``, and what the turn took."""
+        """Append what ``segment``, the trajectory's ``index``-th, has gained since ``before``, and the turn's usage."""
         self._write(_turn(id, index, segment, before, usage))
 
     def close(self) -> None:
@@ -160,22 +162,22 @@ class Journal:
         self._file = self._lock = -1
 
     def _write(self, frame: bytes) -> None:
-        """Raises JournalError where the frame could not be written: nothing of it stays in the file."""
+        """Append a frame. Raises JournalError if it could not be written; then no part of it stays in the file."""
         try:
-            self._mend()
+            self._cut_torn()
             self._torn = True
             _write_whole(self._file, frame)
             if self._fsync:
                 os.fsync(self._file)
         except OSError as error:
             with contextlib.suppress(OSError):  # the next write tries again
-                self._mend()
+                self._cut_torn()
             raise JournalError(f"{self.path}: {error.strerror}") from error
         self._torn = False
         self._size += len(frame)
 
-    def _mend(self) -> None:
-        """Cut off what a write that failed has left."""
+    def _cut_torn(self) -> None:
+        """Truncate the part of a frame that a failed write has left."""
         if self._torn:
             os.ftruncate(self._file, self._size)
             self._torn = False
@@ -184,8 +186,8 @@ class Journal:
         segments, index, start = kept.recorder.segments, turn["segment"], turn["start"]
         if index > len(segments) or start != (len(segments[index].tokens) if index < len(segments) else 0):
             raise JournalError(
-                f"{self.path}: a turn of {kept.id!r} (segment {index}, from token {start}) does not follow what was "
-                "recorded before it; move the file away to start without it"
+                f"{self.path}: a turn of {kept.id!r} (segment {index}, from token {start}) does not continue the "
+                "record before it; move the file away to start without it"
             )
 
 
@@ -214,7 +216,7 @@ def _all_frames(kept: Iterable[Kept]) -> Iterator[bytes]:
 
 def _opened(kept: Kept) -> bytes:
     head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
-    return _frame({**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.left})
+    return _frame({**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.abandoned})
 
 
 def _finished(id: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What one key may use, and how it is sampled whatever its client asks for: others' programs keep no limit of ours."""
+"""Limits and fixed sampling settings of one API key. External agents do not enforce our limits, so the gateway does."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from woodshed.record.settings import Settings
 from .errors import ApiError, ContextTooLong
 
 LIMIT_REACHED = "limit_reached"
-"""Code of the refusal (403, which clients do not send again)."""
+"""Error code of a request beyond a limit. Its status is 403, which clients do not retry."""
 
-MAX_AT_ONCE = 64
-"""Requests of one key at the same time."""
+MAX_CONCURRENT_REQUESTS = 64
+"""Maximum number of concurrent requests of one key."""
 
 
 @dataclass(frozen=True)
 class TurnUsage:
-    """One answered request. ``segment``: index of the segment that it extended; ``calls``: tool calls of the reply.
-
-    ``parse_error`` is set where the policy tried a call that could not be read.
-    """
+    """Token usage of one answered request. ``segment``: index of the segment that it extended; ``calls``: number of
+    tool calls in the reply; ``parse_error``: why a tool call of the reply could not be parsed, else empty."""
 
     segment: int
     prompt_tokens: int
@@ -33,73 +31,76 @@ class TurnUsage:
     calls: int
     parse_error: str = ""
     asked: str = ""
-    """``Request.sampling_digest`` of the request; empty where it is not known."""
+    """``Request.sampling_digest`` of the request; empty if unknown."""
 
 
-class Used(NamedTuple):
-    """What counts against terms. ``held``: tokens that running requests may still take."""
+class KeyUsage(NamedTuple):
+    """Usage of a key that counts against its limits. ``reserved_tokens``: tokens that its running requests may still
+    sample."""
 
     turns: int = 0
     sampled_tokens: int = 0
-    held: int = 0
+    reserved_tokens: int = 0
 
 
-class Tally:
-    """Counts the tokens that are sampled for one request, and passes them on."""
+class TokenCounter:
+    """Counts the tokens sampled for one request, and passes them to ``next``."""
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.then: OnToken | None = None
+        self.next: OnToken | None = None
 
     def on_token(self, token: int, logprob: float, version: int) -> bool | None:
         """Called in the engine's thread."""
         self.tokens += 1
-        return None if self.then is None else self.then(token, logprob, version)
+        return None if self.next is None else self.next(token, logprob, version)
 
 
 class KeyLimits(Settings):
-    """The terms of one key. 0 is no limit."""
+    """Limits of one key; 0 means no limit."""
 
     turns: int = Field(default=0, ge=0)
-    """Most replies."""
+    """Maximum number of replies."""
     sampled_tokens: int = Field(default=0, ge=0)
-    """Most sampled tokens in all."""
+    """Maximum number of sampled tokens of all replies together."""
     turn_tokens: int = Field(default=0, ge=0)
-    """Most sampled tokens of one reply."""
+    """Maximum number of sampled tokens per reply."""
     context_tokens: int = Field(default=0, ge=0)
-    """Most tokens of one context, prompt and reply."""
+    """Maximum number of tokens of prompt and reply together."""
     temperature: float | None = Field(default=None, ge=0)
-    """Sample at this temperature and from the whole distribution, whatever the client asks for."""
+    """Sample at this temperature and from the whole distribution, whatever the client requests."""
     seed: int | None = None
-    """Sample with this seed, whatever the client asks for."""
+    """Sample with this seed, whatever the client requests."""
     feedback: bool = True
-    """Whether the client may send feedback. Where a policy's own code has the key, it would praise itself."""
+    """Whether the client may send feedback. Set it to false if code of the policy can read the key, since it could
+    praise itself."""
 
     @property
     def bounded(self) -> bool:
-        """Whether anything is used up."""
+        """Whether turns or sampled tokens are limited."""
         return bool(self.turns or self.sampled_tokens)
 
-    def check(self, used: Used, running: int) -> None:
-        """Whether one more request may start beside ``running`` others. Raises ApiError 403, or 429 for a flood."""
-        if running >= MAX_AT_ONCE:
+    def check(self, usage: KeyUsage, running: int) -> None:
+        """Check that one more request may start beside ``running`` others. Raises ApiError 403 if a limit is reached,
+        429 if running requests must end first."""
+        if running >= MAX_CONCURRENT_REQUESTS:
             message = f"this key has {running} requests running; wait for one of them"
             raise ApiError(429, "too_many_requests", message, type="rate_limit_error")
-        if self.turns and used.turns + running >= self.turns:
-            raise _refusal(f"this key may take {self.turns} turns")
-        if self.sampled_tokens and used.sampled_tokens >= self.sampled_tokens:
-            raise _refusal(f"this key may sample {self.sampled_tokens} tokens")
-        if self.sampled_tokens and used.sampled_tokens + used.held >= self.sampled_tokens:
-            message = "the requests of this key that run hold all tokens that it has left; wait for one of them"
+        if self.turns and usage.turns + running >= self.turns:
+            raise _limit_reached(f"this key may take {self.turns} turns")
+        if self.sampled_tokens and usage.sampled_tokens >= self.sampled_tokens:
+            raise _limit_reached(f"this key may sample {self.sampled_tokens} tokens")
+        if self.sampled_tokens and usage.sampled_tokens + usage.reserved_tokens >= self.sampled_tokens:
+            message = "running requests of this key have reserved all its remaining tokens; wait for one of them"
             raise ApiError(429, "too_many_requests", message, type="rate_limit_error")
 
-    def apply(self, sampling: Sampling, used: Used, prompt_tokens: int) -> Sampling:
-        """``sampling`` as these terms have it. Raises ContextTooLong where the prompt leaves no room."""
+    def apply(self, sampling: Sampling, usage: KeyUsage, prompt_tokens: int) -> Sampling:
+        """``sampling`` restricted to these limits. Raises ContextTooLong if the prompt leaves no room for a reply."""
         most = sampling.max_tokens
         if self.turn_tokens:
             most = min(most, self.turn_tokens)
         if self.sampled_tokens:
-            most = min(most, max(1, self.sampled_tokens - used.sampled_tokens - used.held))
+            most = min(most, max(1, self.sampled_tokens - usage.sampled_tokens - usage.reserved_tokens))
         if self.context_tokens:
             if prompt_tokens >= self.context_tokens:
                 raise ContextTooLong(prompt_tokens, self.context_tokens)
@@ -120,5 +121,5 @@ class KeyLimits(Settings):
         return changed if self.seed is None else replace(changed, seed=self.seed)
 
 
-def _refusal(message: str) -> ApiError:
+def _limit_reached(message: str) -> ApiError:
     return ApiError(403, LIMIT_REACHED, message, type="permission_error")

@@ -1,4 +1,4 @@
-"""API keys: one key is one trajectory. Only hashes are kept; a key is shown once, to whoever opened it."""
+"""API keys: one key is one trajectory. Only hashes are stored; a key is shown once, when its trajectory is opened."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Keys:
         self._owners: dict[bytes, str] = {}
 
     def make(self) -> str:
-        """A new key; it opens nothing before ``admit``."""
+        """A new key, which is valid only after ``admit``."""
         return "ws-" + secrets.token_urlsafe(32)
 
     def admit(self, digest: bytes, owner: str) -> None:
-        """The key with this hash is ``owner``'s, also after a restart."""
+        """Make the key with this hash valid for the trajectory ``owner``."""
         self._owners[digest] = owner
 
     def revoke(self, digest: bytes) -> None:
         self._owners.pop(digest, None)
 
     def owner(self, key: str) -> str | None:
-        """Id of the trajectory that the key belongs to."""
+        """Id of the trajectory of a key; None if the key is not valid."""
         return self._owners.get(key_hash(key))
 
     def is_admin(self, key: str | None) -> bool:
@@ -35,6 +35,6 @@ class Keys:
 
 
 def client_key(headers: Mapping[bytes, bytes]) -> str | None:
-    """A client's key, as OpenAI's clients send it or, in ``x-api-key``, as Anthropic's do."""
+    """A client's key: a bearer token, as OpenAI's clients send it, or ``x-api-key``, as Anthropic's do."""
     key = bearer(headers.get(b"authorization"))
     return key or headers.get(b"x-api-key", b"").decode("latin-1").strip() or None

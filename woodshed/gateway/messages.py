@@ -1,8 +1,8 @@
-"""Chat messages as clients send them: normalised for the chat format, compared across requests.
+"""Chat messages as clients send them: normalisation for the chat format, and comparison across requests.
 
 Clients do not echo an assistant message byte for byte: null fields come and go, content becomes a list of parts,
-arguments are serialised again. ``same_message`` says whether two messages mean the same, so that the sampled tokens
-of the first may stand for the second.
+arguments are serialised again. ``same_message`` decides whether two messages mean the same, so that the sampled tokens
+of the first can represent the second.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def normalise(message: Any, index: int) -> Message:
-    """The message in the one shape that chat formats render. Raises ApiError naming ``messages[index]``.
+    """The message in the canonical form that chat formats render. Raises ApiError naming ``messages[index]``.
 
-    Content becomes a string, ``developer`` becomes ``system``, arguments become a JSON string, empty fields vanish.
+    Content becomes a string, ``developer`` becomes ``system``, arguments become a JSON string, empty fields are
+    removed.
     """
     where = f"messages[{index}]"
     if not isinstance(message, dict):
@@ -52,7 +53,7 @@ def normalise(message: Any, index: int) -> Message:
 
 
 def text_length(message: Any) -> int:
-    """Characters of content and arguments, of whatever shape they are."""
+    """Number of characters of content and arguments, whatever their type."""
     if not isinstance(message, dict):
         return 0
     content = message.get("content")
@@ -69,7 +70,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def same_message(ours: Message, theirs: Any) -> bool:
-    """True where ``theirs`` means what ``ours`` (already accepted) says; cheap where nothing changed."""
+    """Whether ``theirs`` means the same as ``ours`` (already accepted); fast if nothing changed."""
     if ours == theirs:
         return True
     if not isinstance(theirs, dict):
@@ -77,7 +78,7 @@ def same_message(ours: Message, theirs: Any) -> bool:
     a, b = _canonical(ours), _canonical(theirs)
     if a is None or a != b:
         return False
-    # Clients may drop the reasoning when they send a message back, but not change it.
+    # clients may drop the reasoning when they send a message back, but not change it
     thinking = _thinking(theirs)
     return not thinking or thinking == _thinking(ours)
 
@@ -88,11 +89,11 @@ def _canonical(message: Message) -> tuple[Any, ...] | None:
         content = _text(message.get("content"), "")
         if role != "assistant":
             return (role, content, message.get("tool_call_id") if role == "tool" else None, message.get("name") or None)
-        # Ids of calls are names that a client may choose anew; they are not part of what was said.
+        # a client may rename the ids of calls; they are not part of the content
         calls = [_call(call, "") for call in message.get("tool_calls") or ()]
         said = [(c["function"]["name"], _arguments(c["function"]["arguments"])) for c in calls]
         return (role, content.strip(), said)
-    except Exception:  # not a message at all: it equals nothing, and normalise reports what is wrong with it
+    except Exception:  # not a valid message: it equals nothing, and `normalise` reports the problem
         return None
 
 
@@ -129,9 +130,9 @@ def _call(call: Any, where: str) -> Message:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments by value where they are JSON, else by text; tagged, so that a text never equals a value.
+    """Arguments as a value if they are JSON, else as text; tagged, so that a text never equals a value.
 
-    Numbers are doubles: a client in JavaScript sends 1.0 back as 1.
+    Numbers are compared as doubles, because a JavaScript client sends 1.0 back as 1.
     """
     try:
         return ("json", json.dumps(loads(text, _double), sort_keys=True))
@@ -140,7 +141,7 @@ def _arguments(text: str) -> Any:
 
 
 def _double(text: str) -> float:
-    return float(text) + 0.0  # not -0.0
+    return float(text) + 0.0  # turns -0.0 into 0.0
 
 
 def _thinking(message: Message) -> str:

@@ -1,4 +1,4 @@
-"""Counters of a server, as Prometheus text."""
+"""Counters of a server, in Prometheus text format."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _HELP = {
     "cached_tokens": "Prompt tokens that the engine had in its cache",
     "sampled_tokens": "Sampled tokens of recorded replies",
     "prefix_breaks": "Requests that started a new segment in a trajectory that had one",
-    "parse_errors": "Replies whose tool call could not be read",
-    "cancelled": "Requests that ended because the client left or the trajectory was closed",
-    "redelivered": "Replies that were recorded, may not have arrived, and were given again",
+    "parse_errors": "Replies whose tool call could not be parsed",
+    "cancelled": "Requests that ended because the client disconnected or the trajectory was closed",
+    "redelivered": "Recorded replies that may not have arrived and were sent again",
     "feedback": "Feedback events",
-    "ignored": "Request fields that were accepted and changed nothing",
+    "ignored": "Request fields that were accepted without effect",
 }
 
 
 class Metrics:
-    """Counters since the start; plain attributes, changed from the event loop only."""
+    """Counters since the start; plain attributes, changed in the event loop only."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -39,12 +39,12 @@ class Metrics:
         self.responses: Counter[int] = Counter()
 
     def text(self, gauges: Mapping[str, float], engine: Mapping[str, Any]) -> str:
-        """Counters, ``gauges``, and the numbers among the engine's ``stats()``."""
+        """The counters, ``gauges``, and the numeric values of the engine's ``stats()``."""
         lines: list[str] = []
         for name, about in _HELP.items():
             lines += metric(f"woodshed_gateway_{name}_total", "counter", about, getattr(self, name))
         name = "woodshed_gateway_responses_total"
-        lines += [f"# HELP {name} Answers of the dialects by HTTP status", f"# TYPE {name} counter"]
+        lines += [f"# HELP {name} Responses of the dialects by HTTP status", f"# TYPE {name} counter"]
         lines += [f'{name}{{status="{status}"}} {n}' for status, n in sorted(self.responses.items())]
         for key, value in gauges.items():
             lines += metric(f"woodshed_gateway_{key}", "gauge", key.replace("_", " "), value)

@@ -1,10 +1,10 @@
-"""Token-exact record of what one client does.
+"""Token-exact record of one client's requests.
 
 Invariants, which the tests check with hostile text:
 
-1. The ids that the engine gets are the ids of the segment so far plus newly encoded ones; never anything else.
-2. Sampled ids enter a segment as they were sampled. No text is ever encoded a second time within a segment.
-3. A token is ``sampled`` in one segment only: what a branch copies from another segment is context there.
+1. The engine gets exactly the ids of the segment so far plus newly encoded ones.
+2. Sampled ids enter a segment unchanged. No text within a segment is ever encoded a second time.
+3. A token is ``sampled`` in one segment only; tokens that a branch copies from another segment are context there.
 4. A request changes nothing until it is committed, and two requests never extend the same segment at once.
 """
 
@@ -29,7 +29,7 @@ from .routes import Routes
 
 
 class Mark(NamedTuple):
-    """How far a segment had come before a turn."""
+    """Lengths of a segment before a turn."""
 
     tokens: int
     messages: int
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What a turn changes in a segment, beside adding tokens."""
+    """State of a segment before a turn, to undo the turn."""
 
     tokens: int
     messages: list[Message]
@@ -56,9 +56,9 @@ class OpenSegment:
 
     ``number`` is unique in its trajectory and names the engine's session.
 
-    ``pending`` are ids that the next request must put before its own: the stop token that a completion cut by length
-    lacks. ``undelivered``: its last reply may not have reached the client, as the client left or the server crashed.
-    ``reports`` are those of the last reply, in case it has to be given again; they are not in the record.
+    ``pending`` are ids that the next request must prepend to its own: the missing stop token of a completion cut by
+    length. ``undelivered``: the last reply may not have reached the client, because the client disconnected or the
+    server crashed. ``reports`` are those of the last reply, in case it has to be sent again; they are not recorded.
     """
 
     tools: Tools
@@ -93,13 +93,13 @@ class OpenSegment:
         self.versions.extend(versions)
 
     def before(self) -> Before:
-        """For ``put_back``."""
+        """The state that ``put_back`` restores."""
         lists = self.messages, list(self.ends), list(self.spans)
         marks = list(self.constraints), list(self.penalties)
         return Before(len(self.tokens), *lists, self.pending, self.undelivered, *marks, self.reports)
 
     def put_back(self, before: Before) -> None:
-        """As it was then."""
+        """Restore the state before a turn."""
         end, self.messages, self.ends, self.spans, self.pending, self.undelivered, *_ = before
         self.constraints, self.penalties, self.reports = before.constraints, before.penalties, before.reports
         for held in (self.tokens, self.sampled, self.logprobs, self.versions):
@@ -107,7 +107,7 @@ class OpenSegment:
         self.routes.forget(end)
 
     def common_messages(self, messages: list[Any]) -> int:
-        """How many leading messages mean the same here and in ``messages``."""
+        """Number of leading messages that mean the same here and in ``messages``."""
         n = 0
         for ours, theirs in zip(self.messages, messages):
             if not same_message(ours, theirs):
@@ -132,8 +132,8 @@ class OpenSegment:
 
 @dataclass
 class Turn:
-    """One request, planned and not yet committed. ``prompt`` is what the engine gets, ``parts`` what is new in it;
-    ``grammar`` is what it samples under, ``sampling`` all of that, once it is known."""
+    """A planned request that is not committed yet. ``prompt`` are the ids for the engine, ``parts`` the new ones among
+    them. ``fresh``: it starts a new segment. ``sampling`` is set once it is known."""
 
     segment: OpenSegment
     tools: Tools
@@ -147,13 +147,13 @@ class Turn:
     """The segment before the turn was committed."""
 
     def mark(self) -> Mark:
-        """How far the segment has come; nothing of a new segment has been recorded yet."""
+        """Lengths of the segment now; zero for a new segment, of which nothing is recorded yet."""
         held = self.segment
         return Mark(0, 0, 0) if self.fresh else Mark(len(held.tokens), len(held.messages), len(held.spans))
 
 
 class Recorder:
-    """Segments of one trajectory."""
+    """Records the segments of one trajectory."""
 
     def __init__(self, rendering: Rendering) -> None:
         self.rendering = rendering
@@ -162,7 +162,7 @@ class Recorder:
         self.prefix_breaks = 0
 
     def plan(self, messages: list[Any], tools: Tools, grammar: str | None = None, context: int | None = None) -> Turn:
-        """``prepare`` and ``reserve`` in one."""
+        """``prepare`` and ``reserve`` in one call."""
         turn = self.prepare(messages, tools, grammar, context)
         self.reserve(turn)
         return turn
@@ -170,11 +170,11 @@ class Recorder:
     def prepare(
         self, messages: list[Any], tools: Tools, grammar: str | None = None, context: int | None = None
     ) -> Turn:
-        """Decide which segment the request extends and encode what is new. Raises ApiError for a bad message, and
-        where the prompt fills ``context`` tokens: before anything is encoded where the text alone shows it.
+        """Decide which segment the request extends, and encode what is new. Raises ApiError for an invalid message, and
+        if the prompt fills ``context`` tokens: before encoding, if the length of the text alone shows it.
 
-        Changes nothing, so it may run beside the event loop; no other turn of this recorder may be reserved, committed
-        or taken back meanwhile.
+        Changes nothing, so it may run outside the event loop; during the call no other turn of this recorder may be
+        reserved, committed or reverted.
         """
         segment = self._extended(messages, tools)
         fresh = segment is None
@@ -185,7 +185,7 @@ class Recorder:
         most = None
         if context is not None:
             most = context - 1 - len(segment.tokens) - len(segment.pending)
-            # Rendering may leave blanks and thinking out, but not three quarters of a text.
+            # rendering may leave out blanks and thinking, but not three quarters of a text
             least = sum(map(text_length, given)) // (4 * self.rendering.tokenizer.longest)
             if least > most:
                 raise ContextTooLong(len(segment.tokens) + least, context)
@@ -203,18 +203,18 @@ class Recorder:
         return Turn(segment, tools, messages, prompt, parts, fresh, grammar)
 
     def reserve(self, turn: Turn) -> None:
-        """Keep other requests from the segment until ``commit`` or ``abandon``."""
+        """Exclude other requests from the segment until ``commit`` or ``abandon``."""
         turn.segment.busy = True
         if turn.fresh:
             turn.segment.number = self.started
             self.started += 1
 
     def abandon(self, turn: Turn) -> None:
-        """The request came to nothing; the segment is as it was."""
+        """Release the segment of a request that failed; it is unchanged."""
         turn.segment.busy = False
 
     def commit(self, turn: Turn, completion: Completion, reply: Message) -> None:
-        """Record what the engine was given and what it sampled; ``reply`` is the message the client gets."""
+        """Record the prompt and the sampled tokens; ``reply`` is the message that the client gets."""
         segment = turn.segment
         turn.before = segment.before()
         segment.busy = segment.undelivered = False
@@ -245,7 +245,7 @@ class Recorder:
             self.prefix_breaks = len(self.segments) - 1
 
     def revert(self, turn: Turn) -> None:
-        """Take back the turn that was committed last."""
+        """Undo the turn that was committed last."""
         assert turn.before is not None
         turn.segment.put_back(turn.before)
         if turn.fresh:
@@ -253,7 +253,7 @@ class Recorder:
             self.prefix_breaks = max(0, len(self.segments) - 1)
 
     def adopt(self, tools: Tools) -> None:
-        """Make room for a segment that was recorded before a restart."""
+        """Add an empty segment, to restore one that was recorded before a restart."""
         self.segments.append(OpenSegment(tools, self.started))
         self.started += 1
         self.prefix_breaks = len(self.segments) - 1
@@ -281,7 +281,7 @@ class Recorder:
             segment.ends[index] = end
 
     def _extended(self, messages: list[Any], tools: Tools) -> OpenSegment | None:
-        """The longest segment that the request continues; the newest first, as it nearly always is the one."""
+        """The longest segment that the request continues. Searches from the newest, which nearly always matches."""
         best: OpenSegment | None = None
         for segment in reversed(self.segments):
             n = len(segment.messages)
@@ -292,7 +292,7 @@ class Recorder:
         return best
 
     def _branch(self, messages: list[Any], tools: Tools) -> OpenSegment:
-        """A new segment that shares the longest known beginning, ids and all, as context."""
+        """A new segment that starts with a copy of the longest known common prefix, ids included, as context."""
         source, common = None, 0
         for segment in reversed(self.segments):
             if segment.tools == tools and (n := segment.common_messages(messages)) > common:
@@ -314,7 +314,7 @@ class Recorder:
 
 
 def _shares_turn(ours: list[Message], theirs: list[Any], n: int) -> bool:
-    """True where message n-1 is a tool's result and is followed by another one, which formats may put in its turn."""
+    """Whether message n-1 is a tool result and another one follows, which chat formats may put into the same turn."""
     following = [messages[n] for messages in (ours, theirs) if n < len(messages)]
     return ours[n - 1].get("role") == "tool" and any(
         isinstance(message, dict) and message.get("role") == "tool" for message in following

@@ -1,4 +1,4 @@
-"""Text of new messages to token ids, through the policy's chat format."""
+"""Encodes new messages as token ids, in the policy's chat format."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .messages import Message
 
 Tools = list[dict[str, Any]]
 Part = tuple[str, int, Sequence[int]]
-"""(role, index of the message or -1 for what continues the one before, token ids)"""
+"""(role, index of the message or -1 for a continuation of the message before, token ids)"""
 
 
 class Rendering:
-    """A chat format with its tokenizer. Ends of messages are ends of tokens: each message is encoded by itself."""
+    """A chat format with its tokenizer. Each message is encoded separately, so no token spans two messages."""
 
     def __init__(self, format: ChatFormat, tokenizer: Tokenizer) -> None:
         self.format = format
@@ -29,12 +29,10 @@ class Rendering:
         self._openings: dict[tuple[int, str | None], tuple[Tools, list[int]]] = {}
 
     def known(self, tools: Tools) -> Tools:
-        """The same object for equal lists, so that formats and comparisons go by identity; a run has one or two.
-
-        Raises ApiError where the format cannot use a schema.
+        """The canonical object of equal lists of tools, so that caches and comparisons can use identity; a run has one
+        or two lists. Raises ApiError if the chat format cannot use a schema.
         """
-        # Called from several threads: the tuple is replaced as a whole, and the worst that can happen is that one of
-        # two equal lists is forgotten.
+        # called from several threads: the tuple is replaced as a whole, so at worst one of two equal lists is forgotten
         before = self._tools
         for i, held in enumerate(before):
             if held is tools or held == tools:
@@ -49,11 +47,12 @@ class Rendering:
         return tools
 
     def opening(self, tools: Tools, system: str | None, most: int | None = None) -> list[int]:
-        """What comes before the other messages. Remembered: the rollouts of a run share it."""
+        """Ids of the tools and the system message, which come before other messages. Cached, because the rollouts of a
+        run share them."""
         name = (id(tools), system)
         found = self._openings.get(name)
         if found is None:
-            # An entry keeps its list alive, so that no other one gets its id.
+            # an entry keeps its list alive, so that no other list gets the same id
             found = (tools, self.tokenizer.encode_pieces(self.format.open(tools, system), most))
             if len(self._openings) >= 64:
                 self._openings.clear()
@@ -63,9 +62,10 @@ class Rendering:
     def parts(
         self, messages: Sequence[Message], first: int, tools: Tools, *, opened: bool, most: int | None = None
     ) -> list[Part]:
-        """Ids of normalised ``messages``, the first of which has index ``first``, up to the policy's turn.
+        """Ids of normalised ``messages``, the first of which has index ``first``, and of the beginning of the policy's
+        turn.
 
-        Raises ApiError for a message or a schema that the format cannot render, TooManyTokens where they have more than
+        Raises ApiError for a message or a schema that the format cannot render, TooManyTokens if there are more than
         ``most``.
         """
         out: list[Part] = []
@@ -94,7 +94,7 @@ class Rendering:
         return out
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Sampled text without the stop token that may end it."""
+        """Text of sampled tokens, without a final stop token."""
         end = len(tokens) - 1 if tokens and tokens[-1] in self.stop_ids else len(tokens)
         return self.tokenizer.decode(tokens[:end])
 

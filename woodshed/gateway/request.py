@@ -1,4 +1,4 @@
-"""What a client asks for, whichever dialect it speaks."""
+"""One request of a client, independent of its dialect."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyRules:
-    """What a reply has to be. ``constraints.py`` makes a grammar of it.
+    """Constraints on a reply, which ``constraints.py`` turns into a grammar.
 
-    ``must_call``: it calls a tool. ``only``: names of the tools that it may call; None is all. ``one_call``: at most
-    one call. ``strict``: tools whose arguments follow their schema even where no call is forced. ``schema``: the JSON
-    schema of its text, which the client named in ``schema_field``.
+    ``must_call``: it must call a tool. ``only``: names of the tools that it may call; None means all. ``one_call``: at
+    most one call. ``strict``: tools whose arguments must follow their schema even if no call is forced. ``schema``: the
+    JSON schema of its text, from the request's field ``schema_field``.
     """
 
     must_call: bool = False
@@ -26,12 +26,12 @@ class ReplyRules:
 
     @property
     def demanded(self) -> bool:
-        """Whether a reply must keep to the rules; where not, they are wishes."""
+        """Whether the rules are required; otherwise they are preferences."""
         return self.must_call or self.only is not None or self.schema is not None
 
     @cached_property
     def key(self) -> str:
-        """The same for equal rules. Worked out where the request is read: a schema may be large."""
+        """Hash that is the same for equal rules. Computed when the request is read, because a schema may be large."""
         return hashlib.blake2b(repr(self).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
@@ -39,9 +39,9 @@ class ReplyRules:
 class Request:
     """One turn to sample.
 
-    ``messages`` and ``tools`` have the shape of Chat Completions, whatever the client sent, so that the same
-    conversation has the same tokens in every dialect; messages are checked when they are rendered. ``max_tokens`` is
-    None where not given. ``call_tools`` is False where a reply must not be read as calls.
+    ``messages`` and ``tools`` have the form of Chat Completions in every dialect, so that the same conversation has the
+    same tokens in all of them; messages are checked when they are rendered. ``max_tokens`` is None if not given.
+    ``call_tools`` is False if the reply must not be parsed for tool calls.
     """
 
     messages: list[Any]
@@ -62,28 +62,28 @@ class Request:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: bool = False
-    """Whether the reply tells the log-probability of each token."""
+    """Whether the reply has the log-probability of each token."""
     top_logprobs: int = 0
-    """And of so many of the likeliest tokens beside it."""
+    """Number of most likely tokens whose log-probabilities the reply has at each position."""
     raw_logprobs: bool | None = None
-    """Whether these are those of the policy itself, not of the distribution that is sampled from; None is the server's
-    default."""
+    """Whether log-probabilities are those of the policy itself instead of the distribution that is sampled from; None
+    is the server's default."""
     choices: int = 1
-    """Replies that are wanted."""
+    """Number of requested replies (``n``)."""
     choice: int = 0
-    """Which of them this is, once there is one request for each."""
+    """Index of this choice, once there is one ``Request`` per choice."""
     ignored: tuple[str, ...] = ()
-    """Names of fields that were given and change nothing here."""
+    """Names of fields that were given but have no effect here."""
     size: int = 0
-    """Bytes of the request as it was sent."""
+    """Size of the request body in bytes."""
 
     @property
     def reported(self) -> bool:
-        """Whether the reply tells more of its tokens than the record does."""
+        """Whether the reply has log-probabilities that are not in the record."""
         return self.logprobs and (bool(self.raw_logprobs) or self.top_logprobs > 0)
 
     def sampling_digest(self) -> str:
-        """The same for requests that ask for the same kind of sample, apart from a grammar."""
+        """Hash that is the same for requests with the same sampling options, grammars aside."""
         asked: tuple[Any, ...] = (
             self.max_tokens,
             self.temperature,
@@ -95,7 +95,7 @@ class Request:
             sorted(self.logit_bias.items()),
             self.call_tools,
         )
-        # Only what is asked for: the digest of a request is in journals of servers that did not know these fields.
+        # added only if set: journals may hold digests from before these fields existed
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         if penalties != (0.0, 0.0, 1.0):
             asked = (*asked, penalties)

@@ -1,4 +1,4 @@
-"""Expert ids of a growing segment."""
+"""Expert routes of a growing segment."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from numpy.typing import NDArray
 
 
 class Routes:
-    """int16 ``[T, L, K]``, -1 where unknown; nothing at all for dense policies.
+    """Expert ids int16 ``[T, L, K]``, -1 where unknown; empty for dense policies.
 
-    The first routes seen for a token stay: they are those under which the tokens after it were sampled. A cache that
-    is computed again, later and by newer weights, does not change them.
+    The first routes of a token are kept: the tokens after it were sampled under them. When newer weights recompute the
+    cache later, they do not change.
     """
 
     def __init__(self) -> None:
         self._ids: NDArray[np.int16] | None = None
 
     def fill(self, end: int, ids: NDArray[np.int16] | None) -> None:
-        """Write ``ids`` ``[n, L, K]`` of the tokens before ``end`` where nothing is known yet."""
+        """Write ``ids`` ``[n, L, K]`` of the n tokens before ``end``, where routes are still unknown."""
         if ids is None or not len(ids):
             return
         self._grow(end, ids.shape[1:])
@@ -26,7 +26,7 @@ class Routes:
         np.copyto(view, ids, where=view < 0)
 
     def forget(self, start: int) -> None:
-        """Nothing is known of the tokens from ``start`` on."""
+        """Mark the routes of all tokens from ``start`` on as unknown."""
         if self._ids is not None:
             self._ids[start:] = -1
 
@@ -37,14 +37,14 @@ class Routes:
         return other
 
     def freeze(self, length: int) -> NDArray[np.int16] | None:
-        """The first ``length`` rows, or None if no route was ever seen."""
+        """The first ``length`` rows, or None if there are no routes at all."""
         if self._ids is None:
             return None
         self._grow(length, self._ids.shape[1:])
         return self._ids[:length].copy()
 
     def rows(self, start: int, end: int) -> NDArray[np.int16] | None:
-        """Rows ``[start, end)`` as far as they are known."""
+        """Rows ``[start, end)``, or fewer if the end is not known; None if there are no routes at all."""
         return None if self._ids is None else self._ids[start:end]
 
     def _grow(self, length: int, shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What ``finish`` answers: segments and counters as bytes. A JSON head, then raw arrays; every length is checked.
+"""Wire format of the answer to ``finish``: a JSON head, then the segments as raw arrays. Every length is checked.
 
 Layout: ``WSSG1\\n``, length of the head (u64 little endian), head (JSON), then per segment tokens int32, sampled bool,
 logprobs float32, versions int32 and, where present, routes int16, all little endian.
@@ -24,9 +24,9 @@ _ARRAYS = (("tokens", "<i4"), ("sampled", "|b1"), ("logprobs", "<f4"), ("version
 class Finished:
     """A closed trajectory as the gateway recorded it. ``about`` is what it was opened with; times are Unix seconds.
 
-    ``usage``: one ``terms.TurnUsage`` as a dict for each answered request. ``messages``: the conversation of each
-    segment, where they were asked for. ``refusals``: error code -> (HTTP status, last message).
-    ``ignored``: request field that changed nothing -> how many requests had it.
+    ``usage``: one ``key_limits.TurnUsage`` as a dict for each answered request. ``messages``: the conversation of each
+    segment, if requested. ``refusals``: error code -> (HTTP status, last message). ``ignored``: request field without
+    effect -> number of requests that had it.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Finished:
 
     @property
     def requests(self) -> int:
-        """Answered requests."""
+        """Number of answered requests."""
         return len(self.usage)
 
 
@@ -66,7 +66,7 @@ def encode(finished: Finished) -> bytes:
 
 
 def _pieces(value: Any, depth: int = 3) -> str:
-    """JSON of ``value``, its parts one by one: ``json.dumps`` of all of it would keep other threads waiting."""
+    """JSON of ``value``, encoded part by part: a single ``json.dumps`` would block other threads for its duration."""
     if depth and isinstance(value, dict):
         parts = [f"{json.dumps(name)}:{_pieces(part, depth - 1)}" for name, part in value.items()]
         return "{" + ",".join(parts) + "}"
@@ -76,13 +76,13 @@ def _pieces(value: Any, depth: int = 3) -> str:
 
 
 def decode(data: bytes) -> Finished:
-    """Raises ValueError for anything that ``encode`` did not write, and for segments that contradict themselves."""
+    """Decode what ``encode`` wrote. Raises ValueError for other data and for inconsistent segments."""
     start = len(_MAGIC) + 8
     if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
         raise ValueError("not a segments record")
     end = start + int.from_bytes(data[len(_MAGIC) : start], "little")
     if end > len(data):
-        raise ValueError("segments record is cut short in its head")
+        raise ValueError("segments record is truncated in its head")
     try:
         head = json.loads(data[start:end])
         segments = []
@@ -91,7 +91,7 @@ def decode(data: bytes) -> Finished:
             segments.append(segment)
         finished = Finished(segments=segments, **head)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"segments record has a broken head: {error!r}") from None
+        raise ValueError(f"segments record has an invalid head: {error!r}") from None
     if end != len(data):
         raise ValueError(f"segments record has {len(data) - end} bytes too many")
     return finished
@@ -116,5 +116,5 @@ def _take(data: bytes, position: int, dtype: str, shape: list[int]) -> tuple[Any
     count = math.prod(shape)
     end = position + np.dtype(dtype).itemsize * count
     if any(n < 0 for n in shape) or end > len(data):
-        raise ValueError("segments record is cut short")
+        raise ValueError("segments record is truncated")
     return np.frombuffer(data, dtype, count, position).reshape(shape).copy(), end

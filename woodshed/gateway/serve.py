@@ -1,4 +1,4 @@
-"""A gateway as a program: ``python -m woodshed.gateway.serve --policy DIR --admin-key-file F``."""
+"""The gateway as a program: ``python -m woodshed.gateway.serve --policy DIR --admin-key-file F``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from woodshed.engine.routing.replica import Peer
 
 VLLM = "vllm+"
-"""What an address begins with where a vLLM server is behind it."""
+"""Prefix of the addresses of vLLM servers."""
 
 
 def main(settings: GatewaySettings) -> None:
@@ -36,7 +36,7 @@ def main(settings: GatewaySettings) -> None:
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Load the policy, answer requests, follow the weights; in the running event loop."""
+    """Load the policy, follow its weight chain and serve, in the running event loop."""
     if settings.policy is None:
         raise ValueError("gateway.policy is not set; name the policy's directory with --policy")
     admin_key = read_admin_key(settings.admin_key_file)
@@ -66,7 +66,7 @@ async def serve(settings: GatewaySettings) -> None:
 async def _engine(
     settings: GatewaySettings, admin_key: str, stack: contextlib.AsyncExitStack
 ) -> tuple[Engine, Follow | None, ChatFormat, Tokenizer]:
-    """The engine of this process, or the router between those that are named."""
+    """The engine of this process, or a router over ``settings.engines``."""
     if not settings.engines:
         from woodshed.engine.opening import open_engine
 
@@ -91,12 +91,12 @@ async def _engine(
 
 
 def _peer(url: str, key: str, settings: GatewaySettings, version: int, vocabulary: int) -> Peer:
-    """``vllm+http://...`` is a vLLM server, every other address an engine of ours."""
+    """The client of an engine: vLLM for ``vllm+http://...``, else ``woodshed engine``."""
     silence = settings.routing.silence_seconds
     if url.startswith(VLLM):
         if settings.logprobs == "raw":
             raise ValueError(
-                f"logprobs is 'raw', and vLLM ({url}) tells those of the sampling distribution; use sampled"
+                f"logprobs is 'raw', but vLLM ({url}) reports those of the sampling distribution; use sampled"
             )
         from woodshed.engine.vllm.client import VllmEngine
 
@@ -117,14 +117,14 @@ def _peer(url: str, key: str, settings: GatewaySettings, version: int, vocabular
 
 
 def parse_arguments(arguments: list[str]) -> GatewaySettings:
-    """Command line to settings. Exits with a usage message where they are wrong."""
+    """Parse a command line into settings. Exits with a usage message if it is invalid."""
     parser = argparse.ArgumentParser(prog="woodshed.gateway.serve", description=__doc__)
     fields = GatewaySettings.model_fields
     for name, kind in _FLAGS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, default=None, help=fields[name].description)
     parser.add_argument("--engines", type=addresses, metavar="URL,URL", help=fields["engines"].description)
     parser.add_argument("--journal-fsync", action="store_true", default=None, help=fields["journal_fsync"].description)
-    parser.add_argument("--threads", type=int, default=None, help="threads of torch")
+    parser.add_argument("--threads", type=int, default=None, help="number of torch's threads")
     parser.add_argument("--settings", type=Path, default=None, help="JSON file of GatewaySettings; flags override it")
     given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
     source = given.pop("settings", None)
@@ -138,7 +138,7 @@ def parse_arguments(arguments: list[str]) -> GatewaySettings:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Addresses of engines, with commas between."""
+    """Split a comma-separated list of engine addresses."""
     return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
@@ -154,7 +154,7 @@ if __name__ == "__main__":
     chosen = parse_arguments(sys.argv[1:])
     try:
         main(chosen)
-    except (ValueError, FileNotFoundError, ChainError) as problem:  # no second try helps
+    except (ValueError, FileNotFoundError, ChainError) as problem:  # a restart would fail again
         print(f"woodshed gateway: {problem}", file=sys.stderr)
         sys.exit(2)
     except (OSError, JournalError) as problem:

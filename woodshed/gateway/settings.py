@@ -11,30 +11,30 @@ from woodshed.engine.settings import RoutingSettings, ServerSettings
 
 
 class GatewaySettings(ServerSettings):
-    """One server: a policy, its engine or engines, and the HTTP front."""
+    """Settings of one server: a policy, its engine or engines, and the HTTP API."""
 
     model: str = "woodshed"
-    """Name in ``/v1/models`` and in replies. A request may name any model: a server has one."""
+    """Name in ``/v1/models`` and in replies. A request may name any model, because a server has only one."""
 
     max_tokens: int = Field(default=1024, ge=1)
-    """Tokens to sample where a request does not say."""
+    """Default number of tokens to sample, for requests that do not set it."""
 
     logprobs: Literal["sampled", "raw"] = "sampled"
-    """Which log-probabilities replies tell where a request does not say (``logprobs_mode``): those of the distribution
-    that was sampled from, or those of the policy itself. What is recorded is always the first."""
+    """Default for requests without ``logprobs_mode``: replies have the log-probabilities of the distribution that was
+    sampled from (``sampled``), or of the policy itself (``raw``). The record always has those of ``sampled``."""
 
     journal: Path | None = None
-    """Directory of the journal; with it, open trajectories survive a restart. None keeps them in memory only."""
+    """Directory of the journal, with which open trajectories survive a restart. None keeps them in memory only."""
 
     journal_fsync: bool = False
-    """Call fsync after every turn: survives power loss, not only the death of the process."""
+    """Call fsync after every turn, so that turns survive a power loss, not only a crash of the process."""
 
     engines: tuple[str, ...] = ()
     """Addresses of engines to route between: ``http://...`` for ``woodshed engine``, ``vllm+http://...`` for vLLM.
-    Without any, the server has an engine of its own."""
+    Without any, the server runs its own engine."""
 
     engine_key_file: Path | None = None
-    """File that holds the admin key of those engines; without it the server's own admin key is theirs too."""
+    """File with the admin key of those engines; without it, they have the same admin key as the server."""
 
     routing: RoutingSettings = RoutingSettings()
-    """How requests find their engine."""
+    """How requests are routed to engines."""

@@ -1,7 +1,4 @@
-"""A reply that is written while it is sampled, as server-sent events.
-
-Plain ASGI: a body in, a response out.
-"""
+"""Request bodies, responses and streamed replies (server-sent events) over plain ASGI."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class Sender:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """``start`` once, of several writers."""
+        """``start``, unless another writer has already done so."""
         async with self._beginning:
             if not self.started:
                 await self.start(status, headers)
@@ -48,15 +45,15 @@ class Sender:
         await self._send({"type": "http.response.body", "body": body, "more_body": not end})
 
     async def whole(self, status: int, body: bytes) -> None:
-        """A JSON response; one that says "later" also says when."""
+        """Send a JSON response; with status 429 or 503 it has a ``retry-after`` header."""
         headers = [_JSON, (b"content-length", str(len(body)).encode())]
         await self.start(status, headers + [(b"retry-after", b"1")] * (status in (429, 503)))
         await self.part(body, end=True)
 
 
 async def read_body(receive: Callable[[], Awaitable[Any]], limit: int) -> list[bytes] | None:
-    """The body in the pieces in which it came (to copy a large one together takes milliseconds), or None where the
-    client left. Raises ApiError 413 for one that is too large."""
+    """The body in the pieces in which it arrived, since joining a large one takes milliseconds; None if the client
+    disconnected. Raises ApiError 413 if it is too large."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -73,16 +70,18 @@ async def read_body(receive: Callable[[], Awaitable[Any]], limit: int) -> list[b
 
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 _PIECE = 2_048
+"""Characters sent at a time once a reply is complete."""
 _NOTICEABLE = 0.001
-"""Processor seconds of one look at the text from which on the next one has to wait."""
+"""If parsing the text so far takes more processor time than this (seconds), the next parse is delayed."""
 _REST = 20
-"""So many times as long."""
+"""Length of that delay, in multiples of the time spent."""
 
 
 class LiveReply:
-    """Listens to a turn and sends what is safe to send, in a task of its own.
+    """Listens to a turn and sends the text that is safe to send, in its own task.
 
-    The status is sent with the first text, so that an early error is an ordinary one. Several choices share ``send``.
+    The status is sent with the first text, so that an earlier error gets its own status. Several choices share
+    ``send``.
     """
 
     def __init__(self, stream: ReplyStream, parse: Parse, send: Sender) -> None:
@@ -108,17 +107,17 @@ class LiveReply:
         self._unsent.settle(reply)
 
     async def end(self, answer: Answer) -> None:
-        """The rest of the reply, once it is recorded; all of it where it was recorded before."""
+        """Send the rest of the reply, once it is recorded; all of it if it had already been recorded earlier."""
         await self.halt()
         await self._begin()
-        # In pieces: each waits until the network has room, and what it has no room for was not delivered.
+        # in pieces, each of which waits until the network accepts it: a piece not accepted was not delivered
         for field, text in self._unsent.rest(answer.reply):
             for start in range(0, len(text), _PIECE):
                 await self._send.part(self._stream.more([(field, text[start : start + _PIECE])]))
         await self._send.part(self._stream.last(answer, []))
 
     async def halt(self) -> None:
-        """Nothing is written any more; what is being sent goes out whole before."""
+        """Stop writing, after what is being sent has been sent completely."""
         self._settled = True
         self._news.set()
         self._ended.set()
@@ -136,7 +135,9 @@ class LiveReply:
             if deltas:
                 await self._begin()
                 await self._send.part(self._stream.more(deltas))
-            if spent > _NOTICEABLE:  # all of a long reply is read again: seldom, so that other requests have their turn
+            if (
+                spent > _NOTICEABLE
+            ):  # each parse reads the whole reply again; parse long ones rarely, to not block others
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), _REST * spent)
 

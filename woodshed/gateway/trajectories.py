@@ -1,10 +1,8 @@
 """The open trajectories of a server.
 
-A turn that was recorded, and whose reply may not have reached its client, is answered again from the record: after a
-crash, and where the client left while the reply was sent.
-
-A client whose connection broke sends the same request again. Sampling it once more would leave a reply in the record
-that nobody ever read, in a segment of its own.
+A reply that was recorded but may not have reached its client (after a crash, or because the client disconnected) is
+sent again from the record when the client repeats its request. Sampling again would leave a reply in the record that
+no client ever received, in a separate segment.
 """
 
 from __future__ import annotations
@@ -23,28 +21,30 @@ from woodshed.engine.protocol import Completion, StopReason
 
 from .errors import ApiError
 from .journal import Journal, Kept
-from .key_limits import KeyLimits, TurnUsage, Used
+from .key_limits import KeyLimits, KeyUsage, TurnUsage
 from .keys import Keys
 from .recorder import OpenSegment, Recorder
 from .rendering import Rendering
 from .request import Request
 
 _REFUSAL = 500
+"""Characters kept of a refusal's message."""
 _IGNORED = 100
+"""Maximum number of different ignored fields remembered."""
 
 FINISHED = 32
-"""So many trajectories are kept after they were finished: an answer that did not arrive is asked for again."""
+"""Number of finished trajectories kept, so that an answer that did not arrive can be requested again."""
 
 FEEDBACK, FEEDBACK_BYTES = 1000, 16 << 20
-"""Most feedback of one trajectory: events, and bytes of them together."""
+"""Maximum feedback of one trajectory: number of events, and their total size in bytes."""
 
 FEEDBACK_EVENT = 1 << 20
-"""Most bytes of one of them."""
+"""Maximum size of one feedback event in bytes."""
 
 
 @dataclass
 class OpenTrajectory:
-    """One key's conversation. ``about`` is what the admin said of it: task, group, source, labels, terms."""
+    """One key's conversation. ``about`` is what it was opened with: task, group, source, labels, limits."""
 
     id: str
     serial: int
@@ -57,53 +57,54 @@ class OpenTrajectory:
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
     running: dict[asyncio.Task[Any], int] = field(default_factory=dict)
-    """How many tokens each running request may take."""
-    left: Used = field(default_factory=Used)
-    """What was sampled for clients that did not wait for their reply."""
+    """Maximum number of tokens that each running request may sample."""
+    abandoned: KeyUsage = field(default_factory=KeyUsage)
+    """Usage of requests whose clients disconnected before the reply."""
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
-    """Names of request fields that were accepted and changed nothing, with how many requests had them."""
+    """Names of request fields that were accepted without effect, with the number of requests that had them."""
     closed: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a request is planned or recorded: both are about all segments."""
+    """Held while a request is planned or recorded, since both use all segments."""
 
-    def used(self) -> Used:
-        """What counts against its terms."""
+    def key_usage(self) -> KeyUsage:
+        """Usage that counts against the key's limits."""
         sampled = sum(turn.sampled_tokens for turn in self.usage)
-        turns, tokens, _ = self.left
-        return Used(len(self.usage) + turns, sampled + tokens, sum(self.running.values()))
+        turns, tokens, _ = self.abandoned
+        return KeyUsage(len(self.usage) + turns, sampled + tokens, sum(self.running.values()))
 
     def ignore(self, names: Iterable[str]) -> None:
-        """Remember fields that changed nothing, and how often."""
+        """Count request fields that had no effect."""
         for name in names:
             if name in self.ignored or len(self.ignored) < _IGNORED:
                 self.ignored[name] += 1
 
     def refuse(self, error: ApiError) -> None:
-        """Remember status and last message of each kind of refusal."""
+        """Remember status and last message of each error code."""
         self.refusals[error.code] = (error.status, str(error)[:_REFUSAL])
 
     def kept(self) -> Kept:
-        """What the journal remembers of it."""
+        """The part that the journal stores."""
         return Kept(
-            self.id,
-            self.key_digest,
-            self.about,
-            self.recorder,
-            self.feedback,
-            self.usage,
-            self.opened,
-            self.closed,
-            self.left,
+            id=self.id,
+            key_digest=self.key_digest,
+            about=self.about,
+            recorder=self.recorder,
+            feedback=self.feedback,
+            usage=self.usage,
+            opened=self.opened,
+            finished=self.closed,
+            abandoned=self.abandoned,
         )
 
     def session(self, segment: int) -> str:
-        """The engine's name for a segment. The serial number keeps a reopened trajectory apart from its past."""
+        """The engine session of a segment. The serial number distinguishes a reopened trajectory from its
+        predecessor."""
         return f"{self.id}.{self.serial}.{segment}"
 
 
 class Trajectories:
-    """Opens, finds, closes. ``release`` frees an engine session."""
+    """Opens, finds and closes trajectories. ``release`` frees an engine session."""
 
     def __init__(
         self, rendering: Rendering, keys: Keys, release: Callable[[str], None], journal: Journal | None = None
@@ -120,7 +121,7 @@ class Trajectories:
                 self._add(kept)
 
     def open(self, id: str, about: dict[str, Any]) -> str:
-        """A new trajectory and its key; one that was open under this id is forgotten."""
+        """Open a trajectory and return its key; a trajectory that is open under this id is discarded."""
         key = self.keys.make()
         opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
         if self._journal is not None:
@@ -132,7 +133,7 @@ class Trajectories:
         return key
 
     def of_key(self, key: str | None) -> OpenTrajectory:
-        """Raises ApiError 401 for a key that was never issued or is revoked."""
+        """The trajectory of a key. Raises ApiError 401 if the key was never issued or is revoked."""
         owner = self.keys.owner(key) if key else None
         if owner is None:
             raise ApiError(401, "invalid_api_key", "this API key is unknown or its trajectory is closed")
@@ -145,9 +146,9 @@ class Trajectories:
             raise ApiError(404, "trajectory_not_found", f"no open trajectory {id!r}") from None
 
     def finish(self, id: str) -> OpenTrajectory:
-        """Revoke the key, cancel what runs, free the engine's cache. Its committed segments stay readable.
+        """Revoke the key, cancel running requests, free the engine's cache. Committed segments stay readable.
 
-        Finishing it again gives the same, also after a restart, until ``FINISHED`` others were finished.
+        Finishing a trajectory again returns the same, also after a restart, until ``FINISHED`` others were finished.
         """
         if id in self._finished:
             return self._finished[id]
@@ -165,7 +166,7 @@ class Trajectories:
         return trajectory
 
     def delete(self, id: str) -> None:
-        """As ``finish``, and nothing of it is kept."""
+        """Like ``finish``, but nothing is kept."""
         if id not in self._finished:
             self.get(id)
         if self._journal is not None:
@@ -175,7 +176,7 @@ class Trajectories:
         self._shorten()
 
     def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any], size: int) -> None:
-        """``size``: bytes of the event. Raises ApiError 403 where the trajectory has enough."""
+        """Add a feedback event of ``size`` bytes. Raises ApiError 403 if the trajectory has the maximum."""
         if len(trajectory.feedback) >= FEEDBACK or trajectory.feedback_bytes + size > FEEDBACK_BYTES:
             message = f"this key may send {FEEDBACK} feedback events, of {FEEDBACK_BYTES} bytes together"
             raise ApiError(403, "feedback_full", message, type="permission_error")
@@ -192,18 +193,18 @@ class Trajectories:
     def _add(self, kept: Kept) -> None:
         limits = KeyLimits.model_validate(kept.about.get("limits", {}))
         trajectory = OpenTrajectory(
-            kept.id,
-            next(self._serials),
-            kept.key_digest,
-            kept.about,
-            kept.recorder,
-            limits,
-            kept.feedback,
-            sum(len(json.dumps(event)) for event in kept.feedback),
-            kept.usage,
-            kept.opened,
+            id=kept.id,
+            serial=next(self._serials),
+            key_digest=kept.key_digest,
+            about=kept.about,
+            recorder=kept.recorder,
+            limits=limits,
+            feedback=kept.feedback,
+            feedback_bytes=sum(len(json.dumps(event)) for event in kept.feedback),
+            usage=kept.usage,
+            opened=kept.opened,
             closed=kept.finished,
-            left=kept.left,
+            abandoned=kept.abandoned,
         )
         if kept.finished:
             self._finished[kept.id] = trajectory
@@ -224,10 +225,10 @@ class Trajectories:
 def recorded(
     trajectory: OpenTrajectory, request: Request, grammar: str | None = None
 ) -> tuple[OpenSegment, TurnUsage] | None:
-    """The segment whose last turn answered exactly this request and may not have arrived, and what that turn took.
+    """The segment whose last reply answered exactly this request but may not have arrived, and that reply's usage.
 
-    A request that wants to be sampled otherwise (temperature, limits, stop strings, grammar), or wants to know other
-    log-probabilities, is another one. Those that are not in the record are gone after a restart.
+    A request with other sampling options (temperature, limits, stop strings, grammar) or other log-probabilities is a
+    different request. Log-probabilities that are not recorded are lost in a restart.
     """
     messages = request.messages
     for index, segment in enumerate(trajectory.recorder.segments):
@@ -243,13 +244,14 @@ def recorded(
 
 
 def _last_grammar(segment: OpenSegment) -> str | None:
-    """What the last turn was sampled under."""
+    """The grammar of the last turn, or None."""
     last = segment.constraints[-1] if segment.constraints else None
     return last.grammar if last is not None and last.end == len(segment.tokens) else None
 
 
 def completion_of(segment: OpenSegment, usage: TurnUsage, *, may_stop: bool) -> Completion:
-    """The completion that ended ``segment``. Where the request named stop strings (``may_stop``), one of them did."""
+    """The last completion of ``segment``. ``may_stop``: the request had stop strings, so an incomplete reply was ended
+    by one of them."""
     start = len(segment.tokens) - usage.sampled_tokens
     reason: StopReason = "length" if segment.pending and not may_stop else "stop"
     return Completion(

@@ -1,4 +1,4 @@
-"""One request from messages to a recorded reply."""
+"""Processes one request, from its messages to the recorded reply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .background import Background
 from .constraints import Constraints
 from .errors import ApiError, ContextTooLong, invalid
 from .journal import Journal, JournalError
-from .key_limits import Tally, TurnUsage, Used
+from .key_limits import KeyUsage, TokenCounter, TurnUsage
 from .messages import Message
 from .metrics import Metrics
 from .recorder import OpenSegment, Turn
@@ -39,20 +39,20 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Request)
 
 _COUNTED = 4
-"""So many times the context is counted: agents ask by how much a conversation is too long."""
+"""Prompts are counted up to this many times the context: agents ask by how much a conversation is too long."""
 
 _FIELDS = {"raw_logprobs": "logprobs_mode"}
-"""What a request calls a field of ``Sampling``, where the name is another one."""
+"""Names in requests of those fields of ``Sampling`` that have another name there."""
 
 _NO_TOOLS: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a dialect turns into a reply. ``reply`` is the assistant message as recorded.
+    """The data from which a dialect writes a reply. ``reply`` is the assistant message as recorded.
 
-    ``finish_reason`` is that of Chat Completions: stop, length or tool_calls. ``stop_string`` is the one of the
-    request that ended the text, or None.
+    ``finish_reason`` is that of Chat Completions: stop, length or tool_calls. ``stop_string`` is the stop string that
+    ended the text, or None.
     """
 
     reply: Message
@@ -65,27 +65,27 @@ class Answer:
     stop_string: str | None = None
 
     def lost(self) -> None:
-        """The client has not got the reply: the same request gets it again, unless the segment went on meanwhile."""
+        """Mark the reply as not delivered: the same request gets it again, unless the segment has grown since."""
         if self.segment.messages[-1] is self.reply:
             self.segment.undelivered = True
 
 
 class Listener(Protocol):
-    """Follows a turn while it is sampled; called in the event loop."""
+    """Receives the progress of a turn; called in the event loop."""
 
     def planned(self, prompt_tokens: int) -> None: ...
 
     def text(self, text: str) -> None:
-        """The whole text so far, whenever there is more."""
+        """The whole text so far; called whenever there is more."""
         ...
 
     def settle(self, reply: Message) -> None:
-        """May change the reply, before it is recorded, to what a client has been sent already."""
+        """Called before the reply is recorded; may change it to agree with what the client has already received."""
         ...
 
 
 class Turns:
-    """Plans, samples, records, journals: in this order, and only then answers."""
+    """Runs turns: plan, sample, record, write to the journal, and only then answer."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Turns:
         raw_logprobs: bool = False,
         journal: Journal | None = None,
     ) -> None:
-        """``max_tokens`` and ``raw_logprobs`` are for requests that do not say."""
+        """``max_tokens`` and ``raw_logprobs`` are the defaults for requests without these fields."""
         self.engine = engine
         self.rendering = rendering
         self.metrics = metrics
@@ -108,17 +108,18 @@ class Turns:
         self.constraints = Constraints(rendering, engine)
 
     def parser(self, request: Request) -> Parse:
-        """Reads sampled text under the request's tools. Raises ApiError where the format cannot use a schema."""
+        """The parser of sampled text, given the request's tools. Raises ApiError if the chat format cannot use a
+        schema."""
         tools = self.rendering.known(request.tools if request.call_tools else _NO_TOOLS)
         return lambda text: self.rendering.format.parse(text, tools)
 
     async def read(self, trajectory: OpenTrajectory, body: list[bytes], parse: Callable[[bytes], R]) -> R:
-        """The request that the pieces of ``body`` hold. Raises ApiError."""
+        """Parse the pieces of ``body`` into a request. Raises ApiError."""
         size = sum(map(len, body))
 
         def work() -> R:
             request = parse(b"".join(body))
-            _ = request.rules.key  # worked out here, beside the event loop
+            _ = request.rules.key  # computed here, outside the event loop, and cached
             raw = self.raw_logprobs if request.raw_logprobs is None else request.raw_logprobs
             tools = self.rendering.known(request.tools)
             return replace(request, tools=tools, size=size, raw_logprobs=request.logprobs and raw)
@@ -131,9 +132,9 @@ class Turns:
         return await self.background.alone(trajectory.lock, size, work, then)
 
     async def count(self, trajectory: OpenTrajectory, request: Request) -> int:
-        """Tokens of the prompt that this request would give the engine now.
+        """Number of prompt tokens that this request would send to the engine now.
 
-        Raises ApiError, also where they are several times the context.
+        Raises ApiError, also if there are more than ``_COUNTED`` times the context.
         """
         context = self._context(trajectory)
         most = None if context is None else _COUNTED * context
@@ -149,14 +150,14 @@ class Turns:
     async def run(self, trajectory: OpenTrajectory, request: Request, listener: Listener | None = None) -> Answer:
         """Sample a reply and record it.
 
-        A request that is cancelled, or whose trajectory is closed meanwhile, records nothing. Raises ApiError.
+        Nothing is recorded if the request is cancelled or its trajectory is closed before the end. Raises ApiError.
         """
         return await self.choice(trajectory, request, listener, refused=self.refusal(trajectory, 1))
 
     def refusal(self, trajectory: OpenTrajectory, choices: int) -> ApiError | None:
-        """Why the trajectory's terms do not allow so many replies more."""
+        """The error if the key's limits do not allow ``choices`` more replies, else None."""
         try:
-            trajectory.limits.check(trajectory.used(), len(trajectory.running) + choices - 1)
+            trajectory.limits.check(trajectory.key_usage(), len(trajectory.running) + choices - 1)
         except ApiError as error:
             return error
         return None
@@ -170,15 +171,15 @@ class Turns:
         refused: ApiError | None,
         together: asyncio.Barrier | None = None,
     ) -> Answer:
-        """As ``run``. ``refused`` is raised unless the reply was recorded before. One of several choices is recorded
-        when all of them, ``together``, are sampled."""
+        """Like ``run``, for one of several choices; each is recorded once all of them, ``together``, are sampled.
+        ``refused`` is raised unless the reply was already recorded."""
         parse = self.parser(request)
         grammar = await self.constraints.grammar(request)
         task = asyncio.current_task()
         assert task is not None
         if refused is None:
             trajectory.running[task] = 0
-        tally = Tally()
+        counter = TokenCounter()
         turn: Turn | None = None
         try:
             found = await self._plan(trajectory, request, grammar, refused)
@@ -192,19 +193,19 @@ class Turns:
                     await _met(together, again)
                 return again
             turn = found
-            # Again: while this one was planned, another may have taken hold of the tokens that were left.
-            trajectory.limits.check(trajectory.used(), len(trajectory.running) - 1)
+            # checked again: another request may have reserved the remaining tokens while this one was planned
+            trajectory.limits.check(trajectory.key_usage(), len(trajectory.running) - 1)
             watch = None
             if listener is not None or request.stop:
                 on_text = None if listener is None else listener.text
                 watch = Watch(self.rendering.tokenizer, request.stop, self.rendering.stop_ids, on_text)
             if listener is not None:
                 listener.planned(len(turn.prompt))
-            completion = await self._sample(trajectory, turn, request, watch, tally)
+            completion = await self._sample(trajectory, turn, request, watch, counter)
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
             if completion.stop_reason == "cancelled":
-                raise ApiError(503, "engine_cancelled", "the engine gave this request up; send it again")
+                raise ApiError(503, "engine_cancelled", "the engine cancelled this request; send it again")
             text = watch.text() if watch is not None else self.rendering.text(completion.tokens)
             answer = await self._answer(turn, completion, parse(text), None if watch is None else watch.found)
             if together is not None:
@@ -220,30 +221,31 @@ class Turns:
             self.metrics.cancelled += 1
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran") from None
-            self._left(trajectory, tally.tokens)
+            self._abandon(trajectory, counter.tokens)
             raise
         finally:
             trajectory.running.pop(task, None)
             if turn is not None:
                 turn.segment.busy = False
 
-    def _left(self, trajectory: OpenTrajectory, sampled: int) -> None:
-        """What was sampled for a client that has left counts as if it had been answered."""
+    def _abandon(self, trajectory: OpenTrajectory, sampled: int) -> None:
+        """Count the tokens sampled for a client that has disconnected as if it had got a reply."""
         if not sampled:
             return
-        trajectory.left = Used(trajectory.left.turns + 1, trajectory.left.sampled_tokens + sampled)
+        trajectory.abandoned = KeyUsage(trajectory.abandoned.turns + 1, trajectory.abandoned.sampled_tokens + sampled)
         if self.journal is not None:
             try:
-                self.journal.left(trajectory.id, trajectory.left)
-            except JournalError as error:  # nobody waits for an answer; a restart would forget it
+                self.journal.abandoned(trajectory.id, trajectory.abandoned)
+            except JournalError as error:  # only logged, as no client waits; a restart will forget this usage
                 log.error("%s", error)
 
     async def _plan(
         self, trajectory: OpenTrajectory, request: Request, grammar: str | None, refused: ApiError | None
     ) -> Turn | tuple[OpenSegment, TurnUsage]:
-        """A reserved turn; or the segment whose last turn answered this request and may not have arrived.
+        """Reserve a turn; or return the segment whose last reply answered this request but may not have arrived, with
+        that reply's usage.
 
-        Raises ``refused`` where there is no such segment.
+        Raises ``refused`` if there is no such segment.
         """
 
         def work() -> Turn | tuple[OpenSegment, TurnUsage]:
@@ -264,12 +266,12 @@ class Turns:
         return await self.background.alone(trajectory.lock, request.size, work, then)
 
     def _context(self, trajectory: OpenTrajectory) -> int | None:
-        """Tokens that a context may have, as far as that is known."""
+        """Maximum number of tokens of a context; None if it is unknown."""
         known = [tokens for tokens in (self.engine.context, trajectory.limits.context_tokens) if tokens]
         return min(known, default=None)
 
     def _again(self, segment: OpenSegment, usage: TurnUsage, request: Request, parse: Parse) -> Answer:
-        """The answer that was recorded and may not have arrived."""
+        """The answer of a recorded reply that may not have arrived."""
         completion = completion_of(segment, usage, may_stop=bool(request.stop))
         text = self.rendering.text(completion.tokens)
         cut = min(((at, stop) for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
@@ -277,18 +279,18 @@ class Turns:
         finish = _finish_reason(completion, bool(parsed.tool_calls))
         self.metrics.redelivered += 1
         return Answer(
-            segment.messages[-1],
-            finish,
-            completion,
-            usage.prompt_tokens,
-            usage.thinking_tokens,
-            parsed.error,
-            segment,
-            None if cut is None else cut[1],
+            reply=segment.messages[-1],
+            finish_reason=finish,
+            completion=completion,
+            prompt_tokens=usage.prompt_tokens,
+            thinking_tokens=usage.thinking_tokens,
+            parse_error=parsed.error,
+            segment=segment,
+            stop_string=None if cut is None else cut[1],
         )
 
     async def _sample(
-        self, trajectory: OpenTrajectory, turn: Turn, request: Request, watch: Watch | None, tally: Tally
+        self, trajectory: OpenTrajectory, turn: Turn, request: Request, watch: Watch | None, counter: TokenCounter
     ) -> Completion:
         sampling = Sampling(
             max_tokens=request.max_tokens or self.max_tokens,
@@ -306,7 +308,7 @@ class Turns:
             raw_logprobs=bool(request.raw_logprobs),
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
-        sampling = trajectory.limits.apply(sampling, trajectory.used(), len(turn.prompt))
+        sampling = trajectory.limits.apply(sampling, trajectory.key_usage(), len(turn.prompt))
         if sampling.seed is not None and request.choice:
             sampling = replace(sampling, seed=sampling.seed + request.choice)
         if sampling.penalised and trajectory.about.get("source") == "train":
@@ -317,7 +319,7 @@ class Turns:
             task = asyncio.current_task()
             assert task is not None
             trajectory.running[task] = sampling.max_tokens
-            tally.then, on_token = on_token, tally.on_token
+            counter.next, on_token = on_token, counter.on_token
         session = trajectory.session(turn.segment.number)
         try:
             done = await self.engine.generate(turn.prompt, sampling, session=session, on_token=on_token)
@@ -352,20 +354,29 @@ class Turns:
         thinking = 0
         if text := parsed.thinking:
             thinking = await self.background.run(len(text), lambda: len(self.rendering.tokenizer.encode(text)))
-        return Answer(reply, finish, completion, len(turn.prompt), thinking, parsed.error, turn.segment, stop_string)
+        return Answer(
+            reply=reply,
+            finish_reason=finish,
+            completion=completion,
+            prompt_tokens=len(turn.prompt),
+            thinking_tokens=thinking,
+            parse_error=parsed.error,
+            segment=turn.segment,
+            stop_string=stop_string,
+        )
 
     def _record(self, trajectory: OpenTrajectory, turn: Turn, answer: Answer, asked: str) -> None:
         recorder, before = trajectory.recorder, turn.mark()
         recorder.commit(turn, answer.completion, answer.reply)
         index = recorder.segments.index(turn.segment)
         usage = TurnUsage(
-            index,
-            answer.prompt_tokens,
-            len(answer.completion.tokens),
-            answer.thinking_tokens,
-            len(answer.reply.get("tool_calls", ())),
-            answer.parse_error or "",
-            asked,
+            segment=index,
+            prompt_tokens=answer.prompt_tokens,
+            sampled_tokens=len(answer.completion.tokens),
+            thinking_tokens=answer.thinking_tokens,
+            calls=len(answer.reply.get("tool_calls", ())),
+            parse_error=answer.parse_error or "",
+            asked=asked,
         )
         if self.journal is not None:
             try:
@@ -384,7 +395,7 @@ class Turns:
 
 
 async def _met(together: asyncio.Barrier, again: Answer) -> None:
-    """When the other choices are there; without them this one is not delivered."""
+    """Wait for the other choices; if they fail, mark this one as not delivered."""
     try:
         await together.wait()
     except BaseException:
@@ -393,12 +404,13 @@ async def _met(together: asyncio.Barrier, again: Answer) -> None:
 
 
 def _untrainable(sampling: Sampling) -> ApiError:
-    """A trainer computes the policy's log-probabilities, and these would be of another distribution."""
+    """The error of a training request with penalties: the trainer computes log-probabilities under the policy itself,
+    not under the penalised distribution."""
     names = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))
     name = next(name for name, off in names if getattr(sampling, name) != off)
     message = (
-        "a trajectory for training is sampled without penalties, since a trainer cannot account for them; open the "
-        "trajectory with source live or eval, or with terms.temperature, which leave them out"
+        "a trajectory for training is sampled without penalties, because the trainer cannot account for them; open "
+        "the trajectory with source live or eval, or with limits.temperature, which removes penalties"
     )
     return invalid(name, message, "unsupported_value")
 
@@ -408,7 +420,7 @@ def _finish_reason(completion: Completion, calls: bool) -> str:
 
 
 def _listening(watch: Watch) -> OnToken:
-    """Tells the watch, and the engine when a stop string was found."""
+    """The engine's callback: passes tokens to ``watch``, and ends the completion once a stop string is found."""
 
     def on_token(token: int, logprob: float, version: int) -> bool:
         watch.on_token(token, logprob, version)
@@ -418,7 +430,7 @@ def _listening(watch: Watch) -> OnToken:
 
 
 def _cut(done: Completion, watch: Watch) -> Completion:
-    """The completion, ended at a stop string."""
+    """The completion, cut at a stop string."""
     watch.look()
     if watch.cut is None:
         return done

@@ -1,7 +1,4 @@
-"""Looks at tokens while they are sampled: for stop strings, and for streaming.
-
-What of a reply may be sent while it is still being sampled.
-"""
+"""Follows a reply while it is sampled: finds stop strings, and decides which text is safe to stream."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from .messages import Message
 
 
 class Watch:
-    """Collects what the engine's thread reports and looks at it in the event loop, many tokens per wake-up.
+    """Collects tokens from the engine's thread and processes them in the event loop, many per wake-up.
 
     ``cut`` is the number of tokens up to the end of the first stop string, or None, and ``found`` that string. The
-    engine may sample a few tokens more before it is stopped: they are not part of the completion.
+    engine may sample a few more tokens before it stops; they are not part of the completion.
     """
 
     def __init__(
@@ -50,11 +47,11 @@ class Watch:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self.look)
-            except RuntimeError:  # the loop was closed; nobody is left to tell
+            except RuntimeError:  # the event loop is closed
                 pass
 
     def look(self) -> None:
-        """Take in what is new. Called in the event loop, and once more when the completion is there."""
+        """Process new tokens. Called in the event loop, and once more when the completion has ended."""
         self._woken = False
         while self._seen < len(self.tokens) and self.cut is None:
             token = self.tokens[self._seen][0]
@@ -73,31 +70,31 @@ class Watch:
             self._on_text(self._bytes[: len(self._bytes) - self._held()].decode("utf-8", "replace"))
 
     def _held(self) -> int:
-        """Length of the end that may become a stop string."""
+        """Length of the longest end of the text that is the beginning of a stop string."""
         if self.cut is not None:
             return 0
         end = range(min(self._keep, len(self._bytes)), 0, -1)
         return next((n for n in end if any(s.startswith(self._bytes[-n:]) for s in self._stop)), 0)
 
     def text(self) -> str:
-        """The text so far, up to the stop string and without a stop token."""
+        """The text so far, up to the stop string and without stop tokens."""
         return self._bytes.decode("utf-8", "replace")
 
 
 Parse = Callable[[str], ParsedMessage]
 Field = Literal["reasoning_content", "content"]
 Delta = tuple[Field, str]
-"""More text of a field of the assistant's message; thinking comes before content."""
+"""New text of a field of the assistant's message; thinking comes before content."""
 
 _TAIL = 64
-"""Longest end of a text that may turn out to be the beginning of a control word."""
+"""Maximum number of characters held back because they may be the beginning of a control word."""
 
 
 class Unsent:
-    """Turns the growing text of a completion into deltas, and gives out nothing that it might have to take back.
+    """Turns the growing text of a completion into deltas that never have to be taken back.
 
-    Text is held back while it could be the beginning of a tool call. What was given out is what the client will send
-    back: ``settle`` makes the recorded reply agree with it.
+    Text is held back while it could be the beginning of a tool call. The client will send back the text that it
+    received, so ``settle`` makes the recorded reply agree with it.
     """
 
     def __init__(self, parse: Parse) -> None:
@@ -105,7 +102,7 @@ class Unsent:
         self._sent: dict[Field, str] = {"reasoning_content": "", "content": ""}
 
     def more(self, text: str) -> list[Delta]:
-        """What ``text``, everything sampled so far, has that is safe to send."""
+        """The deltas of ``text``, the whole text so far, that are safe to send and not sent yet."""
         parsed = self._parse(text)
         if parsed.error is not None or parsed.tool_calls:
             return []
@@ -115,13 +112,13 @@ class Unsent:
         return self._take("reasoning_content", _safe(thinking))
 
     def settle(self, reply: Message) -> None:
-        """Where what was sent is not the beginning of what the reply says, it is what the reply says."""
+        """Set a field of the reply to the text that was sent, if that text is not a prefix of the field."""
         for field, sent in self._sent.items():
             if sent and not (reply.get(field) or "").startswith(sent):
                 reply[field] = sent
 
     def rest(self, reply: Message) -> list[Delta]:
-        """What is left of a settled reply."""
+        """The deltas of a settled reply that are not sent yet."""
         return [
             *self._take("reasoning_content", reply.get("reasoning_content") or ""),
             *self._take("content", reply.get("content") or ""),
@@ -136,7 +133,8 @@ class Unsent:
 
 
 def _safe(text: str) -> str:
-    """Without an end that may still change: blanks, half a character, or the beginning of a control word."""
+    """``text`` without an end that may still change: whitespace, part of a character, or the beginning of a control
+    word."""
     text = text.rstrip("\ufffd")
     at = text.rfind("<", max(0, len(text) - _TAIL))
     return (text if at < 0 else text[:at]).rstrip()

@@ -1,9 +1,11 @@
-"""A decoder's weights as the kernels read them, and the calls."""
+"""The engine's own CPU kernels: calls into the compiled library, and the choice between them and torch."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_long, c_void_p
 
 import numpy as np
@@ -12,22 +14,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.engine.cache import RowCache
+from woodshed.engine.packing import PackedLinear, packs
 from woodshed.engine.processor import has_flags, zeros
+from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer, rope_table
 
-from .build import library
+from .build import COMPILE_SECONDS, NoKernels, StillCompiling, library
+
+log = logging.getLogger(__name__)
 
 MOST_HEADS = 64
-"""Query heads that share keys, at most."""
+"""Maximum number of query heads that share one key head."""
 
 MOST_TOKENS_BESIDE_TILES = 32
-"""Steps of bfloat16 with more tokens are left to torch where the processor multiplies tiles of it (AMX), which these
-kernels do not. Chosen, not measured."""
+"""Larger bfloat16 steps are left to torch on processors with AMX tiles, which these kernels do not use. Chosen, not
+measured."""
 
 
 def why_not(decoder: Decoder) -> str | None:
-    """Why the kernels do not compute this decoder, or None."""
+    """Why the kernels cannot compute this decoder, or None if they can."""
     c = decoder.config
     if decoder.device.type != "cpu":
         return f"the engine computes on {decoder.device.type}"
@@ -61,8 +67,8 @@ class _Policy(ctypes.Structure):
 
 
 class Kernels:
-    """Computes what ``decoder`` does, with copies of its matrices as they were at the last ``refresh``. One thread at a
-    time. Raises NoKernels where there are none; ask ``why_not`` first."""
+    """Computes the same as ``decoder``, with copies of its matrices made by ``refresh``. Not thread-safe. Raises
+    NoKernels if the library is not available; check ``why_not`` first."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -94,7 +100,7 @@ class Kernels:
         self.refresh()
 
     def refresh(self) -> None:
-        """The weights have changed."""
+        """Copy the decoder's weights again, after they changed."""
         decoder = self.decoder
         for i, (layer, out) in enumerate(zip(decoder.layers, self._layers)):
             for name in _VECTORS:
@@ -106,7 +112,7 @@ class Kernels:
             self._pack(matrix, self._panels[name])
 
     def take(self, count: int) -> bool:
-        """Whether a step of so many tokens is theirs."""
+        """Whether the kernels compute a step of ``count`` tokens; torch computes the others."""
         return not self.beside_tiles or count <= MOST_TOKENS_BESIDE_TILES
 
     def forward(
@@ -117,9 +123,11 @@ class Kernels:
         decoding: int,
         ends: NDArray[np.int64] | None,
     ) -> Tensor:
-        """Hidden states float32 ``[M, d_model]`` after the final norm of the tokens at ``rows``, ``positions`` int64
-        ``[N]``, or of those at ``ends`` int64 ``[M]`` alone; their keys and values are in the cache then. The first
-        ``decoding`` are each the only one of their row, the others chunks whose tokens follow each other."""
+        """Compute a step and write its keys and values into the cache.
+
+        Returns hidden states float32 ``[M, d_model]`` after the final norm of the tokens at ``rows``, ``positions``
+        int64 ``[N]``, or only of those with index ``ends`` int64 ``[M]``. Each of the first ``decoding`` tokens is the
+        only one of its row; the others form chunks of consecutive positions."""
         if self._memory is not cache.keys[0]:
             for out, keys, values in zip(self._layers, cache.keys, cache.values):
                 out.keys, out.values = keys.data_ptr(), values.data_ptr()
@@ -148,7 +156,7 @@ class Kernels:
         return out_MD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """float32 ``[N, V]``, summed in float32. Where the weights are bfloat16, ``hidden_ND`` is rounded to it."""
+        """Logits float32 ``[N, V]``, accumulated in float32; with bfloat16 weights ``hidden_ND`` is rounded first."""
         hidden_ND = hidden_ND.float().contiguous()
         outputs, width = self.decoder.head_weight.shape
         out_NV = torch.empty(len(hidden_ND), outputs)
@@ -167,7 +175,7 @@ class Kernels:
         return out_NV
 
     def _room_for_panels(self) -> dict[str, Tensor]:
-        """Together, as that is what huge pages are for."""
+        """Memory for all packed matrices by name, in one allocation so that huge pages are used."""
         sizes = {
             name: self._library.woodshed_packed_size(*(c_long(size) for size in matrix.shape))
             for name, matrix in _matrices(self.decoder)
@@ -188,7 +196,7 @@ class Kernels:
 
 
 def _matrices(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Each ``[outputs, width]``, by the number and the field of its layer."""
+    """Names (layer number and field) and matrices ``[outputs, width]``."""
     heads = decoder.config.num_heads * decoder.config.head_dim
     for i, layer in enumerate(decoder.layers):
         assert isinstance(layer, Layer)
@@ -200,3 +208,57 @@ def _matrices(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 def _at(values: NDArray[np.int64]) -> c_void_p:
     return c_void_p(values.ctypes.data)
+
+
+class Backend:
+    """Chooses what computes a decoder: these kernels if they can, else torch, with packed matrices if that is faster.
+
+    ``kernels`` is None while torch computes; ``description`` says what computes and why, for people.
+    """
+
+    def __init__(self, decoder: Decoder, settings: EngineSettings) -> None:
+        self.decoder = decoder
+        self.kernels: Kernels | None = None
+        self.description = "native"
+        self._compiling = False
+        self._packed: PackedLinear | None = None
+        refused = why_not(decoder) if settings.native == "auto" else "engine.native is off"
+        if refused is not None:
+            self.description = f"torch ({refused})"
+        else:
+            try:
+                self.kernels = Kernels(decoder)
+            except NoKernels as why:
+                log.warning("torch computes, more slowly than the engine's own kernels: %s", why)
+                self._compiling = isinstance(why, StillCompiling)
+                self.description = f"torch ({why})"
+        if settings.pack == "auto" and packs(decoder) and (self.kernels is None or self.kernels.beside_tiles):
+            self._packed = PackedLinear(decoder)
+            decoder.compute_with(self._packed)
+
+    def refresh(self) -> None:
+        """Update all copies of the decoder's matrices, after its weights changed."""
+        if self.kernels is not None:
+            self.kernels.refresh()
+        if self._packed is not None:
+            self._packed.refresh()
+
+    def await_compilation(self, on_ready: Callable[[], None]) -> None:
+        """Call ``on_ready`` from another thread once a compilation that is still running has finished."""
+        if self._compiling:
+            threading.Thread(target=self._wait, args=(on_ready,), name="await-kernels", daemon=True).start()
+
+    def load(self) -> None:
+        """Switch to the compiled kernels. Packed matrices stay: torch still computes the steps that kernels do not
+        take."""
+        self.kernels, self.description = Kernels(self.decoder), "native"
+        log.info("the engine's own kernels compute from now on")
+
+    def _wait(self, on_ready: Callable[[], None]) -> None:
+        try:
+            library(COMPILE_SECONDS)
+        except NoKernels as why:
+            self.description = f"torch ({why})"
+            log.warning("torch keeps computing: %s", why)
+        else:
+            on_ready()

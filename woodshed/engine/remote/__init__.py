@@ -1,1 +1,1 @@
-"""An engine as a program of its own, and its client."""
+"""An engine as a separate program, and its client."""

@@ -1,4 +1,4 @@
-"""An engine in another process, behind the protocol of every engine."""
+"""Client of an engine in another process; implements the engine protocol."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 class RemoteEngine:
-    """The client of ``woodshed.engine.remote.service``; belongs to one event loop.
+    """Client of ``woodshed.engine.remote.service``; belongs to one event loop.
 
-    ``url`` is the server's root, ``key`` its admin key. ``version`` and ``stats`` are as of the last answer;
-    ``refresh`` asks. Sessions of different clients are kept apart.
+    ``url`` is the server's root, ``key`` its admin key. ``version`` and ``stats`` are as of the last response;
+    ``refresh`` updates them. Clients have separate sessions, also under the same names.
     """
 
     def __init__(self, url: str, key: str, *, silence_seconds: float = 20.0) -> None:
@@ -59,7 +59,7 @@ class RemoteEngine:
 
     @property
     def version(self) -> int:
-        """Newest version that the engine is known to have, -1 before the first answer."""
+        """Newest version that the engine is known to have; -1 before the first response."""
         return self._version
 
     async def generate(
@@ -73,13 +73,14 @@ class RemoteEngine:
         live: bool = True,
         least: int = 0,
     ) -> Completion:
-        """As every engine; ``on_token`` and ``on_report`` are called in the event loop. Cancelling stops the engine's
-        work.
+        """Sample a completion, see ``Engine.generate``; ``on_token`` and ``on_report`` are called in the event loop.
+        Cancelling stops the engine's work.
 
-        Not ``live``: tokens may come in larger pieces, which costs less. An engine that has not yet version ``least``
-        of the weights refuses with EngineClosed.
+        Without ``live``, tokens may arrive in larger pieces, which costs less. An engine whose weights are older than
+        version ``least`` refuses with EngineClosed.
 
-        Raises EngineLost where the connection breaks or falls silent; what was sampled until then went to ``on_token``.
+        Raises EngineLost if the connection breaks or nothing arrives for ``silence_seconds``; ``on_token`` has then
+        received the tokens that arrived before.
         """
         if self._closed:
             raise EngineClosed("this client of an engine is closed")
@@ -101,8 +102,10 @@ class RemoteEngine:
                         reports += self._read(wire.decode_reports, payload)
                     elif kind == wire.TOKENS:
                         new = self._read(wire.decode_tokens, payload)
-                        told = self._read(_beside, reports, len(sampled[0]), len(new[0])) if sampling.reported else ()
-                        enough = self._take(new, sampled, on_token, told, on_report)
+                        of_new: Sequence[TokenReport] = ()
+                        if sampling.reported:
+                            of_new = self._read(_reports_of, reports, len(sampled[0]), len(new[0]))
+                        enough = self._take(new, sampled, on_token=on_token, reports=of_new, on_report=on_report)
                         if enough and (stopping is None or stopping.done()):
                             stopping = asyncio.ensure_future(self._stop(name))
                     elif kind == wire.ERROR:
@@ -110,15 +113,15 @@ class RemoteEngine:
                     elif kind == wire.END:
                         return self._read(wire.decode_end, payload, sampled, reports if sampling.reported else None)
         if answer.status == 200:
-            raise EngineLost(f"engine {self.url}: the reply ended without its end")
+            raise EngineLost(f"engine {self.url}: the reply has no END frame")
         raise _refused(self.url, answer.status, bytes(refusal))
 
     def grammars_refused(self) -> str | None:
-        """None: a server that cannot follow a grammar refuses the request."""
+        """None: the server itself refuses requests with a grammar if it does not support them."""
         return None
 
     def release(self, session: str) -> None:
-        """Forget a session, soon."""
+        """Have the engine forget a session, in the background."""
         if self._closed:
             return
         self._released.append(f"{self._name}.{session}")
@@ -129,13 +132,13 @@ class RemoteEngine:
         return dict(self._stats)
 
     async def refresh(self) -> dict[str, Any]:
-        """Ask how the engine is. Raises EngineError (EngineLost where nobody answers)."""
+        """Fetch the engine's ``stats``. Raises EngineError (EngineLost if it does not answer)."""
         self._stats = await self._call("GET", "/stats")
         self._version = int(self._stats["version"])
         return self.stats()
 
     async def follow(self, version: int, *, timeout: float = 300.0) -> int:
-        """Until the engine has at least ``version`` of its weight chain. Raises EngineError."""
+        """Wait until the engine has at least ``version`` of its weight chain. Raises EngineError."""
         answer = await self._call("POST", "/weights", {"version": version}, timeout=timeout)
         self._version = max(self._version, int(answer["version"]))
         return self._version
@@ -147,7 +150,7 @@ class RemoteEngine:
         await self._client.aclose()
 
     def _read(self, decode: Callable[..., T], *data: Any) -> T:
-        """What the server sent; one that sends something else is as good as none."""
+        """Decode ``data`` that the server sent; an invalid message becomes EngineLost."""
         try:
             return decode(*data)
         except ValueError as error:
@@ -157,11 +160,13 @@ class RemoteEngine:
         self,
         new: wire.Sampled,
         sampled: wire.Sampled,
+        *,
         on_token: OnToken | None,
         reports: Sequence[TokenReport],
         on_report: OnReport | None,
     ) -> bool:
-        """Whether ``on_token`` has enough. ``reports`` are those of the new tokens, where they were asked for."""
+        """Append new tokens and pass them on; returns whether ``on_token`` ends the completion. ``reports`` are those
+        of the new tokens, if requested."""
         sampled[0].extend(new[0])
         sampled[1].extend(new[1])
         sampled[2].extend(new[2])
@@ -178,13 +183,13 @@ class RemoteEngine:
         return enough
 
     async def _stop(self, name: str) -> None:
-        with suppress(EngineError):  # the request ends with the engine, or is stopped by its next token
+        with suppress(EngineError):  # the request ends with the engine, or the next token sends another stop
             await self._call("POST", "/stop", {"name": name})
 
     async def _release(self) -> None:
         while self._released:
             sessions, self._released = self._released, []
-            with suppress(EngineError):  # the engine is gone, and what it kept with it
+            with suppress(EngineError):  # the engine is gone, and its sessions with it
                 await self._call("POST", "/release", {"sessions": sessions})
 
     async def _call(
@@ -192,7 +197,7 @@ class RemoteEngine:
     ) -> dict[str, Any]:
         try:
             answer = await self._client.request(method, self.url + path, json=body, timeout=timeout)
-        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed in the meantime
             raise EngineLost(f"engine {self.url}: {type(error).__name__}: {error}") from None
         if not answer.is_success:
             raise _refused(self.url, answer.status_code, answer.content)
@@ -200,17 +205,17 @@ class RemoteEngine:
 
 
 def _refused(url: str, status: int, body: bytes) -> Exception:
-    """The error behind a status."""
+    """The error of a response that is not successful."""
     if status == 401:
-        return EngineUnfit("it does not know our admin key; give gateway and engine the same one")
+        return EngineUnfit("it does not accept our admin key; give gateway and engine the same one")
     try:
         return wire.failure(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return EngineError(f"engine {url} answered {status}: {body[:200]!r}")
 
 
-def _beside(reports: Sequence[TokenReport], start: int, count: int) -> Sequence[TokenReport]:
-    """The reports of ``count`` tokens from ``start`` on. Raises ValueError where they did not come before them."""
+def _reports_of(reports: Sequence[TokenReport], start: int, count: int) -> Sequence[TokenReport]:
+    """The reports of ``count`` tokens from ``start`` on. Raises ValueError if they did not arrive before the tokens."""
     if len(reports) != start + count:
         raise ValueError(f"{len(reports)} reports came before {start + count} tokens")
     return reports[start:]

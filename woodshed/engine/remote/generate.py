@@ -1,4 +1,4 @@
-"""``POST /generate`` as plain ASGI: it is called for every turn of a run."""
+"""``POST /generate`` of an engine server, as plain ASGI because every turn of a run calls it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from . import wire
 
 LIVE_SECONDS = 0.01
 BULK_SECONDS = 0.05
-"""Tokens are sent this often: to someone who reads along, and only so that they survive this engine."""
+"""Interval in which tokens are sent: for live streaming, and else, where they are sent only so that they are not lost
+with this engine."""
 ALIVE_SECONDS = 1.0
-"""After so long without a token the client hears that the engine is alive."""
+"""After this time without a token the client gets an ALIVE frame."""
 
 
 class Generate:
-    """Reads a request, samples, sends what was sampled as it comes. A client that leaves stops the engine's work."""
+    """Samples for a request and streams the tokens. A client that disconnects stops the engine's work."""
 
     def __init__(self, engine: LocalEngine, key: AdminKey, *, max_body: int) -> None:
         self.engine, self.key, self.max_body = engine, key, max_body
         self._wanted: set[str] = set()
 
     def stop(self, name: str) -> None:
-        """End a request with its next token; what it sampled until then is its completion."""
+        """End a request at its next token; its completion is what it has sampled until then."""
         self._wanted.discard(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +84,7 @@ class Generate:
         heard = time.monotonic()
         while not left.done():
             await asyncio.wait((work, left), timeout=interval, return_when=asyncio.FIRST_COMPLETED)
-            done = work.done()  # before what is sampled is looked at: then nothing is sampled after it
+            done = work.done()  # read before `sampled`, so that no token can be added after the last look at it
             if done and work.exception() is not None:
                 await reply.fail(_frames(sampled, reports), work.exception())
                 return
@@ -99,7 +100,7 @@ class Generate:
                 return
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body, or None where the client left. Raises ValueError for one that is too large."""
+        """The whole body; None if the client disconnected. Raises ValueError if it is too large."""
         body = bytearray()
         while True:
             message = await receive()
@@ -113,7 +114,7 @@ class Generate:
 
 
 class _Reply:
-    """An error before the first frame is an HTTP status, after it a frame."""
+    """One HTTP response. An error before the first frame is sent as an HTTP status, after it as a frame."""
 
     def __init__(self, send: Send) -> None:
         self._send, self._started = send, False
@@ -124,7 +125,7 @@ class _Reply:
         await self._send({"type": "http.response.body", "body": data, "more_body": not end})
 
     async def fail(self, tokens: bytes, error: BaseException | None) -> None:
-        """The frames of what was sampled until then, and the error."""
+        """Send the frames of the remaining tokens, then the error."""
         assert error is not None
         if not self._started and not tokens:
             await self.refuse(_status(error), error)
@@ -142,7 +143,8 @@ class _Reply:
 
 
 def _frames(sampled: list[tuple[int, float, int]], reports: list[TokenReport]) -> bytes:
-    """What there is, which is taken out. The engine's thread may append meanwhile: a report right before its token."""
+    """Remove all tokens and their reports from the lists and encode them. The engine's thread may append at the same
+    time: each report right before its token."""
     count = len(sampled)
     if not count:
         return b""

@@ -1,19 +1,19 @@
-"""An engine over HTTP: ``POST /generate`` streams tokens (``wire``), the rest is JSON.
+"""HTTP server of one engine: ``woodshed engine``, or ``python -m woodshed.engine.remote.service --settings FILE``.
 
-| request | what |
+| request | effect |
 |---|---|
-| ``POST /generate`` | sample; closing the connection cancels |
-| ``POST /stop`` ``{name}`` | end a request with what it has |
+| ``POST /generate`` | sample, streamed in the format of ``wire``; closing the connection cancels |
+| ``POST /stop`` ``{name}`` | end a request with the tokens it has |
 | ``POST /release`` ``{sessions}`` | forget sessions |
 | ``POST /weights`` ``{version}`` | follow the weight chain; answers when the engine has that version |
-| ``GET /stats`` | the engine's counters, its vocabulary and its context |
+| ``GET /stats`` | the engine's counters, vocabulary and context |
 | ``GET /health``, ``GET /metrics`` | need no key |
 
-``/stats`` and ``/health`` of an engine that has stopped answer 503.
+All but ``/generate`` answer in JSON, ``/metrics`` in Prometheus text. ``/stats`` and ``/health`` of an engine that has
+stopped answer 503.
 
-An engine as a program: ``woodshed engine``, or ``python -m woodshed.engine.remote.service --settings FILE``.
-
-On SIGTERM it takes no new request and finishes what runs (``shutdown_seconds``): a router sends the rest elsewhere.
+On SIGTERM the server accepts no new requests and finishes running ones within ``shutdown_seconds``; a router sends new
+requests to other engines.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from .generate import Generate
 from .wire import error_body
 
 Follow = Callable[[int], Awaitable[int]]
-"""Move the engine to at least this version of the weights; answers the version it then has."""
+"""Moves the engine to at least this version of the weights; returns the version it then has."""
 
 
 def build_service(
     engine: LocalEngine, *, admin_key: str, follow: Follow | None = None, max_body: int = 16 << 20
 ) -> Starlette:
-    """The service of ``engine``; ``follow`` is None where it follows no weight chain. Raises ValueError for an admin
-    key that is too short."""
+    """Build the HTTP app of ``engine``; ``follow`` is None if it follows no weight chain. Raises ValueError if the
+    admin key is too short."""
     key = AdminKey(admin_key)
     generate = Generate(engine, key, max_body=max_body)
     service = _Service(engine, key, follow, generate)
@@ -153,7 +153,7 @@ def main(settings: EngineServerSettings) -> None:
 
 
 async def serve(settings: EngineServerSettings) -> None:
-    """Load the policy, catch up with its weights, answer requests; in the running event loop."""
+    """Load the policy, catch up with its weight chain and serve, in the running event loop."""
     admin_key = read_admin_key(settings.admin_key_file)
 
     from woodshed.cluster.service import listen
@@ -180,7 +180,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     try:
         main(EngineServerSettings.model_validate_json(given.settings.read_bytes()))
-    except (ValueError, FileNotFoundError) as problem:  # no second try helps
+    except (ValueError, FileNotFoundError) as problem:  # a restart would fail again
         print(f"woodshed engine: {problem}", file=sys.stderr)
         sys.exit(2)
     except OSError as problem:

@@ -1,6 +1,7 @@
-"""One HTTP request whose response is read as it comes, over a connection of its own.
+"""One HTTP POST with a streamed response, over its own connection.
 
-A pool would look at every open connection for every piece that arrives; here a hundred streams cost a hundred sockets.
+A connection pool would look at every open connection for every piece that arrives. Without one, a hundred streams cost
+just a hundred sockets.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _PIECE = 1 << 16
 
 
 class StreamedResponse:
-    """A POST of ``body``, whose media type is ``kind``. ``alive`` asks a server that may be silent for long whether it
-    lives: it raises EngineLost where it does not.
+    """A POST of ``body``, whose media type is ``kind``. For servers that may be silent for long, ``alive`` checks after
+    every ``silence`` seconds whether the server is up, and raises EngineLost if not.
 
-    ``status`` is known once ``parts`` has given its first piece; ``complete`` once all of it has arrived.
+    ``status`` is set when ``parts`` yields its first piece; ``complete`` becomes true when the whole response has
+    arrived.
     """
 
     def __init__(
@@ -43,7 +45,8 @@ class StreamedResponse:
         self.complete = False
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Pieces of the body. Raises EngineLost where the connection fails, or ``silence`` seconds bring nothing."""
+        """Pieces of the body as they arrive. Raises EngineLost if the connection fails, or if nothing arrives for
+        ``silence`` seconds."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -60,11 +63,11 @@ class StreamedResponse:
                     yield piece
         except TimeoutError:
             waited = self._silence if writer is not None else CONNECT_SECONDS
-            raise EngineLost(f"{self._where}: nothing was heard for {waited:g} s") from None
+            raise EngineLost(f"{self._where}: nothing arrived for {waited:g} s") from None
         except OSError as error:
             raise EngineLost(f"{self._where}: {error}") from None
         except httptools.HttpParserError as error:
-            raise EngineLost(f"{self._where}: this is no HTTP server: {error}") from None
+            raise EngineLost(f"{self._where}: not an HTTP server: {error}") from None
         finally:
             if writer is not None:
                 writer.transport.abort()
@@ -95,7 +98,7 @@ class StreamedResponse:
             f"connection: close\r\ncontent-type: {self._kind}\r\ncontent-length: {len(self._body)}\r\n\r\n"
         ).encode()
 
-    # httptools
+    # ---- callbacks of httptools ----
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)

@@ -1,13 +1,13 @@
-"""What travels between an engine server and its client. Everything is little endian; every length is checked.
+"""Wire format between an engine server and its client. Everything is little endian; every length is checked.
 
 A request is ``u32 length, head (JSON), prompt (int32)``. A reply is frames ``u8 kind, u32 length, payload``:
 
-- REPORTS: those of the tokens in the next frame: u16 k, then n log-probabilities float32, then n times k token ids
+- REPORTS: reports of the tokens in the next frame: u16 k, then n log-probabilities float32, then n times k token ids
   int32 (-1 where there are fewer), then n times k log-probabilities float32
 - TOKENS: n times token int32, then n times log-probability float32, then n times version int32
-- ALIVE: nothing; the engine works, or the request waits
-- END: ``u32 length, head (JSON)``, routes int16, prompt_routes int16; ``count`` in the head is that of all tokens
-- ERROR: JSON, what ``failure`` reads
+- ALIVE: empty; the engine is computing, or the request is waiting
+- END: ``u32 length, head (JSON)``, routes int16, prompt_routes int16; ``count`` in the head is the total of tokens
+- ERROR: JSON as written by ``error_body``
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from woodshed.engine.protocol import (
 TOKENS, ALIVE, END, ERROR, REPORTS = 1, 2, 3, 4, 5
 LONGEST = 1 << 30
 STUCK_SECONDS = 120.0
-"""An engine whose iteration takes longer counts as dead."""
+"""An engine is considered dead if one iteration takes longer."""
 _FRAME = struct.Struct("<BI")
 _HEAD = struct.Struct("<I")
 _WIDTH = struct.Struct("<H")
@@ -50,8 +50,8 @@ Sampled = tuple[list[int], list[float], list[int]]
 
 @dataclass(frozen=True)
 class Ask:
-    """One ``generate``. ``live``: tokens are wanted at once, not in larger pieces. ``least``: the oldest version of the
-    weights that may answer. ``name``: what ``POST /stop`` calls it."""
+    """One ``generate`` request. ``live``: send tokens at once, not in larger pieces. ``least``: oldest version of the
+    weights that may answer. ``name``: identifies the request to ``POST /stop``."""
 
     tokens: list[int]
     sampling: Sampling
@@ -64,7 +64,7 @@ class Ask:
 def encode_ask(
     tokens: Sequence[int], sampling: Sampling, session: str | None, *, live: bool, least: int, name: str
 ) -> bytes:
-    """Raises ValueError for a token that is no int32."""
+    """The body of a request. Raises ValueError if a token does not fit an int32."""
     try:
         prompt = np.asarray(tokens, np.int32)
     except OverflowError as error:
@@ -74,7 +74,7 @@ def encode_ask(
 
 
 def decode_ask(data: bytes) -> Ask:
-    """Raises ValueError naming what is wrong."""
+    """Decode a request body. Raises ValueError that says what is wrong."""
     head, rest = _split(data)
     if set(head) != {"sampling", "session", "live", "least", "name"} or not isinstance(head["sampling"], dict):
         raise ValueError("engine request: the head needs sampling, session, live, least and name, and nothing else")
@@ -101,9 +101,9 @@ def encode_tokens(sampled: Sequence[tuple[int, float, int]]) -> bytes:
 
 
 def decode_tokens(payload: bytes) -> Sampled:
-    """Raises ValueError."""
+    """Decode the payload of a TOKENS frame. Raises ValueError."""
     if not payload or len(payload) % 12:
-        raise ValueError(f"engine reply: {len(payload)} bytes are no tokens")
+        raise ValueError(f"engine reply: a TOKENS frame cannot have {len(payload)} bytes")
     n = len(payload) // 3
     ids, logprobs, versions = payload[:n], payload[n : 2 * n], payload[2 * n :]
     return (
@@ -125,11 +125,11 @@ def encode_reports(reports: Sequence[TokenReport]) -> bytes:
 
 
 def decode_reports(payload: bytes) -> list[TokenReport]:
-    """Raises ValueError."""
+    """Decode the payload of a REPORTS frame. Raises ValueError."""
     width = _WIDTH.unpack_from(payload)[0] if len(payload) > _WIDTH.size else 0
     n, odd = divmod(len(payload) - _WIDTH.size, 4 + 8 * width)
     if n < 1 or odd:
-        raise ValueError(f"engine reply: {len(payload)} bytes are no reports of tokens")
+        raise ValueError(f"engine reply: a REPORTS frame cannot have {len(payload)} bytes")
     at, end = _WIDTH.size + 4 * n, _WIDTH.size + 4 * n + 4 * n * width
     own = np.frombuffer(payload[_WIDTH.size : at], "<f4").tolist()
     ids = np.frombuffer(payload[at:end], "<i4").reshape(n, width).tolist()
@@ -141,7 +141,7 @@ def decode_reports(payload: bytes) -> list[TokenReport]:
 
 
 def encode_end(done: Completion) -> bytes:
-    """The END frame of a completion whose tokens were sent."""
+    """The END frame of a completion whose tokens have been sent."""
     head: dict[str, Any] = {
         "stop_reason": done.stop_reason,
         "cached_tokens": done.cached_tokens,
@@ -157,30 +157,37 @@ def encode_end(done: Completion) -> bytes:
 
 
 def decode_end(payload: bytes, sampled: Sampled, reports: list[TokenReport] | None = None) -> Completion:
-    """The completion of everything that was sampled, with its ``reports`` where they were asked for. Raises ValueError,
-    also where some are missing."""
+    """The completion of all ``sampled`` tokens, from the payload of the END frame; with ``reports`` if they were
+    requested. Raises ValueError, also if tokens or reports are missing."""
     head, rest = _split(payload)
     tokens, logprobs, versions = sampled
     try:
         if head["count"] != len(tokens):
-            raise ValueError(f"engine reply: {len(tokens)} tokens arrived of {head['count']}")
+            raise ValueError(f"engine reply: {len(tokens)} of {head['count']} tokens arrived")
         if reports is not None and len(reports) != len(tokens):
-            raise ValueError(f"engine reply: {len(reports)} reports arrived of {len(tokens)} tokens")
+            raise ValueError(f"engine reply: {len(reports)} reports arrived for {len(tokens)} tokens")
         if head["stop_reason"] not in _REASONS or not isinstance(head["cached_tokens"], int):
-            raise ValueError("engine reply: the end names no stop reason or no cached tokens")
+            raise ValueError("engine reply: the END frame has no valid stop reason or number of cached tokens")
         routes, rest = _routes(rest, head["routes"])
         prompt_routes, rest = _routes(rest, head["prompt_routes"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"engine reply: the end is broken: {error!r}") from None
+        raise ValueError(f"engine reply: the END frame is invalid: {error!r}") from None
     if rest:
         raise ValueError(f"engine reply: {len(rest)} bytes too many")
     return Completion(
-        tokens, logprobs, versions, head["stop_reason"], routes, prompt_routes, head["cached_tokens"], reports
+        tokens=tokens,
+        logprobs=logprobs,
+        versions=versions,
+        stop_reason=head["stop_reason"],
+        routes=routes,
+        prompt_routes=prompt_routes,
+        cached_tokens=head["cached_tokens"],
+        reports=reports,
     )
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """An error of an engine as JSON, for ``failure``."""
+    """An engine's error as a JSON object, which ``failure`` reads."""
     kind = next((name for name, known in _ERRORS if isinstance(error, known)), "error")
     body: dict[str, Any] = {"kind": kind, "message": str(error)}
     if isinstance(error, ContextLengthExceeded):
@@ -189,7 +196,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 def failure(body: Any) -> Exception:
-    """The error that ``error_body`` described."""
+    """The exception that ``error_body`` encoded."""
     if not isinstance(body, dict):
         return EngineError(f"the engine answered {body!r:.200}")
     kind, message = body.get("kind"), str(body.get("message"))
@@ -204,19 +211,20 @@ _ERRORS: tuple[tuple[str, type[Exception]], ...] = (
 
 
 class Frames:
-    """Cuts a stream of bytes into frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """(kind, payload) of what is complete. Raises ValueError for what no server sends."""
+        """Add received bytes; returns (kind, payload) of all frames that are complete now. Raises ValueError for
+        invalid frames."""
         self._held += data
         whole = []
         while len(self._held) >= _FRAME.size:
             kind, length = _FRAME.unpack_from(self._held)
             if kind not in (TOKENS, ALIVE, END, ERROR, REPORTS) or length > LONGEST:
-                raise ValueError(f"engine reply: no frame has kind {kind} and {length} bytes")
+                raise ValueError(f"engine reply: invalid frame of kind {kind} and {length} bytes")
             end = _FRAME.size + length
             if len(self._held) < end:
                 break
@@ -232,23 +240,23 @@ def _with_head(head: dict[str, Any], rest: bytes) -> bytes:
 
 def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
     if len(data) < _HEAD.size:
-        raise ValueError("engine message: cut short")
+        raise ValueError("engine message: truncated")
     (length,) = _HEAD.unpack_from(data)
     end = _HEAD.size + length
     if end > len(data):
-        raise ValueError("engine message: cut short in its head")
+        raise ValueError("engine message: truncated in its head")
     try:
         head = json.loads(data[_HEAD.size : end])
     except RecursionError:
         raise ValueError("engine message: the head is nested too deeply") from None
     if not isinstance(head, dict):
-        raise ValueError("engine message: the head is no JSON object")
+        raise ValueError("engine message: the head is not a JSON object")
     return head, data[end:]
 
 
 def _array(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
     if len(data) % dtype.itemsize:
-        raise ValueError("engine message: cut short within a number")
+        raise ValueError("engine message: truncated within a number")
     return np.frombuffer(data, dtype)
 
 
@@ -256,8 +264,8 @@ def _routes(data: bytes, shape: Any) -> tuple[NDArray[np.int16] | None, bytes]:
     if shape is None:
         return None, data
     if len(shape) != 3 or not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in shape):
-        raise ValueError(f"engine reply: {shape!r:.60} is no shape of routes")
+        raise ValueError(f"engine reply: {shape!r:.60} is not a shape of routes")
     end = 2 * math.prod(shape)
     if end > len(data):
-        raise ValueError("engine reply: routes are cut short")
+        raise ValueError("engine reply: routes are truncated")
     return np.frombuffer(data[:end], "<i2").astype(np.int16).reshape(shape), data[end:]

@@ -1,1 +1,1 @@
-"""Many engines as one."""
+"""Routing of requests over several engines."""

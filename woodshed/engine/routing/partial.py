@@ -1,4 +1,4 @@
-"""A completion that may be sampled in several engines, one after the other."""
+"""A completion that is sampled by several engines in succession, when one of them dies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from woodshed.engine.protocol import Completion, OnToken, Sampling, StopReason, 
 
 
 class Partial:
-    """What was sampled so far, with the versions and log-probabilities of that moment.
+    """The tokens sampled so far, with their versions and log-probabilities at sampling time.
 
-    An engine goes on from the prompt and these tokens, with what is left of the limit and of the seed's numbers, so the
-    completion is one that a single engine could have sampled. The routes that an engine which died had not reported are
-    those under which the next one computed the same tokens: the tokens after them were sampled under these.
+    The next engine continues from the prompt and these tokens, with the rest of the token limit and of the seed's
+    random numbers, so a single engine could have sampled the same completion. Routes that a dead engine did not report
+    are replaced by those under which the next engine computed the same tokens, since the tokens after them were sampled
+    under those.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, on_token: OnToken | None) -> None:
@@ -27,7 +28,7 @@ class Partial:
         self.reports: list[TokenReport] = []
 
     def listener(self) -> Listener:
-        """For one attempt. What an engine says after the next attempt began is not heard."""
+        """The callbacks of one attempt. Tokens that an engine reports after its attempt ended are ignored."""
         return Listener(self)
 
     def take(self, token: int, logprob: float, version: int) -> bool | None:
@@ -38,7 +39,8 @@ class Partial:
 
     @property
     def ended(self) -> StopReason | None:
-        """Why nothing is left to sample: the engine died between the last token and its answer."""
+        """The stop reason if nothing is left to sample, because the engine died after the last token and before its
+        END frame; else None."""
         if self.tokens and self.tokens[-1] in self._sampling.stop_ids:
             return "stop"
         return "length" if len(self.tokens) >= self._sampling.max_tokens else None
@@ -49,31 +51,31 @@ class Partial:
 
     @property
     def sampling(self) -> Sampling:
-        """For the rest."""
+        """The sampling of the remaining tokens."""
         count = len(self.tokens)
         asked = self._sampling
         return replace(asked, max_tokens=asked.max_tokens - count, drawn=asked.drawn + count) if count else asked
 
     def cut(self, reason: StopReason) -> Completion:
-        """The completion of what there is."""
+        """The completion of the tokens sampled so far."""
         return Completion(self.tokens, self.logprobs, self.versions, reason, reports=self._reported())
 
     def whole(self, rest: Completion) -> Completion:
-        """The completion, of which the last engine sampled ``rest``."""
+        """The whole completion, of which the last engine sampled ``rest``."""
         kept = len(self.tokens) - len(rest.tokens)
         if not kept:
             return rest
         prompt, before = _divide(rest.prompt_routes, kept)
         routes = None if rest.routes is None else np.concatenate([before, rest.routes])
         return Completion(
-            self.tokens,
-            self.logprobs,
-            self.versions,
-            rest.stop_reason,
-            routes,
-            prompt,
-            min(rest.cached_tokens, len(self._prompt)),
-            self._reported(),
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            stop_reason=rest.stop_reason,
+            routes=routes,
+            prompt_routes=prompt,
+            cached_tokens=min(rest.cached_tokens, len(self._prompt)),
+            reports=self._reported(),
         )
 
     def _reported(self) -> list[TokenReport] | None:
@@ -98,7 +100,8 @@ class Listener:
 
 
 def _divide(routes: NDArray[np.int16] | None, kept: int) -> tuple[NDArray[np.int16] | None, NDArray[np.int16]]:
-    """Routes of the end of a context as those of its prompt and those of its last ``kept`` tokens, -1 where unknown."""
+    """Split routes of the end of a context into those of the prompt and those of the last ``kept`` tokens, -1 where
+    unknown."""
     if routes is None:
         return None, np.empty((0, 0, 0), np.int16)
     if len(routes) >= kept:

@@ -1,7 +1,4 @@
-"""One engine of several, as the router sees it.
-
-Which engine a request goes to: the one that holds its trajectory's prefix, unless others have far less to do.
-"""
+"""The router's view of its engines: the state of each, and which one a request goes to."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ COUNTERS = (
     "generated_tokens", "prefilled_tokens", "reused_tokens", "iterations", "swaps", "evictions", "swap_seconds",
     "busy_seconds", "drafted_tokens", "accepted_tokens",
 )  # fmt: skip
-"""Numbers of ``stats`` that only grow while an engine lives."""
+"""Names in ``stats`` whose values never decrease while an engine runs."""
 
 
 class Peer(Protocol):
-    """An engine in another process: ``RemoteEngine`` or ``VllmEngine``, which say what each of these does."""
+    """An engine in another process: ``RemoteEngine`` or ``VllmEngine``; see there for what each method does."""
 
     url: str
 
@@ -56,8 +53,9 @@ class Peer(Protocol):
 
 @dataclass(eq=False)
 class Replica:
-    """``serving``: it answered when it was last asked; ``why`` says what was wrong otherwise, and ``unfit`` that asking
-    again does not help. ``running`` counts the router's own requests. ``look`` is set to ask it at once."""
+    """State of one engine. ``serving``: it answered the last status request; otherwise ``why`` gives the reason, and
+    ``unfit`` says that it will never serve. ``running`` counts the router's own requests. Setting ``look`` makes the
+    router ask for its status at once."""
 
     engine: Peer
     serving: bool = False
@@ -66,15 +64,15 @@ class Replica:
     running: int = 0
     lost: int = 0
     context: int | None = None
-    """Longest sequence in tokens, as it says."""
+    """Maximum sequence length in tokens, as the engine reports it."""
     look: asyncio.Event = field(default_factory=asyncio.Event)
     _before: dict[str, float] = field(default_factory=dict)
 
     async def ask(self, vocabulary: int | None) -> None:
-        """Ask how it is. Raises EngineError where it cannot serve."""
+        """Fetch the engine's status. Raises EngineError if it cannot serve."""
         known = self.engine.stats()
         stats = await self.engine.refresh()
-        if stats["uptime_seconds"] < known.get("uptime_seconds", 0.0):  # another process: it counts from zero
+        if stats["uptime_seconds"] < known.get("uptime_seconds", 0.0):  # restarted: its counters are zero again
             self._before = {name: self._before.get(name, 0) + known[name] for name in COUNTERS}
         if vocabulary is not None and stats["vocabulary"] != vocabulary:
             raise EngineUnfit(f"it serves another policy: {stats['vocabulary']} tokens, not {vocabulary}")
@@ -84,42 +82,44 @@ class Replica:
             raise EngineError(f"its iteration has taken {stats['iteration_seconds']:.0f} s so far")
 
     def totals(self) -> dict[str, Any]:
-        """Its counters over all of its lives."""
+        """The engine's ``stats``, with counters summed over all its restarts."""
         stats = self.engine.stats()
         return stats | {name: stats.get(name, 0) + self._before.get(name, 0) for name in COUNTERS}
 
     def about(self) -> dict[str, Any]:
-        """For people."""
+        """The engine's entry in the router's ``stats``."""
         shown = {"url": self.engine.url, "serving": self.serving, "version": self.engine.version}
         shown |= {"running": self.running, "lost_requests": self.lost}
         return shown if self.serving else shown | {"why": self.why}
 
 
 MOST = 1 << 16
-"""Trajectories remembered; the one that was used longest ago is forgotten, which costs it its prefix at most."""
+"""Maximum number of trajectories remembered. The least recently used one is forgotten, which loses at most its cached
+prefix."""
 
 
 class Placement:
-    """Remembers where each session is. ``spread``: how much busier its engine may be than the least busy one."""
+    """Chooses engines: the one that holds the trajectory's prefix, unless it has over ``spread`` requests more than
+    the least busy one. Remembers which engine has each session."""
 
     def __init__(self, spread: int) -> None:
         self._spread = spread
         self._homes: OrderedDict[str, dict[str, Replica]] = OrderedDict()
 
     def choose(self, replicas: Sequence[Replica], session: str | None) -> Replica:
-        """One of ``replicas`` (at least one, each serving)."""
+        """Choose one of ``replicas`` (at least one, all serving)."""
         least = min(replicas, key=lambda replica: replica.running)
         if session is None:
             return least
         sessions = self._homes.get(trajectory_of(session), {})
-        # Another session of the trajectory has a beginning in common with it: the one that was used last is best.
+        # else the most recently used session of the trajectory, which shares a prefix with this one
         home = sessions.get(session) or next(reversed(sessions.values()), None)
         if home is not None and home in replicas and home.running - least.running <= self._spread:
             return home
         return least
 
     def settle(self, session: str | None, replica: Replica) -> None:
-        """The session is there now; the engine where it was need not keep it."""
+        """Record that the session is in ``replica`` now, and release it in the engine that had it before."""
         if session is None:
             return
         name = trajectory_of(session)
@@ -134,7 +134,7 @@ class Placement:
                 where.engine.release(forgotten)
 
     def release(self, session: str) -> None:
-        """Forget it, here and in its engine."""
+        """Forget a session, here and in its engine."""
         name = trajectory_of(session)
         sessions = self._homes.get(name, {})
         if (replica := sessions.pop(session, None)) is not None:

@@ -1,7 +1,7 @@
-"""Many engines behind the protocol of one: affinity, load, failover, weights.
+"""Routes requests over several engines, behind the protocol of one: prefix affinity, load, failover, weights.
 
-Invariants: a token that reached the router is never sampled again. An engine serves only while its weights are at least
-as new as any that the router has promised to someone (``follow``) or that an interrupted request has seen.
+Invariants: a token that reached the router is never sampled again. An engine serves only if its weights are at least as
+new as every version that the router has confirmed to a caller (``follow``) or that an interrupted request has used.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NOW = ("running", "waiting", "sessions", "cache_tokens", "cache_bytes")
 
 
 class Router:
-    """Implements ``woodshed.engine.protocol.Engine`` over ``engines``, which it owns from here on; belongs to one event
-    loop. ``vocabulary`` is what they all must have; None takes any."""
+    """Implements ``woodshed.engine.protocol.Engine`` over ``engines``, which it takes ownership of; belongs to one
+    event loop. ``vocabulary`` is the size that all engines must have; None accepts any."""
 
     def __init__(
         self, engines: Sequence[Peer], settings: RoutingSettings | None = None, *, vocabulary: int | None = None
@@ -48,63 +48,65 @@ class Router:
         self.replicas = [Replica(engine) for engine in engines]
         self._vocabulary = vocabulary
         self._placement = Placement(self.settings.spread)
-        self._floor = 0
+        self._min_version = 0
         self._changed = asyncio.Event()
         self._closed = False
         self._started = time.perf_counter()
         self._moved = self._kept = 0
-        self._tenders = [asyncio.create_task(self._tend(replica)) for replica in self.replicas]
+        self._pollers = [asyncio.create_task(self._poll(replica)) for replica in self.replicas]
 
     @property
     def version(self) -> int:
         """Newest version that every serving engine has."""
-        return min((r.engine.version for r in self._serving()), default=self._floor)
+        return min((r.engine.version for r in self._serving()), default=self._min_version)
 
     @property
     def context(self) -> int | None:
-        """That of the serving engine which takes the longest sequences."""
+        """Maximum sequence length over all serving engines; None while it is unknown."""
         return max((r.context for r in self._serving() if r.context is not None), default=None)
 
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion:
-        """As every engine. An engine that dies or falls silent costs latency; what it had sampled is kept.
+        """Sample a completion, see ``Engine.generate``. If an engine dies or stops answering, another one continues
+        after its tokens.
 
-        Raises EngineClosed where no engine serves within ``patience_seconds``, EngineBusy where all of them refuse.
+        Raises EngineClosed if no engine serves within ``patience_seconds``, EngineBusy if all of them refuse.
         """
         partial = Partial(tokens, sampling, on_token)
-        shunned: dict[Replica, EngineError] = {}
+        failed: dict[Replica, EngineError] = {}
         moves = 0
         while True:
-            replica = await self._pick(session, shunned)
+            replica = await self._pick(session, failed)
             try:
                 done = await self._attempt(replica, partial, session, live=on_token is not None)
                 return partial.whole(done)
             except ContextLengthExceeded:
-                if partial.tokens:  # the engine before it came to the end of the context with its last word
+                if partial.tokens:  # the previous engine filled the context with its last token
                     return partial.cut("length")
                 raise
             except EngineClosed as error:
                 moves += 1
-                log.warning("a request goes on elsewhere: %s", error)
+                log.warning("a request moves to another engine: %s", error)
                 replica.lost += 1
-                self._away(replica, error)
+                self._mark_down(replica, error)
                 if moves > self.settings.moves:
                     raise
                 self._moved += 1
                 self._kept += len(partial.tokens)
-                self._promise(max(partial.versions, default=0))
-            except EngineError as error:  # busy, or it failed: perhaps another one does not
-                if not isinstance(error, EngineBusy) and not all(isinstance(e, EngineBusy) for e in shunned.values()):
+                self._require_version(max(partial.versions, default=0))
+            except EngineError as error:  # busy or failed: another engine may succeed
+                if not isinstance(error, EngineBusy) and not all(isinstance(e, EngineBusy) for e in failed.values()):
                     raise
-                shunned[replica] = error
+                failed[replica] = error
             if reason := partial.ended:
                 return partial.cut(reason)
 
     async def follow(self, version: int) -> int:
-        """Until an engine has at least ``version`` of the weight chain; from then on none serves that has not.
+        """Wait until an engine has at least ``version`` of the weight chain; from then on engines with older weights do
+        not serve.
 
-        Raises EngineError where the version cannot be had.
+        Raises EngineError if no engine can load the version.
         """
         deadline = time.monotonic() + self.settings.patience_seconds
         while True:
@@ -117,16 +119,16 @@ class Router:
                     raise
 
     def grammars_refused(self) -> str | None:
-        """Why one of the engines takes no ``Sampling.grammar``; None where all of them do."""
+        """Why one of the engines refuses ``Sampling.grammar``; None if all of them accept one."""
         refused = (replica.engine.grammars_refused() for replica in self.replicas)
         return next((why for why in refused if why is not None), None)
 
     def release(self, session: str) -> None:
-        """Forget a session; what it still runs ends with stop reason ``cancelled``."""
+        """Forget a session; its unfinished requests end with stop reason ``cancelled``."""
         self._placement.release(session)
 
     def stats(self) -> dict[str, Any]:
-        """Sums over the engines, restarts included; seconds are means. ``engines`` says how each of them is."""
+        """Sums over the engines, restarts included; seconds are means. ``engines`` has one entry per engine."""
         totals = [replica.totals() for replica in self.replicas]
         summed = {name: sum(t.get(name, 0) for t in totals) for name in (*COUNTERS, *_NOW)}
         for name in ("busy_seconds", "swap_seconds"):
@@ -146,7 +148,7 @@ class Router:
         }
 
     def _weights_problem(self, totals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """The oldest of the engines' problems with newer weights."""
+        """The oldest ``weights_problem`` of the engines."""
         problems = [
             {**problem, "reason": f"{replica.engine.url}: {problem['reason']}"}
             for replica, stats in zip(self.replicas, totals)
@@ -155,7 +157,7 @@ class Router:
         return min(problems, key=lambda problem: problem["since"], default=None)
 
     async def ready(self) -> None:
-        """Until an engine serves. Raises ValueError where one serves another policy."""
+        """Wait until an engine serves. Raises ValueError if an engine is unfit, e.g. serves another policy."""
         told = time.monotonic()
         while not self._serving():
             if unfit := [r for r in self.replicas if r.unfit]:
@@ -163,34 +165,35 @@ class Router:
             if time.monotonic() - told > 10:
                 told = time.monotonic()
                 log.warning("waiting for engines: %s", self._complaints())
-            await self._change(1.0)
+            await self._wait_change(1.0)
 
     async def close(self) -> None:
         self._closed = True
-        self._news()
-        for tender in self._tenders:
-            tender.cancel()
-        await asyncio.gather(*self._tenders, return_exceptions=True)
+        self._notify()
+        for poller in self._pollers:
+            poller.cancel()
+        await asyncio.gather(*self._pollers, return_exceptions=True)
         for replica in self.replicas:
             await replica.engine.close()
 
     # ---- one request ----
 
-    async def _pick(self, session: str | None, shunned: Mapping[Replica, EngineError]) -> Replica:
-        """The engine for a request; waits for one. Raises the last error of ``shunned`` where no other serves."""
+    async def _pick(self, session: str | None, failed: Mapping[Replica, EngineError]) -> Replica:
+        """Wait for a serving engine and choose one for a request. Raises the last error of ``failed`` if no other
+        engine serves."""
         deadline = time.monotonic() + self.settings.patience_seconds
         while True:
             if self._closed:
                 raise EngineClosed("the engine is closed")
             if serving := self._serving():
-                free = [replica for replica in serving if replica not in shunned]
+                free = [replica for replica in serving if replica not in failed]
                 if not free:
-                    raise list(shunned.values())[-1]
+                    raise list(failed.values())[-1]
                 return self._placement.choose(free, session)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise EngineClosed(f"no engine serves: {self._complaints()}")
-            await self._change(left)
+            await self._wait_change(left)
 
     async def _attempt(self, replica: Replica, partial: Partial, session: str | None, *, live: bool) -> Completion:
         self._placement.settle(session, replica)
@@ -204,32 +207,32 @@ class Router:
                 on_token=listener,
                 on_report=listener.report,
                 live=live,
-                least=self._floor,
+                least=self._min_version,
             )
         finally:
             replica.running -= 1
             listener.stop()
 
-    def _away(self, replica: Replica, error: EngineClosed) -> None:
-        """It is not used until it has been asked how it is."""
+    def _mark_down(self, replica: Replica, error: EngineClosed) -> None:
+        """Stop using an engine until it has answered a status request."""
         replica.serving, replica.why = False, str(error)
         replica.look.set()
 
     # ---- the engines ----
 
     def _serving(self) -> list[Replica]:
-        return [r for r in self.replicas if r.serving and r.engine.version >= self._floor]
+        return [r for r in self.replicas if r.serving and r.engine.version >= self._min_version]
 
-    def _promise(self, version: int) -> None:
-        """From now on only engines with at least this version serve; the others are told."""
-        if version > self._floor:
-            self._floor = version
+    def _require_version(self, version: int) -> None:
+        """Let only engines with at least this version serve from now on; the others are asked to catch up."""
+        if version > self._min_version:
+            self._min_version = version
             for replica in self.replicas:
                 if replica.engine.version < version:
                     replica.look.set()
 
     async def _follow(self, version: int) -> None:
-        """Until one engine has followed, and the others have had as long again (a second at least)."""
+        """Wait until one engine has followed, then the same time again (at least a second) for the others."""
         began = time.monotonic()
         asked = {asyncio.ensure_future(r.engine.follow(version)): r for r in self._serving()}
         pending, problem, reached = set(asked), EngineError("no engine was asked"), False
@@ -243,12 +246,12 @@ class Router:
                     elif isinstance(error, EngineError):
                         problem = error
                         if isinstance(error, EngineClosed):
-                            self._away(asked[task], error)
+                            self._mark_down(asked[task], error)
                     else:
                         raise error
             if not reached:
                 raise problem
-            self._promise(version)
+            self._require_version(version)
             if pending:
                 await asyncio.wait(pending, timeout=max(1.0, time.monotonic() - began))
         finally:
@@ -256,31 +259,31 @@ class Router:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _tend(self, replica: Replica) -> None:
-        """Ask an engine how it is, again and again, and have it catch up before it serves."""
+    async def _poll(self, replica: Replica) -> None:
+        """Poll an engine's status forever, and have it catch up with the weights before it serves."""
         while True:
             replica.look.clear()
             try:
                 await replica.ask(self._vocabulary)
-                if replica.engine.version < self._floor:
-                    replica.why = f"it has version {replica.engine.version} of the weights, not yet {self._floor}"
-                    await replica.engine.follow(self._floor)
+                if replica.engine.version < self._min_version:
+                    replica.why = f"it has version {replica.engine.version} of the weights, not yet {self._min_version}"
+                    await replica.engine.follow(self._min_version)
                 replica.serving = True
             except (EngineError, ValueError, KeyError, TypeError) as error:
                 if replica.serving:
-                    log.warning("engine %s is away: %s", replica.engine.url, error)
+                    log.warning("engine %s stopped serving: %s", replica.engine.url, error)
                 replica.serving, replica.why, replica.unfit = False, str(error), isinstance(error, EngineUnfit)
-            self._news()
+            self._notify()
             pause = self.settings.poll_seconds if replica.serving else self.settings.poll_seconds / 5
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(replica.look.wait(), pause)
 
-    def _news(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _change(self, seconds: float) -> None:
-        """Until an engine has been looked at, or the time is over."""
+    async def _wait_change(self, seconds: float) -> None:
+        """Wait until an engine's status was updated, for at most ``seconds``."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 

@@ -1,1 +1,1 @@
-"""vLLM as an engine: a client of its token-in/token-out server, and what runs inside vLLM to follow a weight chain."""
+"""vLLM as an engine: a client of its token-in/token-out server, and a vLLM extension that follows a weight chain."""

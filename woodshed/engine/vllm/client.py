@@ -1,4 +1,4 @@
-"""A vLLM server behind the protocol of every engine."""
+"""Client of a vLLM server; implements the engine protocol."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from .update import ChainUpdates
 
 GENERATE = "/inference/v1/generate"
 _SESSIONS = 4096
-"""Contexts remembered for their routes."""
+"""Maximum number of sessions whose context is remembered, to request only missing routes."""
 
 
 class VllmEngine:
-    """The client of a vLLM server that ``woodshed.engine.vllm.start`` has started, or that has the same flags; belongs
-    to one event loop and is the only one that changes the server's weights.
+    """Client of a vLLM server started by ``woodshed.engine.vllm.start`` or with the same flags. Belongs to one event
+    loop; only one client may change a server's weights.
 
-    ``vocabulary`` is the policy's, which vLLM does not tell. ``initial`` is the version of the checkpoint that the
-    server began with, ``chain`` the weight chain to follow, as its workers reach it. Of ``settings`` it uses
-    ``context``, ``max_running``, ``max_waiting``, ``prefix_cache`` and ``swap`` (not ``recompute``: raises ValueError).
+    ``vocabulary`` is the policy's, which vLLM does not report. ``initial`` is the version of the checkpoint that the
+    server started with, ``chain`` the weight chain to follow, as a location that its workers can reach. Of ``settings``
+    it uses ``context``, ``max_running``, ``max_waiting``, ``prefix_cache`` and ``swap`` (``recompute`` raises
+    ValueError).
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class VllmEngine:
             raise ValueError(f"engine address {url!r}: must begin with vllm+http:// or vllm+https://")
         self.settings, self.vocabulary = settings or EngineSettings(), vocabulary
         if self.settings.swap == "recompute":
-            raise ValueError("engine.swap: vLLM cannot recompute what runs; choose keep or drain")
+            raise ValueError("engine.swap: vLLM cannot recompute running requests; choose keep or drain")
         self._key, self._silence, self._initial = key, silence_seconds, initial
         self._server = Server(self.url, key)
         self._config: dict[str, Any] | None = None
@@ -79,12 +80,12 @@ class VllmEngine:
 
     @property
     def version(self) -> int:
-        """Of the server's weights, -1 before the first ``refresh``."""
+        """Version of the server's weights; -1 before the first ``refresh``."""
         return self._version
 
     @property
     def context(self) -> int:
-        """Longest sequence in tokens: the server's limit, or ``engine.context`` where that is less."""
+        """Maximum sequence length in tokens: the server's limit, or ``engine.context`` if that is less."""
         limit = int((self._config or {}).get("max_model_len", 1 << 30))
         return min(limit, self.settings.context or limit)
 
@@ -99,11 +100,11 @@ class VllmEngine:
         live: bool = True,
         least: int = 0,
     ) -> Completion:
-        """As every engine; ``on_token`` and ``on_report`` are called in the event loop, cancelling stops the server's
-        work.
+        """Sample a completion, see ``Engine.generate``; ``on_token`` and ``on_report`` are called in the event loop.
+        Cancelling stops the server's work.
 
-        A seed gives the same tokens to the same request, but ``drawn`` numbers cannot be skipped: see
-        ``wire.seed_of``. Raises EngineLost where the connection breaks, or the server does not live any more.
+        A seed reproduces a request, but a continued request gets other random numbers: see ``wire.seed_of``. Raises
+        EngineLost if the connection breaks or the server is down.
         """
         if self._closed:
             raise EngineClosed("this client of vLLM is closed")
@@ -115,7 +116,7 @@ class VllmEngine:
         check_sampling(sampling, self.vocabulary)
         self._check(sampling)
         if len(self._open) >= self.settings.max_running + self.settings.max_waiting:
-            raise EngineBusy("too many requests wait for vLLM (engine.max_waiting); try again later")
+            raise EngineBusy("too many requests are waiting for vLLM (engine.max_waiting); try again later")
         reply = Reply(self._version, self._initial, self.vocabulary, sampling, on_token=on_token, on_report=on_report)
         reply.unsure = self._updates.running
         name = secrets.token_hex(12)
@@ -135,30 +136,34 @@ class VllmEngine:
         return done
 
     def _check(self, sampling: Sampling) -> None:
-        """Raises SamplingRefused for what vLLM cannot do, EngineError for what it cannot go on with."""
+        """Raise SamplingRefused for options that vLLM does not support, EngineError for a request that it cannot
+        continue."""
         if sampling.grammar is not None:
             raise SamplingRefused("grammar", str(self.grammars_refused()))
         if sampling.raw_logprobs and not sampling.plain:
             reason = (
-                "vLLM reports either raw log-probabilities or those of the sampling distribution, which are recorded"
+                "vLLM reports either raw log-probabilities or those of the sampling distribution; the latter are "
+                "recorded"
             )
             raise SamplingRefused("raw_logprobs", reason)
         if sampling.drawn and (sampling.presence_penalty or sampling.frequency_penalty):
             raise EngineError(
-                "vLLM takes sampled tokens for prompt, so it cannot go on with presence or frequency penalties"
+                "vLLM would count sampled tokens as prompt, so it cannot continue with presence or frequency penalties"
             )
 
     def grammars_refused(self) -> str | None:
-        """vLLM's own structured outputs do not say which tokens they allow, so no trainer could renormalise."""
+        """The reason: vLLM's structured outputs do not report which tokens they allow, so the trainer could not
+        renormalise."""
         return "vLLM does not report which tokens it allows"
 
     def release(self, session: str) -> None:
-        """Forget a session; what it still runs ends with stop reason ``cancelled``."""
+        """Forget a session; its unfinished requests end with stop reason ``cancelled``."""
         self._contexts.pop(session, None)
         self._abort_soon([name for name, (_, of) in self._open.items() if of == session])
 
     def stats(self) -> dict[str, Any]:
-        """``running`` and ``waiting`` are the server's as of the last ``refresh``; tokens are those of this client."""
+        """Counters. ``running`` and ``waiting`` are the server's as of the last ``refresh``; token counts are those of
+        this client."""
         return {
             "version": self._version,
             "uptime_seconds": time.monotonic() - self._started,
@@ -174,19 +179,20 @@ class VllmEngine:
         }
 
     async def refresh(self) -> dict[str, Any]:
-        """Ask how the server is. Raises EngineError (EngineLost where nobody answers, EngineUnfit for wrong flags)."""
+        """Fetch the server's status. Raises EngineError (EngineLost if it does not answer, EngineUnfit if it has wrong
+        flags)."""
         if self._config is None:
             self._config = await self._server.config()
         self._load = await self._server.load()
         if not self._updates.running:
             swaps, version = self._updates.swaps, await self._label()
-            if not self._updates.running and swaps == self._updates.swaps:  # else that answer may be an old one
+            if not self._updates.running and swaps == self._updates.swaps:  # else the answer may be outdated
                 self._version = version
             await self._updates.begin()
         return self.stats()
 
     async def follow(self, version: int, *, timeout: float = 300.0) -> int:
-        """Until the server has at least ``version`` of the weight chain. Raises EngineError."""
+        """Wait until the server has at least ``version`` of the weight chain. Raises EngineError."""
         return await self._updates.follow(version, timeout)
 
     async def close(self) -> None:
@@ -198,13 +204,14 @@ class VllmEngine:
 
     # ---- for updates ----
 
-    def doubt(self) -> None:
-        """Weights are about to change: open replies learn at their end which ones sampled their tokens."""
+    def weights_changing(self) -> None:
+        """Called before weights change: open replies then wait for their end to learn which version sampled each
+        token."""
         for reply, _ in self._open.values():
             reply.unsure = True
 
-    async def changed(self) -> None:
-        """Weights have changed."""
+    async def weights_changed(self) -> None:
+        """Called after weights have changed: fetch the new version."""
         self._version = await self._label()
 
     async def _label(self) -> int:
@@ -246,18 +253,18 @@ class VllmEngine:
         except (ValueError, json.JSONDecodeError) as error:
             raise EngineLost(f"vLLM at {self.url}: {error}") from None
         if answer.status == 200:
-            raise EngineLost(f"vLLM at {self.url}: the reply ended without its end")
+            raise EngineLost(f"vLLM at {self.url}: the reply is incomplete")
         problem = refused(self.url, GENERATE, answer.status, bytes(refusal))
         raise EngineClosed(str(problem)) if answer.status >= 500 else problem
 
     def _salt(self) -> str | None:
-        """Requests share keys and values where they have the same one."""
+        """The cache salt of a request: only requests with the same salt share keys and values."""
         if self.settings.prefix_cache == "keep":
             return None
         return f"version-{self._version}" if self.settings.prefix_cache == "salt" else secrets.token_hex(16)
 
     def _known(self, prompt: list[int], session: str | None) -> int:
-        """Prompt tokens whose routes an earlier turn has brought."""
+        """Number of prompt tokens whose routes an earlier turn has returned."""
         before = self._contexts.get(session, []) if session is not None else []
         same = next((i for i, (a, b) in enumerate(zip(before, prompt)) if a != b), min(len(before), len(prompt)))
         return max(0, min(same, len(before) - 1, len(prompt) - 1))
@@ -269,5 +276,5 @@ class VllmEngine:
             task.add_done_callback(self._aborting.discard)
 
     async def _abort(self, requests: list[str]) -> None:
-        with suppress(EngineError):  # the server is gone, and what it ran with it
+        with suppress(EngineError):  # the server is gone, and its requests with it
             await self._server.abort(requests)

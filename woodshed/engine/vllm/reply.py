@@ -1,4 +1,4 @@
-"""One reply of vLLM as it comes in: tokens at once, versions with the last event."""
+"""One streamed reply of vLLM: tokens arrive at once, their versions with the last event."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from . import wire
 
 
 class Reply:
-    """Collects a completion of ``sampling`` and tells ``on_token`` and ``on_report``.
+    """Collects a completion of ``sampling`` and calls ``on_token`` and ``on_report``.
 
-    vLLM says which weights sampled a token only at the end. Until weights change, that is known before: every token
-    was sampled by ``version``. ``unsure`` is set for replies that are open while weights change; their tokens from
-    then on are told at the end, with the versions that vLLM gives. ``enough``: ``on_token`` wants no more.
+    vLLM reports only at the end which weights sampled a token. As long as weights do not change it is known earlier:
+    ``version`` sampled every token. ``unsure`` is set for replies that are open while weights change; from then on
+    tokens are passed on at the end, with the versions that vLLM reports. ``enough``: ``on_token`` ended the completion.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class Reply:
         self._cached = 0
 
     def take(self, event: dict[str, Any]) -> None:
-        """Raises ValueError for what vLLM does not send, EngineError for what it reports or ``on_token`` raises."""
+        """Process one event. Raises ValueError if it is invalid, EngineError if it is an error or ``on_token``
+        raises."""
         if problem := event.get("error"):
             text = problem.get("message") if isinstance(problem, dict) else problem
-            raise EngineError(f"vLLM gave the request up: {text}")
+            raise EngineError(f"vLLM aborted the request: {text}")
         try:
             self.request_id = event.get("request_id") or self.request_id
             if usage := event.get("usage"):
@@ -61,48 +62,46 @@ class Reply:
             for choice in event.get("choices") or []:
                 pairs, greedy = wire.read_tokens(choice, self._vocabulary), self._sampling.temperature == 0
                 self._tokens += [token for token, _ in pairs]
-                # greedy decoding has all of its mass on one token
+                # greedy decoding samples from a point mass
                 self._logprobs += [0.0 if greedy else logprob for _, logprob in pairs]
-                if self._sampling.reported:
-                    self._reports += (
-                        [point_mass(token, self._sampling) for token, _ in pairs]
-                        if greedy
-                        else wire.read_reports(choice, self._sampling)
-                    )
+                if self._sampling.reported and greedy:
+                    self._reports += [point_mass(token, self._sampling) for token, _ in pairs]
+                elif self._sampling.reported:
+                    self._reports += wire.read_reports(choice, self._sampling)
                 if choice.get("finish_reason") is not None:
                     self._reason = wire.read_reason(choice["finish_reason"])
                     self._spans, self._routes = choice.get("weight_versions"), choice.get("routed_experts")
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"an event is broken: {error!r}") from None
+            raise ValueError(f"an event is invalid: {error!r}") from None
         if not self.unsure:
             self._tell([self._version] * (len(self._tokens) - self._told))
 
     def end(self, prompt: int) -> Completion:
-        """The completion. Raises ValueError where the reply was not whole, EngineError where tokens were told with
+        """The completion. Raises ValueError if the reply is incomplete, EngineError if tokens were passed on with
         another version than the one that sampled them."""
         if self._reason is None:
-            raise ValueError("the reply ended without its end")
+            raise ValueError("the reply is incomplete: it has no finish_reason")
         count = len(self._tokens)
         try:
             versions = wire.read_versions(self._spans, count, self._initial) if count else []
         except (KeyError, TypeError) as error:
-            raise ValueError(f"weight_versions is broken: {error!r}") from None
+            raise ValueError(f"weight_versions is invalid: {error!r}") from None
         if any(version != self._version for version in versions[: self._told]):
             raise EngineError(
-                f"vLLM's weights became version {max(versions)} while this client believed it had {self._version}: "
-                "a vLLM server has one gateway that updates it"
+                f"vLLM's weights became version {max(versions)} while this client assumed {self._version}: only one "
+                "gateway may update a vLLM server"
             )
         routes, prompt_routes = wire.read_routes(self._routes, prompt, count)
         self._tell(versions[self._told :])
         return Completion(
-            self._tokens,
-            self._logprobs,
-            versions,
-            self._reason,
-            routes,
-            prompt_routes,
-            min(self._cached, prompt),
-            self._reports if self._sampling.reported else None,
+            tokens=self._tokens,
+            logprobs=self._logprobs,
+            versions=versions,
+            stop_reason=self._reason,
+            routes=routes,
+            prompt_routes=prompt_routes,
+            cached_tokens=min(self._cached, prompt),
+            reports=self._reports if self._sampling.reported else None,
         )
 
     def _tell(self, versions: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""The routes of a vLLM server besides sampling: how it is, and its RL routes (``VLLM_SERVER_DEV_MODE=1``)."""
+"""Client of a vLLM server's routes other than sampling: status and RL routes (``VLLM_SERVER_DEV_MODE=1``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _GAUGE = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^}]*\})? ([0-9.e
 
 
 class Server:
-    """``url`` is its root; ``key`` its ``--api-key``. The RL routes ask for none: keep them off the network."""
+    """A vLLM server. ``url`` is its root, ``key`` its ``--api-key``. The RL routes need no key, so they must not be
+    reachable from the network."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url = url
@@ -29,14 +30,14 @@ class Server:
         )
 
     async def health(self) -> None:
-        """Raises EngineLost where it does not live."""
+        """Raise EngineLost if the server is down."""
         try:
             await self.call("GET", "/health")
         except EngineError as error:
             raise EngineLost(str(error)) from None
 
     async def load(self) -> dict[str, int]:
-        """How many requests run and wait in it, whoever sent them."""
+        """Numbers of running and waiting requests, of all clients."""
         text = (await self.call("GET", "/metrics")).text
         counts = {"running": 0, "waiting": 0}
         for name, value in _GAUGE.findall(text):
@@ -44,9 +45,9 @@ class Server:
         return counts
 
     async def config(self) -> dict[str, Any]:
-        """Its model configuration. Raises EngineUnfit where it was started without what we need."""
+        """The server's model configuration. Raises EngineUnfit if it was started without the flags we need."""
         try:
-            # The first answer also looks at the whole machine, which takes vLLM many seconds.
+            # for the first answer vLLM inspects the whole machine, which takes many seconds
             answer = await self.call("GET", "/server_info?config_format=json", timeout=120)
             model = answer.json()["vllm_config"]["model_config"]
         except EngineLost:
@@ -61,7 +62,7 @@ class Server:
         return dict(model)
 
     async def label(self) -> str:
-        """Of its weights."""
+        """vLLM's label of its weights."""
         return str((await self.call("GET", "/weight_info")).json()["weight_version"])
 
     async def paused(self) -> bool:
@@ -71,19 +72,19 @@ class Server:
         await self.call("POST", "/inference/v1/abort_requests", {"request_ids": requests})
 
     async def look(self, chain: str, above: int, least: int) -> list[dict[str, Any]]:
-        """What each worker says to ``ChainTransfer.look``."""
+        """Each worker's result of ``ChainTransfer.look``."""
         body = {"method": "woodshed_look", "args": [chain, str(above), str(least)]}
         return list((await self.call("POST", "/collective_rpc", body, timeout=60)).json()["results"])
 
     async def update(self, version: int, *, drain: bool, timeout: float) -> None:
-        """Pause, copy the decoded version into the model, name it, resume. Where copying fails the old weights may be
-        half gone: it stays paused then, and the next update starts over."""
-        if await self.paused():  # somebody died in the middle of this
+        """Pause, copy the decoded version into the model, set its label, resume. If copying fails, the weights may be
+        a mixture: the server stays paused, and the next update starts over."""
+        if await self.paused():  # an earlier update was interrupted
             await self._quietly("/finish_weight_update")
         await self.call("POST", f"/pause?mode={'wait' if drain else 'keep'}", timeout=timeout)
         try:
             await self.call("POST", "/start_weight_update", {}, timeout=timeout)
-        except EngineError:  # nothing was touched yet
+        except EngineError:  # the weights are still unchanged
             await self.resume()
             raise
         await self.call("POST", "/update_weights", {"update_info": {"version": version}}, timeout=timeout)
@@ -101,16 +102,17 @@ class Server:
             await self.call("POST", path, {})
         except EngineLost:
             raise
-        except EngineError as error:  # nothing was begun, say
+        except EngineError as error:  # for example because no update had begun
             log.info("weights: %s", error)
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float = ASK_SECONDS
     ) -> httpx.Response:
-        """Raises EngineLost where nobody answers, EngineUnfit without the key or the route, EngineError otherwise."""
+        """Send a request. Raises EngineLost if the server does not answer, EngineUnfit if it refuses the key or lacks
+        the route, EngineError for other errors."""
         try:
             answer = await self._client.request(method, self.url + path, json=body, timeout=timeout)
-        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed in the meantime
             raise EngineLost(f"vLLM at {self.url}: {type(error).__name__}: {error}") from None
         if not answer.is_success:
             raise refused(self.url, path, answer.status_code, answer.content)
@@ -118,9 +120,9 @@ class Server:
 
 
 def refused(url: str, path: str, status: int, body: bytes) -> EngineError:
-    """The error behind a status."""
+    """The error of a response that is not successful."""
     if status == 401:
-        return EngineUnfit("it does not know our key; give vLLM's --api-key and the gateway the same one")
+        return EngineUnfit("it does not accept our key; give vLLM's --api-key and the gateway the same one")
     if status == 404:
         return EngineUnfit(f"it has no {path}; start it as docs/serving.md shows")
     return EngineError(f"vLLM at {url} answered {path} with {status}: {body[:300].decode(errors='replace')}")

@@ -1,8 +1,9 @@
-"""vLLM with the flags that its client needs: ``python -m woodshed.engine.vllm.start POLICY --python VENV/bin/python``.
+"""Start vLLM with the flags that its client needs.
 
-Everything after ``--`` goes to ``vllm serve`` as it is (``--tensor-parallel-size 4``). vLLM has an environment of its
-own, in which woodshed need not be installed: its workers import ``woodshed.weights`` from this one's source, and need
-the packages ``zstandard`` and ``xxhash`` (``obstore`` for chains in S3).
+Usage: ``python -m woodshed.engine.vllm.start POLICY --python VENV/bin/python``. Arguments after ``--`` are passed to
+``vllm serve`` unchanged (``--tensor-parallel-size 4``). vLLM has its own environment, in which woodshed need not be
+installed: its workers import ``woodshed.weights`` from this installation's source, and need the packages ``zstandard``
+and ``xxhash`` (``obstore`` for chains in S3).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXTENSION = "woodshed.engine.vllm.worker.ChainWorker"
 
 
 def command(python: str, policy: Path | str, *, port: int, more: Sequence[str] = ()) -> list[str]:
-    """``vllm serve`` on the loopback address: its RL routes ask for no key."""
+    """Command line of ``vllm serve``; it listens on the loopback address because its RL routes need no key."""
     return [
         python,
         "-m",
@@ -43,7 +44,7 @@ def command(python: str, policy: Path | str, *, port: int, more: Sequence[str] =
         "--logprobs-mode",
         "processed_logprobs",
         "--max-logprobs",
-        str(MOST_TOP_LOGPROBS + 1),  # the sampled token takes a place
+        str(MOST_TOP_LOGPROBS + 1),  # the sampled token counts as one of them
         "--enable-prompt-tokens-details",
         "--worker-extension-cls",
         EXTENSION,
@@ -54,7 +55,7 @@ def command(python: str, policy: Path | str, *, port: int, more: Sequence[str] =
 
 
 def environment(key: str) -> dict[str, str]:
-    """This process's, with vLLM's RL routes, its key, and woodshed's source."""
+    """Environment variables of this process, plus those for vLLM's RL routes, its key, and woodshed's source."""
     source = str(Path(woodshed.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {
@@ -69,8 +70,8 @@ def environment(key: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def serving(python: str, policy: Path, key: str, log: Path, more: Sequence[str], seconds: float = 600) -> Iterator[str]:
-    """The address of a vLLM server of our own, for as long as the block runs; its output goes to ``log``. Raises
-    RuntimeError with the end of that where it does not answer within ``seconds``."""
+    """Run a vLLM server for the duration of the block; yields its URL. Its output goes to ``log``. Raises RuntimeError
+    with the end of the log if it does not answer within ``seconds``."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + seconds
@@ -92,7 +93,7 @@ def serving(python: str, policy: Path, key: str, log: Path, more: Sequence[str],
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
-        with contextlib.suppress(ProcessLookupError):  # its engine is a process of its own, which may have stayed
+        with contextlib.suppress(ProcessLookupError):  # vLLM's engine is a separate process, which may still run
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -111,8 +112,10 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("policy", type=Path, help="directory of the policy in Hugging Face layout")
     parser.add_argument("--python", required=True, help="interpreter of the environment that has vLLM")
-    parser.add_argument("--port", type=int, default=8765)
-    parser.add_argument("--admin-key-file", type=Path, default=None, help="file of the key; else WOODSHED_ADMIN_KEY")
+    parser.add_argument("--port", type=int, default=8765, help="port to listen on (default %(default)s)")
+    parser.add_argument(
+        "--admin-key-file", type=Path, default=None, help="file with the admin key; default: WOODSHED_ADMIN_KEY"
+    )
     at = list(arguments).index("--") if "--" in arguments else len(arguments)
     given, more = parser.parse_args(arguments[:at]), arguments[at + 1 :]
     if not (given.policy / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""Keeps a vLLM server on the newest weights of a chain. Its workers read the chain; this says when they change over."""
+"""Keeps a vLLM server on the newest weights of a chain: decides when its workers, which read the chain, switch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.05
 
 
 class ChainUpdates:
-    """``running`` while weights change. ``swap_seconds`` is the time the server was paused in all."""
+    """Follows a weight chain. ``running`` while weights change; ``swap_seconds`` is the total time of pauses."""
 
     def __init__(self, engine: VllmEngine, server: Server, chain: str | None, *, poll_seconds: float) -> None:
         self._engine, self._server, self._chain = engine, server, chain
@@ -30,11 +30,11 @@ class ChainUpdates:
         self._work: asyncio.Task[None] | None = None
         self.running = False
         self.problem: dict[str, Any] | None = None
-        """Why newer weights cannot be followed, and since when."""
+        """Why newer weights cannot be loaded, and since when."""
         self.swaps, self.swap_seconds = 0, 0.0
 
     async def begin(self) -> None:
-        """Follow the chain from now on. The first call catches up, before anything is sampled."""
+        """Start following the chain, after catching up with it; later calls do nothing."""
         if self._watch is not None:
             return
         if self._chain is None:
@@ -45,7 +45,7 @@ class ChainUpdates:
         self._watch = asyncio.ensure_future(self._run())
 
     async def follow(self, version: int, timeout: float) -> int:
-        """Until the server has ``version``. Raises EngineError, also where it does not appear in time."""
+        """Wait until the server has ``version``. Raises EngineError, also if it does not appear in time."""
         if self._engine.version < version and self._chain is None:
             raise EngineError(f"vLLM has version {self._engine.version} and follows no weight chain")
         try:
@@ -68,7 +68,7 @@ class ChainUpdates:
             await asyncio.sleep(self._poll_seconds)
             try:
                 await self._step()
-            except Exception as error:  # whatever it is: serving goes on, and the next look may succeed
+            except Exception as error:  # of any kind: serving continues, and the next poll may succeed
                 known, self.problem = self.problem, weights_problem(self.problem, error)
                 if known is None or known["reason"] != self.problem["reason"]:
                     log.error("weights: %s", error, exc_info=not isinstance(error, EngineError))
@@ -76,7 +76,8 @@ class ChainUpdates:
                 self.problem = None
 
     async def _step(self) -> None:
-        """To the newest version there is now. A change that has begun is finished, whoever is cancelled."""
+        """Load the newest version there is now. An update that has begun is finished even if its caller is
+        cancelled."""
         async with self._lock:
             if self._work is None or self._work.done():
                 version = await self._decoded()
@@ -86,7 +87,7 @@ class ChainUpdates:
             await asyncio.shield(self._work)
 
     async def _decoded(self) -> int | None:
-        """The version that every worker has decoded; None where the chain has nothing newer."""
+        """Wait for the version that every worker has decoded; None if the chain has nothing newer."""
         assert self._chain is not None
         least = 0
         while True:
@@ -103,10 +104,10 @@ class ChainUpdates:
     async def _change(self, version: int) -> None:
         began = time.monotonic()
         self.running = True
-        self._engine.doubt()
+        self._engine.weights_changing()
         try:
             await self._server.update(version, drain=self._engine.settings.swap == "drain", timeout=600.0)
-            await self._engine.changed()
+            await self._engine.weights_changed()
             self.swaps += 1
         finally:
             self.running = False

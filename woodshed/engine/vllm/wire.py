@@ -1,4 +1,4 @@
-"""What travels between vLLM's ``/inference/v1/generate`` and us, as of vLLM 0.32 (``--enable-scale-out``).
+"""Wire format of vLLM's ``/inference/v1/generate``, as of vLLM 0.32 (``--enable-scale-out``).
 
 A request is JSON. A reply is server-sent events: chunks with one choice (``token_ids``, ``logprobs.content``; in the
 last one ``finish_reason``, ``weight_versions`` as spans over all sampled tokens, ``routed_experts`` as a base64
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from woodshed.engine.protocol import Sampling, StopReason, TokenReport
 
 UNTOUCHED = "default"
-"""What vLLM calls the weights it began with."""
+"""vLLM's label for the weights it started with."""
 NEVER = -1e9
 """A logit bias that forbids a token; JSON has no infinity."""
 _MASKED = -9000.0
-"""vLLM writes -9999 for the logarithm of zero."""
+"""Log-probabilities below this are zero probabilities, which vLLM writes as -9999."""
 _REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 _MIX = 0x9E3779B97F4A7C15
 
@@ -33,8 +33,8 @@ _MIX = 0x9E3779B97F4A7C15
 def encode_ask(
     tokens: Sequence[int], sampling: Sampling, *, request: str, most: int, salt: str | None, routes_from: int
 ) -> bytes:
-    """The body of a request: ``most`` is what the context leaves of ``max_tokens``, and the routes of the first
-    ``routes_from`` prompt tokens are not wanted."""
+    """The body of a request. ``most``: tokens left in the context, an upper bound of ``max_tokens``. ``routes_from``:
+    number of prompt tokens whose routes are not requested."""
     params: dict[str, Any] = {
         "max_tokens": min(sampling.max_tokens, most),
         "temperature": sampling.temperature,
@@ -42,8 +42,8 @@ def encode_ask(
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": True,  # what ends a completion is in stop_ids
-        # 0 is the sampled token alone; it takes one of the places, whether it is among the likeliest or not
+        "ignore_eos": True,  # stop_ids has all tokens that end a completion
+        # 0 means the sampled token alone; it always takes one of the places, so alternatives need one more
         "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,
         "detokenize": False,
         "routed_experts_prompt_start": routes_from,
@@ -68,19 +68,19 @@ def encode_ask(
 
 
 def seed_of(seed: int, drawn: int) -> int:
-    """vLLM cannot skip numbers of a seed: a completion that goes on after ``drawn`` tokens has numbers of its own,
-    the same ones each time."""
+    """The seed for vLLM. vLLM cannot skip random numbers, so a completion that continues after ``drawn`` tokens gets
+    another seed, derived from both."""
     return seed % (1 << 63) if not drawn else ((seed + 1) * _MIX + drawn) % (1 << 63)
 
 
 class Events:
-    """Puts server-sent events together from the pieces of a body."""
+    """Parses server-sent events from the pieces of a body."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any] | None]:
-        """Each event, None for the end. Raises ValueError."""
+        """Yield each complete event, and None for the end. Raises ValueError."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
@@ -91,12 +91,13 @@ class Events:
                 continue
             event = json.loads(text)
             if not isinstance(event, dict):
-                raise ValueError(f"an event is no JSON object: {text[:80]!r}")
+                raise ValueError(f"an event is not a JSON object: {text[:80]!r}")
             yield event
 
 
 def read_tokens(choice: dict[str, Any], vocabulary: int | None = None) -> list[tuple[int, float]]:
-    """(token, log-probability) of a chunk. Raises ValueError where they do not belong together."""
+    """(token, log-probability) of a chunk. Raises ValueError if they do not match, or if a token is not in the
+    vocabulary."""
     tokens = choice.get("token_ids") or []
     content = (choice.get("logprobs") or {}).get("content") or []
     if len(content) != len(tokens):
@@ -104,7 +105,7 @@ def read_tokens(choice: dict[str, Any], vocabulary: int | None = None) -> list[t
     pairs = []
     for token, entry in zip(tokens, content):
         if type(token) is not int or token < 0 or (vocabulary is not None and token >= vocabulary):
-            raise ValueError(f"{token!r} is no token of the policy")
+            raise ValueError(f"{token!r} is not a token of the policy")
         if entry.get("token_id") != token or not isinstance(entry.get("logprob"), int | float):
             raise ValueError(f"the log-probability beside token {token} is of {entry.get('token_id')!r}")
         pairs.append((token, float(entry["logprob"])))
@@ -112,7 +113,7 @@ def read_tokens(choice: dict[str, Any], vocabulary: int | None = None) -> list[t
 
 
 def read_reports(choice: dict[str, Any], sampling: Sampling) -> list[TokenReport]:
-    """What a chunk whose tokens were read says beside their log-probabilities. Raises ValueError."""
+    """The reports of a chunk's tokens, after ``read_tokens`` has checked it. Raises ValueError."""
     reports = []
     for entry in (choice.get("logprobs") or {}).get("content") or []:
         places = entry.get("top_logprobs") or []
@@ -125,23 +126,23 @@ def read_reports(choice: dict[str, Any], sampling: Sampling) -> list[TokenReport
 
 
 def read_reason(reason: Any) -> StopReason:
-    """Raises ValueError."""
+    """The stop reason of a ``finish_reason``. Raises ValueError."""
     if reason not in _REASONS:
         raise ValueError(f"finish_reason is {reason!r}")
     return _REASONS[reason]
 
 
 def version_of(label: Any, initial: int) -> int:
-    """The number behind vLLM's label of weights. Raises ValueError for a label that is not ours."""
+    """The policy version of vLLM's label of its weights. Raises ValueError if the label is not one of ours."""
     if label == UNTOUCHED:
         return initial
     if not isinstance(label, str) or not label.isdecimal():
-        raise ValueError(f"its weights are labelled {label!r}, which is no version of a weight chain")
+        raise ValueError(f"its weights are labelled {label!r}, which is not a version of a weight chain")
     return int(label)
 
 
 def read_versions(spans: Any, count: int, initial: int) -> list[int]:
-    """Version per token. Raises ValueError where the spans are not exactly ``count`` tokens."""
+    """Version per token. Raises ValueError if the spans do not cover exactly ``count`` tokens."""
     versions: list[int] = []
     for span in spans or []:
         if span["start"] != len(versions) or span["end"] < span["start"]:
@@ -153,8 +154,8 @@ def read_versions(spans: Any, count: int, initial: int) -> list[int]:
 
 
 def read_routes(encoded: Any, prompt: int, count: int) -> tuple[NDArray[np.int16] | None, NDArray[np.int16] | None]:
-    """(routes int16 ``[count, L, K]``, those of the last prompt tokens). vLLM gives one row per token that it fed, so
-    none for the last sampled one, which is -1 here. Raises ValueError."""
+    """(routes int16 ``[count, L, K]``, routes of the last prompt tokens). vLLM returns one row per token that it
+    computed, so none for the last sampled one, which gets -1. Raises ValueError."""
     if encoded is None:
         return None, None
     try:

@@ -1,8 +1,8 @@
-"""Runs inside vLLM's workers, and only there: each of them follows the weight chain itself.
+"""The part that runs inside vLLM's workers: each worker follows the weight chain itself.
 
 vLLM imports this module for ``--worker-extension-cls`` and finds the transfer engine registered here under
-``--weight-transfer-config '{"backend": "woodshed"}'``. A version is fetched and decoded by a thread while the engine
-samples; only the copy into the model needs the pause.
+``--weight-transfer-config '{"backend": "woodshed"}'``. A thread fetches and decodes a version while the engine samples;
+only the copy into the model needs a pause.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ BACKEND = "woodshed"
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """Workers are told the chain when they are asked to look at it."""
+    """No initialisation data: workers get the chain's location with every ``look``."""
 
 
 @dataclass
 class Apply(WeightTransferUpdateInfo):
-    """Copy the version that every worker has decoded."""
+    """Request to copy ``version``, which every worker has decoded, into the model."""
 
     version: int
 
 
 class ChainTransfer(WeightTransferEngine):
-    """Weights from a chain into the worker's model, in checkpoint format (Hugging Face names, whole tensors)."""
+    """Loads weights from a chain into the worker's model, in checkpoint format (Hugging Face names, whole tensors)."""
 
     init_info_cls = Nothing
     update_info_cls = Apply
@@ -52,11 +52,11 @@ class ChainTransfer(WeightTransferEngine):
         self._problem: str | None = None
 
     def look(self, chain: str, above: int, least: int) -> dict[str, Any]:
-        """Which version is decoded, and what went wrong since the last look.
+        """Which version is decoded, and what failed since the last call.
 
-        A version above ``above`` and not below ``least`` is kept until it has been applied. Else one call begins to
-        look for the newest (at most ``least`` where that is not 0, so that all workers come to hold the same), and a
-        later one tells what came of it.
+        A decoded version above ``above`` and not below ``least`` is kept until it has been applied. Otherwise this call
+        starts a thread that fetches the newest version (at most ``least`` if that is not 0, so that all workers arrive
+        at the same version), and a later call reports the result.
         """
         if self._thread is not None and self._thread.is_alive():
             return {"decoded": None, "busy": True, "problem": None}
@@ -77,7 +77,7 @@ class ChainTransfer(WeightTransferEngine):
             found = self._follower.poll(up_to=up_to)
             if found is not None:
                 self._decoded = found
-        except Exception as error:  # told with the next look
+        except Exception as error:  # reported by the next `look`
             self._problem = f"{type(error).__name__}: {error}"
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
@@ -86,13 +86,13 @@ class ChainTransfer(WeightTransferEngine):
     def start_weight_update(self) -> None:
         if self.device.type == "cpu" and self.model_config.get_num_experts() > 0:
             raise RuntimeError(
-                "vLLM's CPU build does not pack the weights of experts again: after an update it would sample from "
-                "wrong ones; use a GPU, or the built-in engine"
+                "vLLM's CPU build does not repack the weights of experts: after an update it would sample from wrong "
+                "ones; use a GPU, or the built-in engine"
             )
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The base class synchronizes an accelerator afterwards, and fails where there is none.
+        # the base class synchronizes an accelerator afterwards, and fails without one
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Apply) -> None:
@@ -106,7 +106,7 @@ class ChainTransfer(WeightTransferEngine):
         head = getattr(self.model, "lm_head", None)
         method = getattr(head, "quant_method", None)
         if self.device.type == "cpu" and method is not None:
-            # A tied head is packed once, at the start: without this it stays that of the old weights.
+            # a tied head is packed only once, at the start; without this it would keep the old weights
             method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
@@ -115,12 +115,12 @@ class ChainTransfer(WeightTransferEngine):
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
         raise RuntimeError(
-            "vLLM takes weights from the chain that the trainer publishes, not through trainer_send_weights"
+            "vLLM loads weights from the chain that the trainer publishes, not through trainer_send_weights"
         )
 
 
 class ChainWorker:
-    """Mixed into vLLM's worker; called over ``/collective_rpc``, whose arguments are strings."""
+    """Mixin for vLLM's worker, called over ``/collective_rpc``, whose arguments are strings."""
 
     weight_transfer_engine: Any
 

@@ -1,1 +1,1 @@
-"""What clients speak. A dialect parses requests and writes replies; it knows nothing of tokens."""
+"""Dialects: the APIs that clients use. A dialect parses requests and writes replies; it does not handle tokens."""

@@ -1,4 +1,4 @@
-"""What a dialect is. It parses requests and writes replies; it knows nothing of tokens, segments or keys."""
+"""The interface of a dialect, which parses requests and writes replies. It does not handle tokens, segments or keys."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ReplyStream(Protocol):
-    """The events of one streamed choice: ``first``, any number of ``more``, then ``last``. After the last of all
-    choices, ``closing``; or ``failed`` at any time, once for all of them."""
+    """Writes the events of one streamed choice: ``first``, any number of ``more``, then ``last``. After the ``last`` of
+    all choices follows one ``closing``; ``failed`` may end the stream at any time, once for all choices."""
 
     def first(self, prompt_tokens: int) -> bytes: ...
 
     def more(self, deltas: list[Delta]) -> bytes: ...
 
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
-        """``rest`` is the text that was not sent yet."""
+        """The end of the choice; ``rest`` is the text that has not been sent yet."""
         ...
 
     def closing(self, answers: Sequence[Answer]) -> bytes:
-        """What follows the last event of the last choice."""
+        """The end of the stream, after all choices."""
         ...
 
     def failed(self, error: ApiError) -> bytes:
-        """The end of a reply that had begun."""
+        """The end of a stream that fails after it has begun."""
         ...
 
 
 class Dialect(Protocol[R]):
-    """One API. An object serves all requests and keeps nothing between them."""
+    """One API. An instance serves all requests and keeps no state between them."""
 
     path: str
 
     def parse(self, body: bytes) -> R:
-        """Raises ApiError that names the field. Unknown fields are ignored."""
+        """Parse a request body. Raises ApiError that names the field. Unknown fields are ignored."""
         ...
 
     def reply(self, request: R, answers: Sequence[Answer]) -> bytes:
-        """One answer for each choice; APIs without choices have one."""
+        """The response body; ``answers`` has one entry per choice, and only one in APIs without choices."""
         ...
 
     def streams(self, request: R) -> Sequence[ReplyStream]:
-        """One for each choice, not fewer than one."""
+        """One stream per choice, at least one."""
         ...
 
     def error(self, error: ApiError) -> bytes: ...
@@ -66,6 +66,6 @@ class CountingDialect(Dialect[R], Protocol[R]):
 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {encode_json(data)}\n\n".encode()

@@ -21,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChatCompletions:
-    """``POST /v1/chat/completions``. ``message.parse_error`` says why a tool call could not be read."""
+    """``POST /v1/chat/completions``. ``message.parse_error`` says why a tool call could not be parsed."""
 
     path = "/v1/chat/completions"
 
@@ -38,7 +38,7 @@ class ChatCompletions:
         return encode_json({**head, "choices": choices, "usage": usage(answers)}).encode()
 
     def streams(self, request: ChatRequest) -> list[ChatStream]:
-        """They are one reply, so they share its id and its time."""
+        """One stream per choice. All choices are one reply, so they share its id and creation time."""
         id, created = new_id(), int(time.time())
         return [
             ChatStream(self.model, self.tokenizer, request, index=index, id=id, created=created)
@@ -63,7 +63,7 @@ class ChatCompletions:
 
 
 class ChatStream:
-    """Chunks of one choice."""
+    """Writes the chunks of one choice."""
 
     def __init__(
         self, model: str, tokenizer: Tokenizer, request: ChatRequest, *, index: int, id: str, created: int
@@ -82,7 +82,7 @@ class ChatStream:
         return b"".join(self._chunk({field: text}) for field, text in deltas)
 
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
-        """The rest of the text, the calls, log-probabilities where asked for, and the finish reason."""
+        """The rest of the text, the calls, log-probabilities if requested, and the finish reason."""
         out = [self.more(rest)]
         calls = answer.reply.get("tool_calls", ())
         if self._request.legacy:
@@ -101,7 +101,7 @@ class ChatStream:
         return b"".join(out)
 
     def closing(self, answers: Sequence[Answer]) -> bytes:
-        """The usage where asked for, and the end mark."""
+        """The usage if requested, and the end marker."""
         if not self._request.include_usage:
             return DONE
         head = _head("chat.completion.chunk", self._id, self._model, answers[0], self._created)
@@ -124,7 +124,7 @@ def _finish_reason(request: ChatRequest, answer: Answer) -> str:
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The prompt counts once, whatever the number of choices; what was cached is what was so before all of them."""
+    """Usage of all choices: the prompt counts once, and only tokens that were cached for every choice are cached."""
     prompt, sampled = answers[0].prompt_tokens, sum(len(answer.completion.tokens) for answer in answers)
     return {
         "prompt_tokens": prompt,
@@ -142,6 +142,6 @@ def new_id() -> str:
 def _head(kind: str, id: str, model: str, answer: Answer | None, created: int | None = None) -> dict[str, Any]:
     head: dict[str, Any] = {"id": id, "object": kind, "created": created or int(time.time()), "model": model}
     if answer is not None and answer.completion.versions:
-        # The policy version that sampled the last token.
+        # the policy version that sampled the last token
         head["system_fingerprint"] = f"v{answer.completion.versions[-1]}"
     return head

@@ -1,6 +1,6 @@
 """OpenAI Chat Completions: requests.
 
-``functions`` and ``function_call`` of Chat Completions, which came before tools: the same, one call a reply.
+The deprecated ``functions`` and ``function_call`` are converted to tools, with one call per reply.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from woodshed.gateway.errors import invalid
 from woodshed.gateway.fields import SAMPLING, flag, integer, json_object, objects, sampling, unknown
-from woodshed.gateway.key_limits import MAX_AT_ONCE
+from woodshed.gateway.key_limits import MAX_CONCURRENT_REQUESTS
 from woodshed.gateway.messages import Message
 from woodshed.gateway.request import ReplyRules, Request
 
@@ -19,7 +19,7 @@ from .rules import chosen_tools, schema_of_text, strict_tools, without_strict
 
 
 def as_tools(data: dict[str, Any]) -> dict[str, Any]:
-    """The request with ``tools`` and ``tool_choice``. Raises ApiError where it has both kinds."""
+    """Convert ``functions`` to ``tools`` and ``tool_choice``. Raises ApiError if the request has both."""
     if data.get("tools"):
         raise invalid("functions", "a request has either tools or functions")
     tools = [{"type": "function", "function": each} for each in objects(data["functions"], "functions")]
@@ -30,9 +30,9 @@ def as_tools(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_calls(messages: list[Any]) -> list[Any]:
-    """The messages with ``tool_calls`` and results of tools; those without functions stay what they are.
+    """Convert messages with function calls and results to ``tool_calls`` and tool messages; others stay unchanged.
 
-    A result belongs to the call before it. Ids of calls are made from its place in the conversation, so that they are
+    A result belongs to the call before it. The id of a call is made from its index in the conversation, so that it is
     the same in every request.
     """
     out: list[Any] = []
@@ -50,7 +50,7 @@ def as_calls(messages: list[Any]) -> list[Any]:
 
 
 def as_function_call(message: Message) -> Message:
-    """A reply for a client that knows functions only. It has one call; of several the first is told."""
+    """A reply for a client that uses ``functions``: with ``function_call``, which is the first of its calls."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -66,14 +66,14 @@ _READ = SAMPLING | {
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(Request):
-    """``include_usage`` says whether a streamed reply tells its usage, ``legacy`` whether it calls ``functions``."""
+    """``include_usage``: a streamed reply ends with its usage. ``legacy``: the client uses ``functions``."""
 
     include_usage: bool = False
     legacy: bool = False
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    """Raises ApiError that names the field. Fields that change nothing are told in ``Request.ignored``."""
+    """Parse a request body. Raises ApiError that names the field. ``Request.ignored`` names fields without effect."""
     data = json_object(body)
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -83,8 +83,8 @@ def parse_chat(body: bytes) -> ChatRequest:
         data = as_tools(data)
     messages = as_calls(messages)
     choices = integer(data, "n", 1) or 1
-    if choices > MAX_AT_ONCE:
-        raise invalid("n", f"at most {MAX_AT_ONCE} choices can be had at once", "unsupported_value")
+    if choices > MAX_CONCURRENT_REQUESTS:
+        raise invalid("n", f"at most {MAX_CONCURRENT_REQUESTS} choices are possible per request", "unsupported_value")
     options = data.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise invalid("stream_options", "must be an object")
@@ -124,13 +124,13 @@ def _tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _named(choice: dict[str, Any]) -> Any:
-    """The name in a choice of one function."""
+    """The function's name in a ``tool_choice`` of one function."""
     function = choice.get("function")
     return function.get("name") if isinstance(function, dict) else None
 
 
 def _response_format(value: Any) -> Any:
-    """In the shape that Responses has: the members of ``json_schema`` beside the type."""
+    """``response_format`` in the form of Responses, with the members of ``json_schema`` beside the type."""
     if not isinstance(value, dict) or not isinstance(value.get("json_schema"), dict):
         return value
     return {**value["json_schema"], "type": value.get("type")}

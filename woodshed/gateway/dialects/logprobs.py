@@ -14,10 +14,11 @@ _MODES = {"raw": True, "sampled": False}
 
 
 def asked_logprobs(data: dict[str, Any], on: bool, switch: str) -> dict[str, Any]:
-    """The fields of ``Request`` about log-probabilities; ``switch`` is how a client asks for any.
+    """The fields of ``Request`` about log-probabilities. ``on``: whether they are requested; ``switch``: the request
+    field that does so, for errors.
 
-    ``logprobs_mode`` is a field of this server: ``raw`` are those of the policy, ``sampled`` those of the distribution
-    that is sampled from.
+    ``logprobs_mode`` is an extension of this server: ``raw`` means those of the policy, ``sampled`` those of the
+    distribution that is sampled from.
     """
     top = data.get("top_logprobs")
     if top is not None and not isinstance(top, int):
@@ -33,7 +34,7 @@ def asked_logprobs(data: dict[str, Any], on: bool, switch: str) -> dict[str, Any
 
 
 def logprob_items(completion: Completion, tokenizer: Tokenizer, part: slice = slice(None)) -> list[dict[str, Any]]:
-    """One entry for each token of ``part``, a stop token included; natural logarithms."""
+    """One entry per token of ``part``, including a stop token; natural logarithms."""
     items = []
     tops = [report.top for report in completion.reports or ()] or [()] * len(completion.tokens)
     logprobs = [report.logprob for report in completion.reports or ()] or completion.logprobs
@@ -44,8 +45,8 @@ def logprob_items(completion: Completion, tokenizer: Tokenizer, part: slice = sl
 
 
 def tokens_of_text(completion: Completion, tokenizer: Tokenizer, reply: Message) -> slice:
-    """The tokens that have some of the reply's text, without thinking, calls and marks of the chat format. All of them
-    where the text is not found as it was sampled, as with halves of characters."""
+    """The tokens of the reply's text, without thinking, calls and control tokens of the chat format. All tokens if the
+    sampled text does not contain it literally, for example with incomplete characters."""
     pieces = [tokenizer.token_bytes(token) for token in completion.tokens]
     whole, text = b"".join(pieces), (reply.get("content") or "").encode("utf-8", "replace")
     if not text:

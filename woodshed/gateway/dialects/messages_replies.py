@@ -25,7 +25,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class Messages:
-    """``POST /v1/messages``. ``parse_error`` beside ``stop_reason`` says why a tool call could not be read."""
+    """``POST /v1/messages``. ``parse_error`` beside ``stop_reason`` says why a tool call could not be parsed."""
 
     path = "/v1/messages"
     count_path = "/v1/messages/count_tokens"
@@ -53,7 +53,7 @@ class Messages:
 
 
 class MessagesStream:
-    """Events of one reply: one content block at a time, in the order of the whole reply."""
+    """Writes the events of one reply: one content block at a time, in the order of the complete reply."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -62,7 +62,8 @@ class MessagesStream:
         self._thinking = ""
 
     def first(self, prompt_tokens: int) -> bytes:
-        """What the cache held is known at the end only: the last event corrects these counts."""
+        """The start of the message. The number of cached tokens is known only at the end, so the last event corrects
+        these counts."""
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         end = {"stop_reason": None, "stop_sequence": None}
@@ -131,8 +132,8 @@ def _blocks(reply: Message) -> list[dict[str, Any]]:
 
 
 def _text_block(kind: str, text: str) -> dict[str, Any]:
-    """A whole block. Signatures prove to Anthropic's own server that it wrote the thinking, and agents drop thinking
-    without one; here the recorder compares the text, so a hash of it is signature enough."""
+    """A complete block. Anthropic's signatures prove to its server that it wrote the thinking, and agents drop thinking
+    without one. Here the recorder compares the text, so a hash of the text serves as the signature."""
     return {"type": kind, kind: text, **({"signature": _signature(text)} if kind == "thinking" else {})}
 
 
@@ -150,7 +151,7 @@ def _end(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Anthropic counts what came from the cache apart from ``input_tokens``."""
+    """The usage. As in Anthropic's API, ``input_tokens`` does not include cached tokens."""
     cached = answer.completion.cached_tokens
     return {
         "input_tokens": answer.prompt_tokens - cached,
@@ -161,11 +162,11 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _error(error: ApiError) -> dict[str, Any]:
-    """``code`` and ``param`` are beyond Anthropic's shape: what went wrong, and in which field."""
+    """The error in Anthropic's format, extended by ``code`` and ``param`` (the request field)."""
     kind = _TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
     message = str(error)
     if isinstance(error, ContextTooLong):
-        # Agents look for these words to know that it is time to shorten the conversation.
+        # agents search for these words to decide that the conversation must be shortened
         message = f"prompt is too long: {error.tokens} tokens > {error.context} maximum"
     return {"type": "error", "error": {"type": kind, "message": message, "code": error.code, "param": error.param}}
 

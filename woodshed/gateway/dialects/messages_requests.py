@@ -1,9 +1,10 @@
-"""Anthropic Messages: requests, as the conversation that Chat Completions would have.
+"""Anthropic Messages: requests, converted to the messages of Chat Completions.
 
-A user's message becomes one tool message per ``tool_result`` and one user message per run of text blocks; an
-assistant's message stays one: its thinking, its text, its calls.
+A user message becomes one tool message per ``tool_result`` and one user message per run of text blocks; an assistant
+message stays one, with its thinking, text and calls.
 
-Anthropic Messages has a call's arguments as a JSON object; a policy may write anything. Both ways, without loss.
+Anthropic Messages represents a call's arguments as a JSON object, but a policy may write any text. The conversion is
+lossless in both directions.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _RAW = "_arguments"
 
 
 def to_input(arguments: str) -> dict[str, Any]:
-    """The object that ``arguments`` holds; where they hold none, ``{"_arguments": arguments}``."""
+    """The JSON object in ``arguments``; ``{"_arguments": arguments}`` if they are not a JSON object."""
     try:
         found = loads(arguments)
-        json.dumps(found, allow_nan=False)  # NaN and infinity are no JSON, and other clients could not read them
+        json.dumps(found, allow_nan=False)  # NaN and infinity are not JSON, and clients could not parse them
     except (ValueError, RecursionError):
         return {_RAW: arguments}
     if not isinstance(found, dict) or _is_raw(found):
@@ -46,7 +47,7 @@ def to_input(arguments: str) -> dict[str, Any]:
 
 
 def from_input(input: dict[str, Any]) -> str:
-    """The arguments that ``to_input`` made this object of."""
+    """The inverse of ``to_input``."""
     return input[_RAW] if _is_raw(input) else json.dumps(input, ensure_ascii=False)
 
 
@@ -55,7 +56,7 @@ def _is_raw(input: dict[str, Any]) -> bool:
 
 
 _REFUSED = ("container", "mcp_servers")
-"""Fields that change what a reply has to be, in ways that the server cannot follow."""
+"""Fields that change what a reply has to be and that this server does not support."""
 _ABSENT = {
     "logprobs": "log-probabilities are in Chat Completions and Responses only",
     "top_logprobs": "log-probabilities are in Chat Completions and Responses only",
@@ -74,8 +75,8 @@ _READ = SAMPLING | {
 
 
 def parse_messages(body: bytes) -> Request:
-    """Raises ApiError that names the field. Fields that change nothing, such as ``thinking``, are told in
-    ``Request.ignored``."""
+    """Parse a request body. Raises ApiError that names the field. ``Request.ignored`` names fields without effect, such
+    as ``thinking``."""
     data = json_object(body)
     for name in _REFUSED:
         if data.get(name):
@@ -84,7 +85,7 @@ def parse_messages(body: bytes) -> Request:
     one_choice(data)
     output = data.get("output_config")
     format, format_field = (output.get("format") if isinstance(output, dict) else None), "output_config.format"
-    if data.get("output_format"):  # its name before it was moved
+    if data.get("output_format"):  # the field's former name
         format, format_field = data["output_format"], "output_format"
     choice = data.get("tool_choice")
     given = objects(data.get("messages"), "messages")
@@ -96,7 +97,7 @@ def parse_messages(body: bytes) -> Request:
     if messages[-1]["role"] == "assistant":
         raise invalid(
             f"messages[{len(given) - 1}].role",
-            "the last message must be the user's; the beginning of a reply cannot be given",
+            "the last message must be the user's; prefilling the reply is not supported",
             "unsupported_value",
         )
     given_tools = objects(data.get("tools"), "tools")
@@ -193,7 +194,7 @@ def _call(block: Message, where: str) -> Message:
 
 
 def _texts(value: Any, where: str) -> str:
-    """A string, or the text blocks of a list one after the other."""
+    """A string, or the concatenated text blocks of a list."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

@@ -1,7 +1,7 @@
-"""Items of OpenAI Responses to messages and back.
+"""Conversion between the items of OpenAI Responses and messages.
 
-An assistant's message of the one conversation is several items here: its reasoning, its text, each of its calls. A
-reply with neither text nor calls still has a message item, so that a client has something to send back.
+An assistant message corresponds to several items: its reasoning, its text, and each of its calls. A reply without text
+and calls still has a message item, so that the client has something to send back.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _TEXTS = ("input_text", "output_text", "text")
 _STARTS = ("rs_", "msg_", "fc_")
 Item = dict[str, Any]
 Namespaced = Mapping[str, tuple[str, str]]
-"""The policy's name of a function -> its namespace and its name there."""
+"""The policy's name of a function -> (its namespace, its name there)."""
 
 
 class _Reader:
-    """Puts the items of one reply together again.
+    """Joins the items of a reply into one message.
 
-    They come in the order in which replies have them; where the ids are ours, they say which reply it was: two replies
-    may follow each other without anything between.
+    Items arrive in the order in which replies have them. Two replies may follow each other directly; ids that this
+    server assigned tell them apart.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class _Reader:
         self._reply: Message | None = None
         self._token: str | None = None
         self._spoken = False
-        """Whether nothing but calls may follow in the reply."""
+        """Whether the reply has its text or a call, so that only calls may follow in it."""
 
     def add(self, message: Message) -> None:
         self.messages.append(message)
@@ -62,7 +62,7 @@ class _Reader:
 
 
 def read_items(items: list[Item]) -> list[Message]:
-    """Messages of ``input``. Raises ApiError that names the item's field."""
+    """The messages of ``input``. Raises ApiError that names the item's field."""
     reader = _Reader()
     for i, item in enumerate(items):
         where = f"input[{i}]"
@@ -110,18 +110,18 @@ def _texts(value: Any, where: str) -> str:
 
 
 def _reasoning(item: Item, where: str) -> str:
-    """The text; a summary or an encrypted one is not what was thought."""
+    """The reasoning text. Summaries and encrypted content are ignored, because they are not what was sampled."""
     parts = objects(item.get("content"), f"{where}.content")
     return "".join(string(part, "text", f"{where}.content[{i}].") for i, part in enumerate(parts))
 
 
 def in_namespace(space: str, name: str) -> str:
-    """What the policy calls a function of a namespace: its functions have one name each."""
+    """The policy's name of a function in a namespace; the policy knows no namespaces."""
     return f"{space}__{name}"
 
 
 def reply_of(id: Any) -> str | None:
-    """What the ids of one reply's items have in common, for ids that ``write_items`` gave."""
+    """The token that all item ids of one reply share, if ``write_items`` assigned this id; else None."""
     if not isinstance(id, str) or not id.startswith(_STARTS):
         return None
     parts = id.split("_")
@@ -131,8 +131,8 @@ def reply_of(id: Any) -> str | None:
 def write_items(
     reply: Message, token: str, namespaced: Namespaced, logprobs: list[Item], *, complete: bool
 ) -> list[Item]:
-    """Items of a reply; ``token`` makes their ids unique. The last one is incomplete where the reply was cut.
-    ``logprobs`` are those of its text."""
+    """The items of a reply; ``token`` makes their ids unique. Unless ``complete``, the last item is incomplete.
+    ``logprobs`` are those of the reply's text."""
     items: list[Item] = []
     if thinking := reply.get("reasoning_content"):
         items.append({**reasoning_item(token), "content": [{"type": "reasoning_text", "text": thinking}]})
@@ -149,7 +149,7 @@ def write_items(
 
 
 def reasoning_item(token: str) -> Item:
-    """Without its text, as it stands when it begins; so are the next two."""
+    """A reasoning item at its start, without text."""
     return {"type": "reasoning", "id": f"rs_{token}_0", "status": "in_progress", "summary": [], "content": []}
 
 

@@ -19,7 +19,7 @@ from .responses_requests import ResponsesRequest, parse_responses
 
 
 class Responses:
-    """``POST /v1/responses``. ``parse_error`` in a response says why a tool call could not be read."""
+    """``POST /v1/responses``. ``parse_error`` in a response says why a tool call could not be parsed."""
 
     path = "/v1/responses"
     count_path = "/v1/responses/input_tokens"
@@ -46,13 +46,13 @@ class Responses:
 
     def error(self, error: ApiError) -> bytes:
         body = error.body()
-        if error.param == "messages":  # what the conversation is called here
+        if error.param == "messages":  # this API calls the conversation `input`
             body["error"]["param"] = "input"
         return encode_json(body).encode()
 
 
 class ResponsesStream:
-    """Events of one response: one item at a time, each from ``added`` to ``done``."""
+    """Writes the events of one response: one item at a time, each from ``added`` to ``done``."""
 
     def __init__(self, model: str, tokenizer: Tokenizer, request: ResponsesRequest) -> None:
         self._token = os.urandom(12).hex()
@@ -74,7 +74,7 @@ class ResponsesStream:
         return b"".join([self._more("message" if field == "content" else "reasoning", text) for field, text in deltas])
 
     def last(self, answer: Answer, rest: list[Delta]) -> bytes:
-        """Log-probabilities are told where the text is done."""
+        """The end of the response; log-probabilities are in the event that ends the text."""
         out = [self.more(rest)]
         self._logprobs = _logprobs(self._request, answer, self._tokenizer)
         end = _end(answer, self._token, self._namespaced, self._logprobs)
@@ -109,7 +109,7 @@ class ResponsesStream:
         return opening + self._part_event("delta", delta=text)
 
     def _begin(self, kind: str) -> bytes:
-        """Open the item of this kind, where it is not the open one already."""
+        """Open an item of this kind, unless one is already open."""
         if self._open is not None and self._open["type"] == kind:
             return b""
         closing = self._close({})
@@ -119,7 +119,7 @@ class ResponsesStream:
         return closing + added + self._event("response.content_part.added", **self._at(), part=self._part([]))
 
     def _close(self, items: dict[str, Item]) -> bytes:
-        """``items`` are the whole ones, where they are known."""
+        """Close the open item, if any; ``items`` are the complete items by id, as far as they are known."""
         item = self._open
         if item is None:
             return b""
@@ -158,7 +158,7 @@ class ResponsesStream:
 
 
 def _head(model: str, token: str, request: ResponsesRequest) -> dict[str, Any]:
-    """A response that has just begun."""
+    """A response at its start, without output."""
     return {
         "id": f"resp_{token}",
         "object": "response",
@@ -187,14 +187,14 @@ def _head(model: str, token: str, request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _logprobs(request: ResponsesRequest, answer: Answer, tokenizer: Tokenizer) -> list[Item]:
-    """Those of the text, where they are asked for."""
+    """Log-probabilities of the text, if requested."""
     if not request.logprobs:
         return []
     return logprob_items(answer.completion, tokenizer, tokens_of_text(answer.completion, tokenizer, answer.reply))
 
 
 def _end(answer: Answer, token: str, namespaced: Namespaced, logprobs: list[Item]) -> dict[str, Any]:
-    """What a finished response has beyond its head."""
+    """The fields that a finished response has in addition to its head."""
     complete = answer.finish_reason != "length"
     end = {
         "status": "completed" if complete else "incomplete",

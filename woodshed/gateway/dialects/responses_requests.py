@@ -1,4 +1,4 @@
-"""OpenAI Responses: requests, as the conversation that Chat Completions would have. Nothing is kept between them."""
+"""OpenAI Responses: requests, converted to the messages of Chat Completions. Nothing is stored between requests."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ _READ = SAMPLING | {
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsesRequest(Request):
-    """``echo`` holds the fields of the request that a response repeats, as far as they were given; ``namespaced`` what
-    the policy's names of functions in a namespace stand for: (namespace, name)."""
+    """``echo`` holds the given request fields that a response repeats; ``namespaced`` maps the policy's names of
+    functions in a namespace to (namespace, name)."""
 
     namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)
     echo: dict[str, Any] = field(default_factory=dict)
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
-    """Raises ApiError that names the field. Fields that change nothing, such as ``store``, are told in
-    ``Request.ignored``."""
+    """Parse a request body. Raises ApiError that names the field. ``Request.ignored`` names fields without effect, such
+    as ``store``."""
     data = json_object(body)
     for name in _STATEFUL:
         if data.get(name):
-            message = "this server keeps nothing between requests; send the whole conversation as input"
+            message = "this server stores nothing between requests; send the whole conversation as input"
             raise invalid(name, message, "unsupported_value")
     _check(data)
     given = data.get("input")
@@ -92,7 +92,7 @@ def parse_responses(body: bytes) -> ResponsesRequest:
 
 
 def _check(data: dict[str, Any]) -> None:
-    """Refuse what would make a reply another one than the client expects."""
+    """Refuse fields that would make the reply differ from what the client expects."""
     if data.get("truncation") not in (None, "disabled"):
         raise unsupported("truncation", data["truncation"], "disabled")
     refuse(data, {"logprobs": f"is not a field of this API; use include: [{_LOGPROBS!r}]"})
@@ -100,7 +100,7 @@ def _check(data: dict[str, Any]) -> None:
 
 
 def _logprobs(data: dict[str, Any]) -> dict[str, Any]:
-    """``include`` asks for log-probabilities, and so does a number of alternatives without it."""
+    """The fields about log-probabilities, which ``include`` or ``top_logprobs`` requests."""
     include = data.get("include")
     if include is not None and not isinstance(include, list):
         raise invalid("include", "must be a list")
@@ -110,7 +110,8 @@ def _logprobs(data: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Given:
-    """``functions``: (where it was declared, function under the name that the policy knows)."""
+    """The tools of a request. ``functions``: (path of its declaration, function under the name that the policy
+    uses)."""
 
     functions: list[tuple[str, Message]] = field(default_factory=list)
     namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -1,7 +1,4 @@
-"""What a request demands of its reply, where the APIs say it alike: choices of tools, formats of text, strict tools.
-
-Tools as Anthropic Messages and OpenAI Responses declare them, in the shape of Chat Completions.
-"""
+"""Request fields that several dialects share: choice of tools, formats of text, strict tools, declarations of tools."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _CHOICES = "auto, none, required, a function or allowed_tools"
 
 
 def chosen_tools(value: Any, name_of: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """Fields of ``ReplyRules`` of OpenAI's ``tool_choice``; ``name_of`` finds the name in the choice of a function."""
+    """``ReplyRules`` fields for OpenAI's ``tool_choice``; ``name_of`` returns the name in a choice of one function."""
     if value in (None, "auto", "none"):
         return {}
     if value == "required":
@@ -24,7 +21,7 @@ def chosen_tools(value: Any, name_of: Callable[[dict[str, Any]], Any]) -> dict[s
         return {"must_call": True, "only": (_name(name_of(value), "tool_choice"),)}
     if kind != "allowed_tools":
         raise unsupported("tool_choice", value if isinstance(value, str) else kind, _CHOICES)
-    allowed = value.get("allowed_tools", value)  # Responses has the members beside the type
+    allowed = value.get("allowed_tools", value)  # in Responses, the members are beside the type
     mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
     tools = allowed.get("tools") if isinstance(allowed, dict) else None
     if mode not in ("auto", "required"):
@@ -36,7 +33,7 @@ def chosen_tools(value: Any, name_of: Callable[[dict[str, Any]], Any]) -> dict[s
 
 
 def schema_of_text(format: Any, where: str, inside: str = "") -> dict[str, Any]:
-    """Fields of ``ReplyRules`` of the format of a reply's text; ``inside``: where the schema is below ``where``."""
+    """``ReplyRules`` fields for a text format in field ``where``; ``inside`` is the path of the schema below it."""
     kind = format.get("type") if isinstance(format, dict) else format
     if kind in (None, "text"):
         return {}
@@ -51,7 +48,7 @@ def schema_of_text(format: Any, where: str, inside: str = "") -> dict[str, Any]:
 
 
 def strict_tools(tools: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Names of the tools that are declared strict."""
+    """Names of the tools that are declared strict. Raises ApiError if ``strict`` is not a boolean."""
     names = []
     for i, tool in enumerate(tools):
         function = tool.get("function", tool)
@@ -64,7 +61,7 @@ def strict_tools(tools: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools as every dialect shows them to the policy."""
+    """The tools without the member ``strict``, as every dialect shows them to the policy."""
     if not any("strict" in tool["function"] for tool in tools):
         return tools
     return [
@@ -83,16 +80,16 @@ _RUN_BY_VENDOR = ("web_search", "web_fetch", "file_search", "code_interpreter", 
 
 
 def run_by_vendor(tool: dict[str, Any]) -> bool:
-    """Whether the vendor's server would run this tool. A policy without it answers otherwise, but never wrongly."""
+    """Whether the vendor's server would run this tool. It is left out: the policy's replies are valid without it."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind.startswith(_RUN_BY_VENDOR)
 
 
 def function_tool(tool: dict[str, Any], schema: str, where: str) -> dict[str, Any]:
-    """``tool`` has ``name``, ``description`` and its JSON schema under ``schema``.
+    """A tool in the form of Chat Completions; ``schema`` is the name of the field with its JSON schema.
 
-    Only what a policy reads is kept, in the order in which Chat Completions clients write it: that makes the tokens
-    equal. ``x-`` fields, such as ``x-compact``, belong to it; caching hints and ``strict`` do not.
+    Only fields that the policy reads are kept, in the order in which Chat Completions clients write them, so that the
+    tokens are equal. This includes ``x-`` fields, such as ``x-compact``, but not caching hints and ``strict``.
     """
     name, description = tool.get("name"), tool.get("description")
     if not isinstance(name, str) or not name:
