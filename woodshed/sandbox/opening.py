@@ -10,7 +10,7 @@ from pathlib import Path
 
 from woodshed.cluster.service import ADMIN_VARIABLE, read_admin_key
 from woodshed.record.jsonl import JsonLines
-from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.backends.by_name import box_name, open_backend
 from woodshed.sandbox.host.pressure import Bounds, Load, measure
 from woodshed.sandbox.remote.placement import Local, Place, PlacedHosts, Placement, following
 
@@ -47,10 +47,11 @@ def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed
         return open_pool(settings, egress_log)
     from woodshed.sandbox.remote.backend import RemoteBackend
 
+    name = box_name(settings.backend)
     egress = JsonLines(egress_log).append if egress_log is not None else None
 
     def remote(url: str, key: str) -> Place:
-        return RemoteBackend(url, key, settings.backend, egress=egress)
+        return RemoteBackend(url, key, name, egress=egress)
 
     places: Sequence[Place] | Callable[[], Sequence[Place]]
     if RAY in settings.hosts:
@@ -64,7 +65,7 @@ def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed
             Local(open_pool(settings, egress_log)) if host == LOCAL else remote(host, key) for host in settings.hosts
         ]
     nothing = Bounds(None, None, None, None)
-    placement = Placement(places, settings.backend)
+    placement = Placement(places, name)
     return Pool(placement, lambda: Load(0, 0), nothing, max_boxes=settings.max_boxes, bases=0)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from woodshed.record.settings import Settings
+from woodshed.record.settings import Settings, is_reference
+from woodshed.sandbox.backends.by_name import check_name
 from woodshed.sandbox.host.egress.rules import parse_rule
 from woodshed.sandbox.host.pressure import Bounds
 
@@ -24,8 +24,9 @@ RAY = "ray"
 class SandboxSettings(Settings):
     """Which backend makes the boxes, and what one box may use."""
 
-    backend: Literal["namespace", "gvisor", "microvm", "docker", "podman"] = "namespace"
-    """What isolates a box. ``namespace`` needs Linux with user namespaces and nothing else."""
+    backend: str = "namespace"
+    """What isolates a box: namespace (needs Linux with user namespaces and nothing else), gvisor, microvm, docker,
+    podman, or ``"module:Class"`` of your own."""
 
     root: Path | None = None
     """Folder for the backend's own state while it runs; the system's temporary folder if not given."""
@@ -92,6 +93,15 @@ class SandboxSettings(Settings):
     hosts_key_file: Path | None = None
     """File with the admin key of ``hosts``; without it the variable WOODSHED_ADMIN_KEY is read."""
 
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, value: str) -> str:
+        try:
+            check_name(value)
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix("sandbox.backend: ")) from None
+        return value
+
     @field_validator("hosts")
     @classmethod
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -116,7 +126,7 @@ class SandboxSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> SandboxSettings:
-        if self.allow and self.backend not in ("namespace", "gvisor"):
+        if self.allow and self.backend not in ("namespace", "gvisor") and not is_reference(self.backend):
             raise ValueError(f"the {self.backend} backend gives boxes no network: leave out allow, or use namespace")
         if RAY in self.hosts and self.hosts_key_file is not None:
             raise ValueError(f"hosts_key_file: with hosts = ['{RAY}'] the run makes a key itself; leave it out")

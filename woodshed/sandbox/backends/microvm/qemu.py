@@ -1,7 +1,4 @@
-"""Finds the programs and the kernel that the microvm backend needs.
-
-Finds out what the microvm backend can do on this machine, by doing it.
-"""
+"""The programs and the kernel that the microvm backend needs, and the probe that tries them out."""
 
 from __future__ import annotations
 
@@ -62,10 +59,19 @@ class Programs:
         return {"LD_LIBRARY_PATH": ":".join(map(str, self.libraries)), "PATH": "/usr/bin:/bin"}
 
 
+def is_installed() -> bool:
+    """Whether ``scripts/install-qemu`` was run here or WOODSHED_QEMU is set; says nothing about whether it works."""
+    return bool(os.environ.get("WOODSHED_QEMU")) or _folder().is_dir()
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("WOODSHED_QEMU") or cache_directory() / "qemu").resolve()
+
+
 @lru_cache(maxsize=4)
 def find_programs() -> Programs:
-    """What ``scripts/install-qemu`` fetched, tried out. Raises Missing."""
-    root = Path(os.environ.get("WOODSHED_QEMU") or cache_directory() / "qemu").resolve()
+    """Find and try out what ``scripts/install-qemu`` fetched. Raises Missing."""
+    root = _folder()
     if not root.is_dir():
         raise Missing(f"QEMU is not there; {_HOW}")
     kernels = sorted((root / "boot").glob("vmlinuz-*"))
