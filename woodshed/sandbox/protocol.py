@@ -15,7 +15,7 @@ class SandboxError(HostFault):
 
 
 class BoxError(Fault, OSError):
-    """A box refuses or fails at what was asked of it, with an errno; ``faults.answered`` makes them.
+    """A box refuses or fails at what was asked of it, with an errno; ``faults.box_error`` makes them.
 
     An OSError that is no BoxError is this machine's own.
     """

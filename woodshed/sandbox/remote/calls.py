@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from woodshed.cluster.service import AdminKey, bearer
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import FrameError, encode
 from woodshed.sandbox.protocol import SandboxError
 
@@ -81,7 +81,7 @@ class Call:
             head, body = work.result()
             data = encode({**head, "living": self._leases.living()}, body)
         except FrameError as error:
-            await refuse(send, 409, answered(errno.EFBIG, str(error)))
+            await refuse(send, 409, box_error(errno.EFBIG, str(error)))
         except ValueError as error:
             await refuse(send, 400, ValueError(str(error)))
         except (OSError, SandboxError) as error:

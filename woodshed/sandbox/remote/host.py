@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import httpx
 
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import FrameError, encode
 from woodshed.sandbox.protocol import SandboxError, Unsupported
 
@@ -107,9 +107,9 @@ class Host:
         try:
             data = encode(head, body)
         except FrameError as error:
-            raise answered(errno.EFBIG, str(error)) from None
+            raise box_error(errno.EFBIG, str(error)) from None
         if len(data) > self.max_body:
-            raise answered(
+            raise box_error(
                 errno.EFBIG, f"{len(data)} bytes at once are more than {self.url} takes (max_body, {self.max_body})"
             )
         answer = await self._request("POST", path, data)

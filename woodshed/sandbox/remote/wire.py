@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import Decoder, FrameError, pack_files, unpack_files
 from woodshed.sandbox.protocol import (
     BoxError,
@@ -168,7 +168,7 @@ def failure(head: Any) -> Exception:
         return SandboxError(f"the host answered {head!r:.200}")
     kind, message, path = head.get("kind"), str(head.get("message")), head.get("path")
     if kind == "os" and type(head.get("errno")) is int:
-        return answered(head["errno"], message, path if isinstance(path, str) else None)
+        return box_error(head["errno"], message, path if isinstance(path, str) else None)
     if kind == "gone" and type(head.get("errno")) is int:
         return BoxGone(head["errno"], message)
     return HostLost(message) if kind == "lost" else dict(_ERRORS).get(str(kind), SandboxError)(message)

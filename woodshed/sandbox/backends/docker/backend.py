@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
-from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.payload import copy_agent
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import owned_folder
+from woodshed.sandbox.host.supervised import all_or_none
 from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import engine
@@ -49,7 +49,7 @@ class DockerBackend:
         """What works here, found by doing it; cached for the process."""
         return probe_docker(self.name, self._root)
 
-    @of_the_machine
+    @convert_host_errors
     async def create(self, spec: BoxSpec) -> DockerBox:
         """A fresh box. Raises SandboxError with what the engine says."""
         if spec.egress is not None:
@@ -70,7 +70,7 @@ class DockerBackend:
         """
         return await (await self._start()).build(Path(folder))
 
-    @of_the_machine
+    @convert_host_errors
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
         """``n`` boxes that start from the snapshot's files."""
         spec, image = self._known(snapshot)

@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple
 
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.walk import all_below
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.box import OUT_OF_MEMORY
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from woodshed.sandbox.host.egress.rules import Record
-from woodshed.sandbox.host.kept import KeptBackend, KeptBox
 from woodshed.sandbox.host.probing import probe_by, try_live_fork
+from woodshed.sandbox.host.supervised import SupervisedBackend, SupervisedBox
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
 from .connections import Connections
@@ -54,7 +54,7 @@ _LIMITS = {
 """What keeps each limit in force."""
 
 
-class GvisorBox(KeptBox):
+class GvisorBox(SupervisedBox):
     def __init__(
         self, backend: GvisorBackend, spec: BoxSpec, number: int, channel: Channel, record: Record, gate: Gate | None
     ) -> None:
@@ -77,7 +77,7 @@ class GvisorBox(KeptBox):
         await self._gvisor.hold(self, "resume")
 
 
-class GvisorBackend(KeptBackend[GvisorBox]):
+class GvisorBackend(SupervisedBackend[GvisorBox]):
     name = "gvisor"
     ends = OUT_OF_MEMORY
 
@@ -93,7 +93,7 @@ class GvisorBackend(KeptBackend[GvisorBox]):
         """What works here, found by doing it; cached for the process."""
         return probe_gvisor(self._root)
 
-    @of_the_machine
+    @convert_host_errors
     async def create(self, spec: BoxSpec) -> GvisorBox:
         """A fresh box. Raises SandboxError with what ``runsc`` says."""
         if spec.root is not None or spec.image:

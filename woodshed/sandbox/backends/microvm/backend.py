@@ -22,11 +22,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.channel import Channel
-from woodshed.sandbox.host.kept import KeptBackend, KeptBox
 from woodshed.sandbox.host.probing import probe_by
+from woodshed.sandbox.host.supervised import SupervisedBackend, SupervisedBox
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
 from . import qemu
@@ -37,9 +37,9 @@ from .qemu import Missing, find_programs
 from .templates import Templates
 
 
-class MicrovmBox(KeptBox):
+class MicrovmBox(SupervisedBox):
     def __init__(
-        self, backend: KeptBackend[Any], spec: BoxSpec, number: int, channel: Channel, monitor: Monitor
+        self, backend: SupervisedBackend[Any], spec: BoxSpec, number: int, channel: Channel, monitor: Monitor
     ) -> None:
         super().__init__(backend, spec, number, channel)
         self._monitor = monitor
@@ -90,7 +90,7 @@ _SLOW = "guests are emulated, ten to thirty times slower than the machine"
 _BOOT_SECONDS = {"kvm": 20.0, "tcg": 300.0}
 
 
-class MicrovmBackend(KeptBackend[MicrovmBox]):
+class MicrovmBackend(SupervisedBackend[MicrovmBox]):
     name = "microvm"
     ends = {ENDED: "the box brought its kernel to an end, most likely by taking all of its memory"}
 
@@ -119,7 +119,7 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
         """What works here, found by doing it; cached for the process."""
         return probe_microvm(self._root)
 
-    @of_the_machine
+    @convert_host_errors
     async def create(self, spec: BoxSpec) -> MicrovmBox:
         """A fresh box. Raises SandboxError with what the guest or QEMU says."""
         if spec.root is not None or spec.image:

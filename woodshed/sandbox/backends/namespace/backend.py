@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.record.jsonl import JsonLines
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from woodshed.sandbox.host.egress.rules import Record
-from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import Spawner
+from woodshed.sandbox.host.supervised import all_or_none
 from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import probe
@@ -162,7 +162,7 @@ class NamespaceBackend:
         self._boxes.add(box)
         return box
 
-    @of_the_machine  # also where a snapshot begins its box anew
+    @convert_host_errors  # also where a snapshot begins its box anew
     async def _start(self, spec: BoxSpec, chain: tuple[str, ...], record: Record, *, with_files: bool) -> Running:
         listen = ports_of(spec.egress) if spec.egress is not None else None
         await self._spawner.start()
