@@ -91,7 +91,7 @@ def digest(folder: Path) -> str:
 
 
 def _open_up(folder: Path) -> None:
-    """Make everything readable for all; as root, give it to the user of boxes, so that they can write to its folders."""
+    """Make everything readable for all; as root also give it to the user of boxes, who can then write to folders."""
     for path in (folder, *all_below(folder)):
         if os.geteuid() == 0:
             os.lchown(path, BOX_UID, BOX_UID)
