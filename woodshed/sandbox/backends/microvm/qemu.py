@@ -25,12 +25,12 @@ _NAME = "qemu-system-x86_64"
 
 
 class Missing(Exception):
-    """Something is not there or too old; the message says what to do."""
+    """A program is missing or too old; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """``root``: the folder they were fetched to. ``libraries``: what the machine itself may lack of theirs."""
+    """Paths of the programs. ``root``: folder that they were fetched to. ``libraries``: folders of their libraries."""
 
     root: Path
     qemu: Path
@@ -42,7 +42,7 @@ class Programs:
     firmware: tuple[Path, ...]
 
     def below_root(self) -> dict[str, Any]:
-        """What the box supervisor needs to know, as places below ``root``."""
+        """Return what the box supervisor needs to know, as paths relative to ``root``."""
 
         def below(path: Path) -> str:
             return path.relative_to(self.root).as_posix()
@@ -55,7 +55,7 @@ class Programs:
         }
 
     def environment(self) -> dict[str, str]:
-        """For running them where they lie."""
+        """Return the environment for running them where they lie."""
         return {"LD_LIBRARY_PATH": ":".join(map(str, self.libraries)), "PATH": "/usr/bin:/bin"}
 
 
