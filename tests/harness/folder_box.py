@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.protocol import BoxSpec, ExecResult, Snapshot, Unsupported
 
 
@@ -26,7 +26,7 @@ def _as_a_box(method: Any) -> Any:
         try:
             return await method(*args, **named)
         except OSError as error:
-            raise answered(error.errno or 5, error.strerror or str(error), error.filename) from None
+            raise box_error(error.errno or 5, error.strerror or str(error), error.filename) from None
 
     return answers
 

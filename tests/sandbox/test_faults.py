@@ -12,7 +12,7 @@ import pytest
 from limits import soft_limit
 
 from woodshed.record.fault import Fault
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest import files as boxfiles
 from woodshed.sandbox.guest.frames import encode
 from woodshed.sandbox.protocol import BoxError, BoxGone, BoxSpec, SandboxError
@@ -95,7 +95,7 @@ def test_too_many_entries_are_an_answer(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [answered(errno.ENOENT, "x", "p"), BoxGone(errno.ETIMEDOUT, "x"), SandboxError("x"), OSError(24, "x")]
+    "error", [box_error(errno.ENOENT, "x", "p"), BoxGone(errno.ETIMEDOUT, "x"), SandboxError("x"), OSError(24, "x")]
 )
 def test_another_host_keeps_the_source(error):
     again = wire.failure(wire.encode_error(error))

@@ -1,25 +1,30 @@
-"""``woodshed probe``: report which sandboxes work on this machine, and attack them with ``--attack``."""
+"""``woodshed probe``: tries out what this machine can do and prints it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from woodshed.attacks.escapes.battery import attack_backend
-from woodshed.sandbox.backends.by_name import NAMES, open_backend
+from woodshed.sandbox.backends.by_name import installed_names, open_backend
 from woodshed.sandbox.protocol import Probe, SandboxError
 from woodshed.sandbox.settings import SandboxSettings
 
 from .escapes import beside
 
 
-def print_probe(console: Console, *, attack: bool = False) -> int:
-    """Print the report. Return 0 where the default sandbox works here and no attempt got out of a box, else 2."""
-    probes = {name: _probe(name) for name in NAMES}
+def print_probe(console: Console, names: Sequence[str] = (), *, attack: bool = False) -> int:
+    """Print what the sandbox backends ``names`` can do; without names, all that are installed or easily could be.
+
+    Returns 0 where the backends asked for (without names: the default backend) work and nothing got out of a box,
+    2 otherwise.
+    """
+    probes = {name: _probe(name) for name in names or installed_names()}
     for name, probe in probes.items():
         console.print(f"sandbox {name}: {'works' if probe.ok else 'does not work'}")
         for reason in probe.reasons:
@@ -32,11 +37,12 @@ def print_probe(console: Console, *, attack: bool = False) -> int:
     console.print(f"cores: {len(os.sched_getaffinity(0))}")
     console.print(f"GPU: {'nvidia-smi found' if shutil.which('nvidia-smi') else 'none found'}")
     out = sum(_attacked(name, console) for name, probe in probes.items() if probe.ok) if attack else 0
-    return 0 if probes[SandboxSettings().backend].ok and not out else 2
+    needed = names or [SandboxSettings().backend]
+    return 0 if all(probes[name].ok for name in needed) and not out else 2
 
 
 def _attacked(name: str, console: Console) -> int:
-    """Run all attempts to get out of this backend's boxes; return how many succeeded."""
+    """Try every way out of this backend's boxes; return how many attempts got out or disturbed another box."""
     with console.status(f"trying ways out of a {name} box"):
         tried = attack_backend(name)
     table = Table("attempt", "tries to", "outcome", title=f"ways out of a {name} box")
@@ -50,7 +56,7 @@ def _attacked(name: str, console: Console) -> int:
 
 
 def _attacked_beside(name: str, console: Console) -> int:
-    """Run all attempts of one box against another; return how many were noticed, without the known exceptions."""
+    """Put boxes against each other; return how many attempts another box noticed, known exceptions not counted."""
     with console.status(f"putting {name} boxes against each other"):
         tried = beside.beside_backend(name)
     table = Table("attempt", "tries to", "got", "outcome", title=f"a {name} box against another")

@@ -292,6 +292,12 @@ def monitors(
 
 @app.command()
 def probe(
+    backends: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Sandbox backends by name or 'module:Class'; default: the built-in ones, microvm only with QEMU"
+        ),
+    ] = None,
     attack: Annotated[
         bool, typer.Option("--attack", help="Also try some fifty ways out of a box on every backend that works.")
     ] = False,
@@ -299,4 +305,4 @@ def probe(
     """Say what this machine can do: sandbox backends and why not, limits in force, GPU."""
     from woodshed.attacks.probe import print_probe
 
-    raise typer.Exit(print_probe(Console(), attack=attack))
+    raise typer.Exit(print_probe(Console(), backends or (), attack=attack))

@@ -11,7 +11,7 @@ from woodshed.evaluate.settings import EvaluateSettings
 from woodshed.grading.settings import GradingSettings
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.settings import PolicySettings
-from woodshed.record.settings import Settings
+from woodshed.record.settings import Settings, is_reference
 from woodshed.rl.settings import RLSettings
 from woodshed.sandbox.settings import SandboxSettings
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
@@ -76,9 +76,10 @@ class Recipe(Settings):
                 'terse instructions do not name the file to change: add "grep" to harness.tools, or set '
                 'tasks.packages.prompt = "located"'
             )
-        if self.harness.program is not None and self.sandbox.backend != "namespace":
+        backend = self.sandbox.backend
+        if self.harness.program is not None and backend != "namespace" and not is_reference(backend):
             raise ValueError(
-                f"harness.program asks a gateway from inside its box, and boxes of the {self.sandbox.backend} backend "
+                f"harness.program asks a gateway from inside its box, and boxes of the {backend} backend "
                 'have no network: set sandbox.backend = "namespace"'
             )
         if self.harness.program is not None and self.learn.demonstrations.episodes:

@@ -1,4 +1,4 @@
-"""Errors by source: what a box answers, and what this machine lacks."""
+"""Makes and converts errors by their source: the box, or this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def answered(code: int, message: str, path: str | None = None) -> BoxError:
-    """The error that a box reports; also a FileNotFoundError, PermissionError and so on, as its errno says."""
+def box_error(code: int, message: str, path: str | None = None) -> BoxError:
+    """Make the error that a box reports; it is also the FileNotFoundError, PermissionError, ... of its errno."""
     kind = _kind(code)
     return kind(code, message) if path is None else kind(code, message, path)
 
@@ -27,21 +27,21 @@ def _kind(code: int) -> type[BoxError]:
 
 
 def is_silent(error: BoxError) -> bool:
-    """Whether a box was ended because it did not answer."""
+    """Whether ``error`` says that a box was ended because it did not answer."""
     return isinstance(error, BoxGone) and error.errno == errno.ETIMEDOUT
 
 
 def in_trusted_box(error: BoxError) -> BoxError | SandboxError:
-    """``error``, of a box in which no policy's code ran: silence is this machine's there, which is too busy."""
+    """Convert an error of a box in which no policy's code ran: if it was silent, this machine is too busy."""
     return SandboxError(f"a box of trusted code does not answer: {error}") if is_silent(error) else error
 
 
-def of_the_machine(
+def convert_host_errors(
     make: Callable[Concatenate[B, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[B, P], Coroutine[Any, Any, T]]:
-    """Convert OSErrors of ``make``, a method that makes boxes, into SandboxError.
+    """Decorate a method that makes boxes: convert its OSErrors into SandboxError.
 
-    Nothing untrusted runs in a box that is being made, so its errors are this machine's too.
+    Nothing untrusted runs in a box that is being made, so errors of the box are errors of this machine too.
     """
 
     @wraps(make)

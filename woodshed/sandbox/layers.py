@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{24}")
 class LayerStore:
     """Layers below ``root``, each named ``PREFIX-DIGEST`` by its contents and never changed once it is there.
 
-    ``whole``: they are root filesystems of their own, not stacked on a base system.
+    ``whole``: layers are whole root filesystems, not stacked on a base system.
     """
 
     def __init__(self, root: Path, *, whole: bool = False) -> None:
@@ -30,11 +30,11 @@ class LayerStore:
         self._whole = whole
 
     def add(self, prefix: str, fill: Callable[[Path], None]) -> str:
-        """Name of the layer that ``fill`` writes into the empty folder it is given; stored once, atomically.
+        """Store the layer that ``fill`` writes into the empty folder it is given, once and atomically; return its name.
 
-        The folder is a root folder seen from the box: a package goes below ``opt/site-packages``. Everything in it is
-        made readable for all users (boxes run as one who owns nothing here). Raises what ``fill`` raises, and
-        SandboxError for a bad prefix.
+        The folder becomes the root folder of a box: a package goes below ``opt/site-packages``. Everything in it is
+        made readable for all users, because boxes run as a user who owns nothing here. Raises what ``fill`` raises,
+        and SandboxError for a bad prefix.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", prefix):
             raise SandboxError(f"layer prefix {prefix!r}: use letters, digits, dot, dash and underscore")
@@ -59,21 +59,21 @@ class LayerStore:
             shutil.rmtree(work, ignore_errors=True)
 
     def path(self, name: str) -> Path:
-        """Folder of a layer. Raises SandboxError where it is not in the store."""
+        """Return the folder of a layer. Raises SandboxError if it is not in the store."""
         path = self.root / name
         if not _NAME.fullmatch(name) or not path.is_dir():
             raise SandboxError(f"layer {name!r} is not in {self.root}; build its task again")
         return path
 
     def names(self) -> list[str]:
-        """Every layer of the store, sorted."""
+        """Return the names of all layers, sorted."""
         if not self.root.is_dir():
             return []
         return sorted(p.name for p in self.root.iterdir() if _NAME.fullmatch(p.name))
 
 
 def digest(folder: Path) -> str:
-    """sha256 (hex) over the paths, kinds, execute bits and contents below ``folder``; not times, not owners."""
+    """Return the sha256 (hex) of paths, kinds, execute bits and contents below ``folder``, without times and owners."""
     sha = hashlib.sha256()
     for path in all_below(folder):
         status = path.lstat()
@@ -91,7 +91,7 @@ def digest(folder: Path) -> str:
 
 
 def _open_up(folder: Path) -> None:
-    """Readable for all, and owned by boxes' user where root fills the store: its folders are writable in a box."""
+    """Make everything readable for all; as root also give it to the user of boxes, who can then write to folders."""
     for path in (folder, *all_below(folder)):
         if os.geteuid() == 0:
             os.lchown(path, BOX_UID, BOX_UID)

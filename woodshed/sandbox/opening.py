@@ -1,4 +1,4 @@
-"""The boxes that settings ask for: of this machine, of other hosts, or of both."""
+"""Opens the pool of boxes that settings ask for: on this machine, on other hosts, or on both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from woodshed.cluster.service import ADMIN_VARIABLE, read_admin_key
 from woodshed.record.jsonl import JsonLines
-from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.backends.by_name import box_name, open_backend
 from woodshed.sandbox.host.pressure import Bounds, Load, measure
 from woodshed.sandbox.remote.placement import Local, Place, PlacedHosts, Placement, following
 
@@ -20,7 +20,7 @@ from .settings import LOCAL, RAY, SandboxSettings
 
 
 def open_pool(settings: SandboxSettings, egress_log: Path | None = None) -> Pool:
-    """Boxes of this machine, as far as it has room."""
+    """Open a pool of boxes on this machine, admitted as far as it has room."""
     backend = open_backend(
         settings.backend,
         root=settings.root,
@@ -40,17 +40,21 @@ def open_pool(settings: SandboxSettings, egress_log: Path | None = None) -> Pool
 
 
 def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed: Path | None = None) -> Pool:
-    """Boxes of this machine, or of ``settings.hosts``. There room and warm bases are each host's own affair, and only
-    ``max_boxes`` is decided here. ``placed``: folder (``PlacedHosts``) that says where hosts are that the run places.
-    Raises SandboxError where the key of the hosts is missing, or hosts would have to be placed."""
+    """Open a pool of boxes on this machine, or on ``settings.hosts``.
+
+    Each host decides about its own room and warm bases; only ``max_boxes`` is enforced here. ``placed``: folder
+    (``PlacedHosts``) that lists the hosts that the run places. Raises SandboxError if the key of the hosts is missing,
+    or if hosts would have to be placed and ``placed`` is None.
+    """
     if not settings.hosts:
         return open_pool(settings, egress_log)
     from woodshed.sandbox.remote.backend import RemoteBackend
 
+    name = box_name(settings.backend)
     egress = JsonLines(egress_log).append if egress_log is not None else None
 
     def remote(url: str, key: str) -> Place:
-        return RemoteBackend(url, key, settings.backend, egress=egress)
+        return RemoteBackend(url, key, name, egress=egress)
 
     places: Sequence[Place] | Callable[[], Sequence[Place]]
     if RAY in settings.hosts:
@@ -63,9 +67,9 @@ def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed
         places = [
             Local(open_pool(settings, egress_log)) if host == LOCAL else remote(host, key) for host in settings.hosts
         ]
-    nothing = Bounds(None, None, None, None)
-    placement = Placement(places, settings.backend)
-    return Pool(placement, lambda: Load(0, 0), nothing, max_boxes=settings.max_boxes, bases=0)
+    no_bounds = Bounds(None, None, None, None)
+    placement = Placement(places, name)
+    return Pool(placement, lambda: Load(0, 0), no_bounds, max_boxes=settings.max_boxes, bases=0)
 
 
 def _key(file: Path | None) -> str:

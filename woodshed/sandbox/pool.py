@@ -1,7 +1,7 @@
-"""A backend as a run uses it: boxes are let in by what the machine has left, and heavy ones fork from warm bases.
+"""A backend around another backend: admits boxes while the machine has room, and forks heavy ones from warm bases.
 
-A pool is a ``protocol.Backend`` around another, so whoever makes boxes needs to know nothing of it. What a killed owner
-leaves is collected by the backends themselves: their helper process ends with it, and the next start sweeps.
+A pool implements ``protocol.Backend``, so callers need not know of it. The backends themselves clean up after an owner
+that was killed: their helper process ends with it, and the next start removes what is left.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from woodshed.sandbox.host.bases import Bases
-from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.pressure import Admission, Bounds, Load
+from woodshed.sandbox.host.supervised import all_or_none
 
-from .faults import of_the_machine
+from .faults import convert_host_errors
 from .protocol import Backend, BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 
 class Pool:
-    """``look`` measures the machine. ``max_boxes``: alive at once; ``bases`` and ``base_bytes`` bound what is warm."""
+    """Boxes of ``backend`` with admission control and warm bases.
+
+    ``look`` measures the machine's load. ``max_boxes``: boxes alive at once. ``patience``: seconds that a box waits for
+    room. ``bases`` and ``base_bytes``: maximum number and total size of the warm bases.
+    """
 
     def __init__(
         self,
@@ -37,15 +41,15 @@ class Pool:
         self._admission = Admission(look, bounds, most=max_boxes, patience=patience, relieve=self._bases.evict)
 
     def probe(self) -> Probe:
-        """As the backend says."""
+        """Return what the backend's own probe finds."""
         return self.backend.probe()
 
     async def create(self, spec: BoxSpec) -> Sandbox:
-        """A box, when there is room: from the warm base of equal specifications where that is cheaper."""
+        """Wait for room, then make a box: from a warm base of an equal specification where that is cheaper."""
         return await self._admit(lambda: self._make(spec))
 
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
-        """``n`` boxes, when there is room for each."""
+        """Make ``n`` boxes from a snapshot, each as soon as there is room for it."""
         if self._most is not None and n > self._most:
             raise Unsupported(f"{n} forks at once, and sandbox.max_boxes is {self._most}")
 
@@ -58,16 +62,16 @@ class Pool:
         await self.backend.drop(snapshot)
 
     async def close(self) -> None:
-        """End every box, forget every base."""
+        """End every box and forget every base."""
         self._bases.clear()
         await self.backend.close()
 
     def short(self) -> str:
-        """Why a box would have to wait now, or nothing."""
+        """Return why a box would have to wait now; empty if it would not."""
         return self._admission.problem()
 
     def stats(self) -> dict[str, Any]:
-        """Boxes alive, those that waited for room and how long together (seconds); bases now, made, used, evicted."""
+        """Count boxes alive, boxes that waited and their total wait (seconds), bases kept, made, used and evicted."""
         admission, bases = self._admission, self._bases
         return {
             "living": admission.living,
@@ -96,10 +100,10 @@ class Pool:
         try:
             async with self._bases.borrow(key, spec) as base:
                 return (await self.backend.fork(base))[0]
-        except SandboxError:  # the base went with its helper process; whatever else is wrong shows again
+        except SandboxError:  # the base was lost with its helper process; any other cause is raised again by create
             return await self.backend.create(spec)
 
-    @of_the_machine
+    @convert_host_errors
     async def _seal(self, spec: BoxSpec) -> Snapshot:
         box = await self.backend.create(spec)
         try:

@@ -1,4 +1,4 @@
-"""What every sandbox backend does. Untrusted code runs behind this protocol only."""
+"""The protocol of sandbox backends and their boxes. Untrusted code runs behind this protocol only."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from woodshed.record.fault import Fault, FaultSource, HostFault
 
 
 class SandboxError(HostFault):
-    """This machine or its sandbox failed (an infrastructure error). Nothing that runs inside a box can provoke it."""
+    """This machine or its sandbox failed (an infrastructure error). Nothing that runs inside a box can cause it."""
 
 
 class BoxError(Fault, OSError):
-    """A box refuses or fails at what was asked of it, with an errno; ``faults.answered`` makes them.
+    """A box refused or failed an operation, with an errno; ``faults.box_error`` makes them.
 
-    An OSError that is no BoxError is this machine's own.
+    An OSError that is not a BoxError is an error of this machine.
     """
 
     source: ClassVar[FaultSource] = "box"
 
 
 class BoxGone(BoxError):
-    """A box ended itself or does not answer. ETIMEDOUT where it was silent."""
+    """A box ended itself or does not answer. The errno is ETIMEDOUT if it was silent."""
 
 
 class Paused(SandboxError):
-    """The box is paused, so it does nothing but end: ``resume`` it first."""
+    """The box is paused and can only be closed; ``resume`` it first."""
 
 
 class Unsupported(SandboxError):
-    """This backend cannot do what was asked; it says so instead of doing something weaker."""
+    """This backend cannot do what was asked; raised instead of doing something weaker."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one box. ``None`` means no limit of our own. Memory and sizes in bytes, times in seconds."""
+    """Limits of one box; ``None`` sets no limit. Memory and sizes in bytes, times in seconds."""
 
     memory: int | None = 2 << 30
     processes: int | None = 256
@@ -48,13 +48,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Egress:
-    """What a box may reach outside; nothing else, not even name service. Where it names nothing, commands of the box
-    may still talk to each other on a loopback of its own.
+    """What a box may reach outside; nothing else, not even name service.
 
-    ``allow``: hosts, through a forward proxy that the box's environment names: ``HOST``, ``*.DOMAIN`` or ``HOST:PORT``
-    (80 and 443 where no port is given). ``private``: names may stand for addresses that are not public. ``routes``:
-    port of the box's 127.0.0.1 -> ``HOST:PORT`` of one service, such as a gateway, that is reached directly.
-    ``max_bytes`` and ``max_connections``: what may be moved and opened in all; a box beyond the latter has no network.
+    An empty one gives the box a loopback device, on which its commands can talk to each other.
+
+    ``allow``: hosts that are reached through a forward proxy, which the box's environment names: ``HOST``,
+    ``*.DOMAIN`` or ``HOST:PORT`` (80 and 443 without a port). ``private``: names may resolve to addresses that are not
+    public. ``routes``: port of the box's 127.0.0.1 -> ``HOST:PORT`` of one service, such as a gateway, that is reached
+    directly. ``max_bytes`` and ``max_connections``: totals over the life of the box; one that exceeds the latter loses
+    its network.
     """
 
     allow: tuple[str, ...] = ()
@@ -70,10 +72,10 @@ class BoxSpec:
 
     ``layers``: host directories stacked read-only as the box's root, lowest first, on top of the backend's base
     system. ``files``: small files written on top (path in the box -> bytes). ``env`` is the whole environment of
-    commands besides PATH, HOME, LANG and PYTHONDONTWRITEBYTECODE. ``preload``: Python modules that the box's fork
-    server imports before it serves ``exec_python``. ``egress``: no network at all where it is None. ``root``: folder of
-    a whole root filesystem that takes the place of the base system (``sandbox.roots`` makes them); ``image``: the same
-    as an image of a container engine. A backend that cannot take one raises Unsupported.
+    commands besides PATH, HOME, LANG and PYTHONDONTWRITEBYTECODE. ``preload``: Python modules that are imported before
+    the box serves ``exec_python``. ``egress``: None for no network at all. ``root``: folder of a whole root filesystem
+    that replaces the base system (``sandbox.images`` makes them); ``image``: the same as an image of a container
+    engine. A backend that does not support a field raises Unsupported.
     """
 
     layers: tuple[Path, ...] = ()
@@ -102,6 +104,11 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class Snapshot:
+    """A state of a box to fork from: its files (``fs``), or files, memory and processes (``full``).
+
+    ``backend``: name of the backend that has it. ``bytes``: what it takes, where the backend knows.
+    """
+
     id: str
     kind: Literal["fs", "full"]
     backend: str
@@ -111,7 +118,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a backend can do on this machine, found by doing it. ``reasons`` says why not, one sentence each.
+    """What a backend can do on this machine, found by trying it. ``reasons``: why it does not work, one sentence each.
 
     ``limits_in_force``: name of a limit -> what enforces it here.
     """
@@ -156,9 +163,9 @@ class Sandbox(Protocol):
         ...
 
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
-        """The first ``max_bytes`` bytes. Paths are relative to the workdir.
+        """Read the first ``max_bytes`` bytes of a regular file. Paths are relative to the workdir.
 
-        Raises FileNotFoundError, IsADirectoryError, PermissionError (also for what is no regular file).
+        Raises FileNotFoundError, IsADirectoryError, PermissionError (also for anything but a regular file).
         """
         ...
 
@@ -169,7 +176,7 @@ class Sandbox(Protocol):
     async def list(
         self, path: str = ".", *, recursive: bool = False, limit: int = 10_000
     ) -> list[tuple[str, str, int]]:
-        """(path relative to ``path``, kind ``file``/``dir``/``link``/``other``, size in bytes), sorted by path."""
+        """List (path relative to ``path``, kind ``file``/``dir``/``link``/``other``, bytes), sorted by path."""
         ...
 
     async def put(self, files: Mapping[str, bytes]) -> None:
@@ -177,30 +184,30 @@ class Sandbox(Protocol):
         ...
 
     async def get(self, patterns: Sequence[str], *, max_bytes: int = 64 << 20) -> dict[str, bytes]:
-        """Regular files under the workdir that match a glob of ``patterns`` (``**`` allowed), links never followed.
+        """Read the regular files under the workdir that match a glob of ``patterns`` (``**`` allowed).
 
-        Raises OSError (EFBIG) where they are larger than ``max_bytes`` together.
+        Links are never followed. Raises OSError (EFBIG) if the files are larger than ``max_bytes`` together.
         """
         ...
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot: ...
 
     async def pause(self) -> None:
-        """Stop every process of the box where it is; none gets the processor until ``resume``.
+        """Stop every process of the box; none gets the processor until ``resume``.
 
-        Commands under way stay so, and the time does not count against their timeouts. Every other request raises
+        Commands under way stay under way, and the time does not count against their timeouts. Other requests raise
         Paused meanwhile. Pausing a paused box does nothing.
         """
         ...
 
     async def resume(self) -> None:
-        """Let the box go on. Does nothing where it is not paused."""
+        """Let the box go on. Does nothing if it is not paused."""
         ...
 
     def stats(self) -> dict[str, Any]: ...
 
     def when_closed(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made once when this box is closed."""
+        """Register ``call``, which is called once when this box is closed."""
         ...
 
     async def close(self) -> None:
@@ -209,7 +216,11 @@ class Sandbox(Protocol):
 
 
 class Backend(Protocol):
-    """A kind of boxes: creates them, forks snapshots, says by ``probe`` what it can do on this machine."""
+    """Creates boxes, forks snapshots, and finds out by ``probe`` what it can do on this machine.
+
+    One that a recipe names (``"module:Class"``) is called with ``(root, *, max_starting, egress_log, cgroups)``, see
+    ``namespace.backend.NamespaceBackend``, and should start nothing before its first box.
+    """
 
     name: str
 

@@ -1,9 +1,7 @@
-"""The box of a task: its layers below, its workspace on top.
+"""Specifications of task boxes: the task's layers, its workspace on top, and for agents a git history of one commit.
 
-A version history for an agent's workspace: one commit of what it is given, and nothing else.
-
-Agents look at their own changes with git, and some refuse to work without a repository. A history of the package would
-hold the answer (SWE-bench's did), so none of its objects is used: the commit is made of the given files alone.
+Agents look at their own changes with git, and some refuse to work without a repository. The package's real history
+would contain the answer (SWE-bench's did), so the commit is made from the given files alone.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from .protocol import BoxSpec, Egress, Limits, SandboxError
 
 _BRANCH = "refs/heads/main"
 _NOBODY = "box <box@localhost> 946684800 +0000"
-"""Author and date of the commit, which is the same for the same files."""
+"""Author and date of the commit; fixed, so that equal files give an equal commit."""
 
 _CONFIG = """[core]
 \trepositoryformatversion = 0
@@ -40,10 +38,10 @@ _OPTIONS = (
 
 
 def first_commit(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What ``.git`` holds after ``files`` (paths relative to it) were committed, by path, ``.git/`` included.
+    """Commit ``files`` (paths relative to the workspace); return the files of ``.git``, with paths below ``.git/``.
 
-    Nothing where they bring a ``.git`` of their own, or this machine has no git. Raises SandboxError if git fails, or
-    the disk is full.
+    Returns nothing if the files bring a ``.git`` of their own, or if this machine has no git. Raises SandboxError if
+    git fails or the disk is full.
     """
     owned = any(part.lower() == ".git" for name in files for part in PurePosixPath(name).parts)
     if not files or owned or shutil.which("git") is None:
@@ -74,7 +72,7 @@ def _stream(files: Mapping[str, bytes]) -> bytes:
 
 
 def _git(folder: str, *arguments: str, stream: bytes = b"") -> None:
-    """The machine's git, which reads no configuration but that of ``folder``."""
+    """Run this machine's git with no other configuration than that of ``folder``. Raises SandboxError."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "LC_ALL": "C"}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
     options = [word for option in _OPTIONS for word in ("-c", option)]
@@ -86,9 +84,9 @@ def _git(folder: str, *arguments: str, stream: bytes = b"") -> None:
 
 
 PRELOAD = ("json", "traceback", "importlib.util", "runpy")
-"""What graders and tools import in every box; paid once in the process that boxes are cloned from."""
+"""Modules that graders and tools import in every box; imported once, in the process that boxes are cloned from."""
 
-_FEW = 4 << 20
+_SMALL_BYTES = 4 << 20
 _NO_HISTORY = ("synthetic", "install")
 """Families whose workspaces are never a git repository: made by the thousands for tiny policies, or bare on purpose."""
 
@@ -103,10 +101,10 @@ def box_spec(
     egress: Egress | None = None,
     history: bool = False,
 ) -> BoxSpec:
-    """What to create for ``task``. Raises SandboxError where one of its layers is missing.
+    """Return the specification of a box for ``task``. Raises SandboxError if one of its layers is missing.
 
-    A workspace of at most 4 MiB travels in the create call; a larger one becomes a layer of its own, so that boxes
-    share it. A task with services has a loopback; ``services.create_box`` starts them.
+    A workspace of at most 4 MiB is sent with the create call; a larger one becomes a layer of its own that boxes
+    share. A task with services gets a loopback device; ``services.create_box`` starts the services.
     """
     workdir = task.info.workdir
     stack = [layers.path(name) for name in task.info.layers]
@@ -131,31 +129,31 @@ def box_spec(
 def agent_box_spec(
     task: Task, layers: LayerStore, *, limits: Limits | None = None, egress: Egress | None = None
 ) -> BoxSpec:
-    """``box_spec`` for an agent, who finds the workspace as a git repository of one commit (``first_commit.py``)."""
+    """Return ``box_spec`` for an agent: its workspace is a git repository of one commit (``first_commit``)."""
     return box_spec(task, layers, limits=limits, egress=egress, history=task.info.family not in _NO_HISTORY)
 
 
 def _environment(task: Task) -> dict[str, str]:
-    """Of an install, whose pip is configured by it; where tests decide, their runners say what is in force."""
+    """Return the task's environment variables, which configure pip; only install tasks have any."""
     found = task.config.get("environment", {}).get("env", {})
     return dict(found) if task.info.grader == "install" else {}
 
 
 def _stamp(task: Task) -> int:
-    """Changes when a task directory is written again: its task.toml is always written last."""
+    """Return a number that changes when a task directory is rewritten: its task.toml is always written last."""
     return (task.path / "task.toml").stat().st_mtime_ns
 
 
 @lru_cache(maxsize=2048)
 def _small_workspace(path: Path, workdir: str, stamp: int) -> dict[str, bytes] | None:
-    """None for a larger one, which is not kept in memory."""
+    """Return the files of a workspace of at most 4 MiB; None for a larger one, which is not kept in memory."""
     files = {f"{workdir}/{name}": data for name, data in Task.load(path).workspace_files().items()}
-    return files if sum(map(len, files.values())) <= _FEW else None
+    return files if sum(map(len, files.values())) <= _SMALL_BYTES else None
 
 
 @lru_cache(maxsize=2048)
 def _small_history(path: Path, workdir: str, stamp: int) -> dict[str, bytes]:
-    """What ``.git`` holds, of a workspace that travels in the create call."""
+    """Return the files of ``.git`` for a workspace that is sent with the create call."""
     commit = first_commit(Task.load(path).workspace_files())
     return {f"{workdir}/{name}": data for name, data in commit.items()}
 

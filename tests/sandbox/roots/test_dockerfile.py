@@ -61,7 +61,7 @@ def test_steps_and_packages(tmp_path: Path) -> None:
         ("RUN apt-get install -y git || true", "apt within a larger command"),
         ("RUN apt-get install -y $(cat list)", "apt within a larger command"),
         ("ENV A=1 B", "NAME=VALUE"),
-        ("RUN make \\", "continued by nothing"),
+        ("RUN make \\", "ends with a continuation"),
         ("RUN echo 'x && apt-get install -y a", "No closing quotation"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Kinds of boxes: one folder for each."""
+"""Sandbox backends, one folder each."""

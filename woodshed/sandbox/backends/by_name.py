@@ -1,12 +1,24 @@
-"""The backends by name, each imported only when it is asked for."""
+"""Sandbox backends by name or by reference (``"module:Class"``), each imported only when it is asked for."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from pathlib import Path
+from typing import cast
 
 from woodshed.sandbox.protocol import Backend, Unsupported
 
 NAMES = ("namespace", "gvisor", "microvm", "docker", "podman")
+
+_METHODS = ("probe", "create", "fork", "drop", "close")
+
+
+def installed_names() -> tuple[str, ...]:
+    """Return the backends worth probing unasked: ``microvm`` is optional and needs QEMU to be installed."""
+    from woodshed.sandbox.backends.microvm.qemu import is_installed
+
+    return tuple(name for name in NAMES if name != "microvm" or is_installed())
 
 
 def open_backend(
@@ -17,7 +29,7 @@ def open_backend(
     egress_log: Path | None = None,
     cgroups: bool = True,
 ) -> Backend:
-    """The backend called ``name``; nothing is started before its first box. Raises Unsupported."""
+    """Open the backend of a name or reference; nothing is started before its first box. Raises Unsupported."""
     if name == "namespace":
         from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 
@@ -34,4 +46,48 @@ def open_backend(
         from woodshed.sandbox.backends.docker.backend import DockerBackend
 
         return DockerBackend(name, root, max_starting=min(8, max_starting))
-    raise Unsupported(f"unknown sandbox backend {name!r}; there is: {', '.join(NAMES)}")
+    try:
+        kind = load_backend(name)
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
+    return cast(Backend, kind(root, max_starting=max_starting, egress_log=egress_log, cgroups=cgroups))
+
+
+def load_backend(reference: str) -> type:
+    """Return the class of a reference, checked to be a backend that ``open_backend`` can make. Raises ValueError."""
+    from woodshed.record.settings import is_reference, load_reference  # not in helper processes: they have no pydantic
+
+    if not is_reference(reference):
+        near = difflib.get_close_matches(reference, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(NAMES)}, or 'module:Class'"
+        raise ValueError(f"sandbox.backend: unknown sandbox backend {reference!r}; {hint}")
+    kind = load_reference(reference, "sandbox.backend")
+    if not isinstance(kind, type):
+        raise ValueError(f"sandbox.backend: {reference!r} is not a class")
+    missing = [name for name in _METHODS if not callable(getattr(kind, name, None))]
+    if not isinstance(getattr(kind, "name", None), str):
+        missing.append("name")
+    if missing:
+        raise ValueError(
+            f"sandbox.backend: {reference!r} is not a sandbox backend: it lacks {', '.join(missing)} "
+            "(see Backend in woodshed/sandbox/protocol.py)"
+        )
+    try:
+        inspect.signature(kind).bind(None, max_starting=1, egress_log=None, cgroups=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"sandbox.backend: {reference!r} cannot be called with (root, *, max_starting, egress_log, cgroups): "
+            f"{error}"
+        ) from None
+    return kind
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless ``name`` is a built-in backend or a reference that loads."""
+    if name not in NAMES:
+        load_backend(name)
+
+
+def box_name(name: str) -> str:
+    """Return what a backend calls itself (``Backend.name``), as box servers report it. Raises ValueError."""
+    return name if name in NAMES else str(load_backend(name).name)  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""What runs in a box, copied there whole: the standard library only."""
+"""The code that runs inside boxes; it is copied there whole and uses the standard library only."""

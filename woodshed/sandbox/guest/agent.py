@@ -1,7 +1,7 @@
 """PID 1 of a box: serves the host's requests over one socket until that closes.
 
-One thread, one poll loop: file operations are answered at once, commands run beside each other. No request and nothing
-that a command does may end this process; every failure becomes a typed reply.
+One thread, one poll loop: file operations are answered at once, commands run concurrently. No request and nothing that
+a command does may end this process; every failure becomes a typed reply.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from .turns import Turns, make_turns, wanting_to_run
 _TICK = 0.25
 _MAX_REPLY = 128 << 20
 _FULL = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Why no command can be started in a box that is full of its own processes."""
+"""Errors of starting a command in a box that is full of its own processes."""
 
 
 class Agent:
-    """``control``, ``upper``: descriptors of the host's socket and of the writable mount.
+    """Serves the requests of one box.
 
-    ``events``: of the file that counts what the kernel killed because the box's control group was full.
+    ``control``, ``upper``: descriptors of the host's socket and of the writable mount. ``events``: descriptor of the
+    file that counts what the kernel killed because the box's control group was full.
     """
 
     def __init__(self, control: int, upper: int, spec: dict[str, Any], events: int | None) -> None:
@@ -43,13 +44,13 @@ class Agent:
         self._decoder = frames.Decoder()
         self._populated = False  # a command left processes behind
         self._checked = 0.0
-        self._paused: float | None = None  # since when
-        self._stopped: set[int] = set()  # before that already
-        self._open = False  # to the fork server, while the box has no other process
+        self._paused: float | None = None  # time at which the box was paused
+        self._stopped: set[int] = set()  # processes that were stopped before that
+        self._open = False  # dumpable, so that the fork server can look in; only while no other process lives
         self._turns: Turns | None = None if spec.get("shares", True) else make_turns(send)
 
     def serve(self) -> None:
-        """Answer until the host closes the socket."""
+        """Serve requests until the host closes the socket."""
         control = self._control.fileno()
         while True:
             for fd, _ in self._poll.poll(self._wait_ms()):
@@ -88,14 +89,14 @@ class Agent:
             message = error.strerror or str(error)
             path = error.filename if isinstance(error.filename, str) else None
             reply = {"id": number, "errno": error.errno or errno.EIO, "message": message, "path": path}
-            self._reply({**reply, "host": True} if self._is_of_the_machine(request["op"], error) else reply)
+            self._reply({**reply, "host": True} if self._is_host_fault(request["op"], error) else reply)
         except (MemoryError, RecursionError, frames.FrameError, ValueError) as error:
             self._reply({"id": number, "errno": errno.EINVAL, "message": str(error) or type(error).__name__})
 
-    def _is_of_the_machine(self, operation: str, error: OSError) -> bool:
-        """Whether the machine lacks what was asked for: no process of the box is there that could hold it.
+    def _is_host_fault(self, operation: str, error: OSError) -> bool:
+        """Whether the machine lacks a resource that was needed: the box has no process that could hold it.
 
-        Files that ``get`` collects are regular ones of this box or of a layer: the disk of a layer can fail.
+        Files that ``get`` collects are regular ones of this box or of a layer, so EIO is a layer's disk that failed.
         """
         if operation == "get" and error.errno == errno.EIO:
             return True
@@ -152,7 +153,7 @@ class Agent:
             if error.errno not in _FULL:
                 self._refuse(request, error)
                 return
-            self._stop_everything()  # the box is full of its own processes: they go, the request gets its chance
+            self._stop_everything()  # the box is full of its own processes: end them and try once more
             job = Job(request, body, self._spec)
         job.kills = self._kills()
         self._jobs[job.pid] = job
@@ -161,7 +162,7 @@ class Agent:
             self._poll.register(fd, select.POLLIN)
 
     def _refuse(self, request: dict[str, Any], error: OSError) -> None:
-        """A command that cannot start ends as in a shell: 127 where something does not exist, else 126."""
+        """Report a command that cannot start as a shell does: 127 if something does not exist, else 126."""
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         text = f"{error.filename or request.get('argv', ['python'])[0]}: {error.strerror}\n".encode()
         header = {
@@ -178,7 +179,7 @@ class Agent:
     def _progress(self, fd: int) -> None:
         job = self._fds.get(fd)
         if job is None:
-            return  # it ended in this very round
+            return  # it ended in this round of the poll loop
         if fd == job.pidfd:
             job.woken()
             self._reap()
@@ -216,7 +217,7 @@ class Agent:
             self._poll.unregister(fd)
 
     def _enforce(self) -> None:
-        """Deadlines always, memory once a tick."""
+        """Enforce deadlines at every call, and limits on memory and processor time once a tick."""
         now = time.monotonic()
         if self._paused is not None:
             self._keep_stopped(now)
@@ -224,7 +225,7 @@ class Agent:
         for job in self._jobs.values():
             if now >= job.deadline:
                 job.timed_out = True
-                job.deadline = now + _TICK  # again, should a child have been born meanwhile
+                job.deadline = now + _TICK  # kill again, in case a child was born meanwhile
                 job.kill()
         if now - self._checked < _TICK:
             return
@@ -232,10 +233,10 @@ class Agent:
         if not self._jobs:
             self._reap()
         elif all(now - job.started < _TICK for job in self._jobs.values()):
-            return  # most commands are over before this is worth a look
+            return  # most commands end before a look at the processes is worth it
         running = processes()
         if self._spec["cpu"] is not None:
-            for process in running:  # programs can lift a limit of their own, not this one
+            for process in running:  # programs can raise their own soft limit, but not this one
                 if process.cpu > self._spec["cpu"]:
                     kill(process.pid)
         if self._turns is not None:
@@ -250,7 +251,7 @@ class Agent:
         if self._turns is not None:
             self._turns.release()
         self._paused = time.monotonic()
-        self._populated = True  # look at the processes once a tick, whatever they are
+        self._populated = True  # makes the loop look at the processes once a tick
         self._freeze()
 
     def _freeze(self) -> None:
@@ -260,7 +261,7 @@ class Agent:
         go_on(self._stopped)
 
     def _keep_stopped(self, now: float) -> None:
-        """A timer of a process can continue it: one that does not stay stopped is ended."""
+        """End processes that do not stay stopped: a timer of its own can continue a process."""
         if now - self._checked >= _TICK:
             self._checked = now
             for process in processes():
@@ -277,9 +278,9 @@ class Agent:
         self._thaw()
 
     def _seal_upper(self) -> dict[str, Any]:
-        """Stop all processes and let the fork server take the writable filesystem.
+        """End all processes and let the fork server take the writable filesystem.
 
-        Where an ordinary user has the boxes, the kernel lets it look into this process only while that is dumpable.
+        The fork server of an ordinary user may look into this process only while it is dumpable.
         """
         self._stop_everything()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)

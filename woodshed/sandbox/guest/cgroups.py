@@ -1,9 +1,10 @@
-"""Control groups for boxes: the kernel's own count of all that a box holds, where this process may make any.
+"""Control groups for boxes, where this process may make any: the kernel then counts all that a box holds.
 
-Version 1 as root (``memory`` and ``pids`` hierarchies), version 2 below the nearest group above ours that hands both
-controllers on and that we may write to. One group per fork server, named as its folder, and one in it for each box;
-they go with the box, with the fork server, or with the next owner that sweeps. Where there is a ``cpu`` controller too,
-every box has an equal share of the processors, however many processes it runs."""
+Version 1 as root (``memory`` and ``pids`` hierarchies); version 2 below the nearest group above ours that delegates
+both controllers and is writable for us. Each fork server has a group named like its folder, with one group for each box
+in it; they are removed with the box, with the fork server, or by the next owner that sweeps. If there is a ``cpu``
+controller too, every box gets an equal share of the processors, however many processes it runs.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from typing import Literal, NamedTuple
 
 _CONTROLLERS = ("memory", "pids")
 _SHARES, _WEIGHT, _MOST_SHARES, _MOST_WEIGHT = 1024, 100, 1 << 18, 10_000
-"""The kernel's defaults for a group, which are a process's own, and its maxima (version 1, version 2)."""
+"""Weights of the cpu controller: the kernel's default for a group, which equals that of a process, and the maximum
+(version 1, version 2)."""
 
 
 class Place(NamedTuple):
-    """Where groups can be made: a folder for memory, one for pids, one for cpu if any (version 2: one for all)."""
+    """Where groups can be made: folders for memory, for pids and, if any, for cpu (version 2: the same for all)."""
 
     version: Literal["v1", "v2"]
     folders: tuple[str, ...]
@@ -27,14 +29,14 @@ class Place(NamedTuple):
 
 
 class Joining(NamedTuple):
-    """Open files of a box's group: the first process writes ``0`` to ``join``; ``events`` counts what was killed."""
+    """Open files of a box's group: its first process writes ``0`` to each of ``join``; ``events`` counts kills."""
 
     join: tuple[int, ...]
     events: int
 
 
 def find_place(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/self/cgroup") -> Place | None:
-    """None where this process can make no groups with both controllers."""
+    """Find where this process can make groups with both controllers; None if nowhere."""
     try:
         return _find(mountinfo, membership)
     except OSError:  # a kernel without groups, or no /proc
@@ -70,7 +72,10 @@ def _find(mountinfo: str, membership: str) -> Place | None:
 
 
 def _handed_on(folder: str) -> Place | None:
-    """Groups with processes have no groups with controllers below them, so ours will hardly do."""
+    """Find the nearest group above ``folder`` that delegates the controllers and is writable for us.
+
+    A group with processes cannot have groups with controllers below it, so our own group will rarely do.
+    """
     while os.path.exists(f"{folder}/cgroup.subtree_control"):
         with open(f"{folder}/cgroup.subtree_control") as file:
             handed = set(file.read().split())
@@ -85,17 +90,17 @@ def _handed_on(folder: str) -> Place | None:
 
 
 class Groups:
-    """The groups of one fork server's boxes."""
+    """The control groups of one fork server's boxes."""
 
     def __init__(self, place: Place, name: str) -> None:
-        """Raises OSError where no group can be made after all."""
+        """Raises OSError if no group can be made after all."""
         self.version, self.cpu = place.version, place.cpu
         self._folders = [f"{folder}/{name}" for folder in place.folders]
         for folder in self._folders:
             os.mkdir(folder)
             if self.version == "v2":
                 _write(f"{folder}/cgroup.subtree_control", "+memory +pids" + (" +cpu" if place.cpu else ""))
-        if place.cpu:  # all boxes together weigh what processes on every processor would
+        if place.cpu:  # all boxes together get the weight of one process on every processor
             processors = os.cpu_count() or 1
             if place.version == "v1":
                 _write(f"{self._folders[2]}/cpu.shares", str(min(_SHARES * processors, _MOST_SHARES)))
@@ -103,7 +108,10 @@ class Groups:
                 _write(f"{self._folders[0]}/cpu.weight", str(min(_WEIGHT * processors, _MOST_WEIGHT)))
 
     def make(self, box: int, memory: int | None, processes: int | None) -> Joining:
-        """A group for a box; ``memory`` in bytes with files, which lie in memory too. The files are the caller's."""
+        """Make a group for a box; ``memory`` in bytes includes its files, which lie in memory too.
+
+        The caller closes the descriptors of the result.
+        """
         folders = [f"{folder}/{box}" for folder in self._folders]
         first, second = folders[0], folders[min(1, len(folders) - 1)]
         for folder in folders:
@@ -111,7 +119,7 @@ class Groups:
         v1 = self.version == "v1"
         if memory is not None:
             _write(f"{first}/{'memory.limit_in_bytes' if v1 else 'memory.max'}", str(memory))
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # no swap, or none that is counted
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # no swap, or swap is not counted
                 if v1:
                     _write(f"{first}/memory.memsw.limit_in_bytes", str(memory))
                 else:
@@ -120,7 +128,7 @@ class Groups:
             _write(f"{second}/pids.max", str(processes))
         opened: list[int] = []
         try:
-            # One thread that moves itself by ``tasks`` waits for nobody.
+            # ``tasks``: moving a single thread does not wait for other threads.
             for folder in folders:
                 opened.append(os.open(f"{folder}/{'tasks' if v1 else 'cgroup.procs'}", os.O_WRONLY | os.O_CLOEXEC))
             events = os.open(f"{first}/{'memory.oom_control' if v1 else 'memory.events'}", os.O_RDONLY | os.O_CLOEXEC)
@@ -131,9 +139,9 @@ class Groups:
         return Joining(tuple(opened), events)
 
     def remove(self, box: int) -> bool:
-        """Take the group of a box that has ended; whether the kernel killed in it because the group was full.
+        """Remove the group of a box that has ended; return whether the kernel killed in it because the group was full.
 
-        A machine without memory kills in groups too, in those that have not reached their limit.
+        A machine that is out of memory kills in groups too, also in those that have not reached their limit.
         """
         v1, folder = self.version == "v1", f"{self._folders[0]}/{box}"
         killed = False
@@ -153,7 +161,7 @@ class Groups:
 
 
 def kills(events: int) -> int:
-    """Processes that the kernel killed in a group because its memory was full."""
+    """Count the processes that the kernel killed in a group because its memory was full."""
     for line in os.pread(events, 4096, 0).splitlines():
         name, _, count = line.partition(b" ")
         if name == b"oom_kill":
@@ -162,9 +170,11 @@ def kills(events: int) -> int:
 
 
 def _reached_limit(folder: str, *, v1: bool) -> bool:
-    """Whether a group was ever as full as it may be; always where it may be as full as the machine. Only where it was
-    clearly not has the kernel killed for want of memory that others had taken."""
-    if v1:  # there kernels of late count no failures
+    """Whether a group ever reached its memory limit; also true if its limit is that of the machine.
+
+    Only if this is clearly false did the kernel kill because others had taken the memory.
+    """
+    if v1:  # recent kernels do not count failures in version 1
         most, limit = (int(_read(f"{folder}/memory.{n}_in_bytes")) for n in ("max_usage", "limit"))
         return most >= limit - (limit >> 4) or limit >= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if _read(f"{folder}/memory.max").strip() == "max":
@@ -196,7 +206,7 @@ def _remove_all(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """A process that was waited for may still be leaving."""
+    """Remove a group; retried, because a process that was waited for may still be leaving it."""
     for _ in range(50):
         try:
             os.rmdir(folder)

@@ -1,8 +1,8 @@
-"""File operations of PID 1, as the box's ordinary user would do them.
+"""File operations of PID 1, with the permissions of the box's ordinary user.
 
-PID 1 holds no capability that reaches files, so permissions are the user's own. What is left to guard: links that the
-kernel resolves in the *reader's* name (``/proc/self/...``) and files whose opening or reading never ends. Magic links
-are refused while the path is walked, and only regular files outside procfs are read or written.
+PID 1 holds no capability over files, so the user's permissions apply. Two dangers remain: links that the kernel
+resolves for the *reader* (``/proc/self/...``), and files whose opening or reading never ends. Magic links are refused
+while the path is walked, and only regular files outside procfs are read or written.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LEFT_OUT = frozenset({
     errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENODEV,
     errno.ENAMETOOLONG, errno.EAGAIN, errno.ESTALE,
 })  # fmt: skip
-"""Of an entry that is unreadable, or was replaced since it was listed. Any other error ends the collecting: a file that
-is missing for want of a descriptor is none that was not handed in."""
+"""Errors of an entry that is unreadable or was replaced since it was listed; it is left out. Any other error ends
+``collect``: a file that is missing because descriptors ran out must not count as not submitted."""
 
 
 def read(path: str, max_bytes: int) -> bytes:
-    """The first ``max_bytes`` bytes of a regular file."""
+    """Read the first ``max_bytes`` bytes of a regular file."""
     fd = _open(path, os.O_RDONLY)
     try:
         return _read_all(fd, max_bytes)
@@ -57,7 +57,7 @@ def write(path: str, data: bytes) -> None:
 
 
 def delete(path: str) -> None:
-    """Remove a file, a link or a whole folder. Raises EFBIG for a tree that takes too long; what is left stays."""
+    """Remove a file, a link or a whole folder. Raises EFBIG for a tree that takes too long; the rest of it stays."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         _remove_tree(path)
     else:
@@ -65,8 +65,8 @@ def delete(path: str) -> None:
 
 
 class _Work:
-    """What walking a tree may cost: entries, and seconds of this process's own processor time, which do not depend on
-    how busy the machine is. ``entry`` and ``clock`` raise EFBIG beyond."""
+    """Bounds the cost of walking a tree: entries, and seconds of this process's processor time, which do not depend on
+    how busy the machine is. ``entry`` and ``clock`` raise EFBIG beyond the bounds."""
 
     def __init__(self) -> None:
         self._entries = 0
@@ -85,7 +85,7 @@ class _Work:
 
 
 def listing(path: str, recursive: bool, limit: int) -> list[tuple[str, str, int]]:
-    """(relative path, kind, size) of the first ``limit`` entries met, sorted; links are named, not followed.
+    """List (relative path, kind, size) of the first ``limit`` entries met, sorted; links are listed, not followed.
 
     Raises EFBIG for a tree that takes too long to read."""
     found: list[tuple[str, str, int]] = []
@@ -104,7 +104,7 @@ def listing(path: str, recursive: bool, limit: int) -> list[tuple[str, str, int]
             name = folder + entry.name
             try:
                 found.append((name, _kind(entry), entry.stat(follow_symlinks=False).st_size))
-            except OSError:  # removed since, or deeper than a path can say
+            except OSError:  # removed meanwhile, or the path is too long
                 continue
             if recursive and entry.is_dir(follow_symlinks=False):
                 pending.append(name + "/")
@@ -120,10 +120,10 @@ def _counted(entries: Iterable[os.DirEntry[str]], work: _Work) -> Iterator[os.Di
 
 
 def collect(root: str, patterns: list[str], max_bytes: int) -> list[tuple[str, bytes]]:
-    """Regular files below ``root`` that match a glob, no link followed anywhere.
+    """Read the regular files below ``root`` that match a glob; no link is followed anywhere.
 
     Raises EFBIG over ``max_bytes``, and for a tree that takes too long to read. Paths of over 1,024 bytes are left out:
-    no submission takes them, and the kernel walks a path again for every entry.
+    no submission accepts them, and the kernel walks the whole path again for every entry.
     """
     match = re.compile("|".join(_translate(p) for p in patterns)).fullmatch
     deep = any("**" in p for p in patterns)
@@ -184,7 +184,7 @@ def _collect_one(base: int, name: str, budget: int) -> bytes | None:
 
 
 def _open(path: str, flags: int, mode: int = 0) -> int:
-    """Open a regular file; PermissionError for devices, pipes, sockets and procfs."""
+    """Open a regular file. Raises PermissionError for devices, pipes, sockets and procfs."""
     flags |= os.O_NONBLOCK | os.O_NOCTTY
     try:
         fd = kernel.openat2(_AT_FDCWD, path, flags, mode, kernel.RESOLVE_NO_MAGICLINKS)
@@ -237,7 +237,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 @lru_cache(256)
 def _translate(pattern: str) -> str:
-    """A glob as a regular expression: ``*`` and ``?`` stay within a folder, ``**/`` crosses any number of them."""
+    """Translate a glob to a regular expression: ``*`` and ``?`` stay within a folder, ``**/`` crosses any number."""
     out, at = "", 0
     while at < len(pattern):
         if pattern.startswith("**/", at):

@@ -1,7 +1,7 @@
 """Frames between the host and a box's PID 1: two lengths, a JSON header, a binary body.
 
-Both sides treat what they read as hostile: lengths are bounded before anything is allocated, and JSON is the only
-encoding. Standard library only; PID 1 runs this.
+Both sides treat their input as hostile: lengths are bounded before anything is allocated, and JSON is the only
+encoding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FrameError(Exception):
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One frame. Raises FrameError where it would be larger than the peer accepts."""
+    """Encode one frame. Raises FrameError if it would be larger than the peer accepts."""
     head = json.dumps(header, separators=(",", ":")).encode()
     if len(head) > MAX_HEADER or len(body) > MAX_BODY:
         raise FrameError(f"frame too large: header {len(head)}, body {len(body)} bytes")
@@ -28,14 +28,14 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Cuts a byte stream into frames. ``max_body`` bounds what a peer can make us hold."""
+    """Splits a byte stream into frames. ``max_body`` bounds the memory that a peer can make us use."""
 
     def __init__(self, max_body: int = MAX_BODY) -> None:
         self._buffer = bytearray()
         self._max_body = max_body
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Frames completed by ``data``. Raises FrameError."""
+        """Return the frames that ``data`` completes. Raises FrameError."""
         buffer = self._buffer
         buffer += data
         frames = []
@@ -58,12 +58,12 @@ class Decoder:
 
 
 def pack_files(files: list[tuple[str, bytes]]) -> tuple[list[list[Any]], bytes]:
-    """(name, length) table for a header, and the concatenated contents."""
+    """Return a (name, length) table for a header, and the concatenated contents."""
     return [[name, len(data)] for name, data in files], b"".join(data for _, data in files)
 
 
 def unpack_files(table: Any, body: bytes) -> list[tuple[str, bytes]]:
-    """Inverse of ``pack_files``; raises FrameError where table and body do not fit."""
+    """Inverse of ``pack_files``. Raises FrameError if table and body do not match."""
     if not isinstance(table, list):
         raise FrameError("file table is not a list")
     files, at = [], 0

@@ -1,4 +1,4 @@
-"""Commands that PID 1 runs: started with nothing but what a command may have, watched, ended, reported."""
+"""Commands that PID 1 runs: starts, watches, ends and reports them. They inherit nothing but their three streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .processes import kill, processes
 
 _MAX_OUTPUT = 64 << 20
 _FLOOD = 64 << 20
-"""Output discarded beyond ``max_output`` before the command is stopped: reading it for ever is work for nobody."""
+"""Bytes of output discarded beyond ``max_output`` before the command is killed."""
 
 
 class Job:
@@ -32,7 +32,7 @@ class Job:
         self.deadline = self.started + float(request["timeout"])
         self.status: int | None = None
         self.timed_out = self.truncated = self.out_of_memory = False
-        self.kills = 0  # of the kernel for want of memory, before this began
+        self.kills = 0  # processes that the kernel had killed for lack of memory when this began
         self._discarded = 0
         self.streams: dict[int, bytearray] = {}
         pipes: list[int] = []
@@ -56,9 +56,9 @@ class Job:
         self.out, self.err = self.streams.values()
 
     def drain(self, fd: int, *, everything: bool = False) -> bool:
-        """Read what a stream holds; False at its end. One piece per call unless ``everything``.
+        """Read what a stream holds; return False at its end. Reads one piece per call unless ``everything``.
 
-        Everything is what is there now: a process that was left behind may write faster than this reads.
+        ``everything`` means what is there now: a process that was left behind may write faster than this reads.
         """
         buffer = self.streams[fd]
         left = _held(fd) if everything else None
@@ -83,22 +83,22 @@ class Job:
                 return True
 
     def woken(self) -> None:
-        """``pidfd`` is readable: this command may have ended."""
+        """Check whether the command has ended; called when ``pidfd`` is readable."""
         if self.pidfd in _wakers:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.pidfd, 4096)
 
     def kill(self) -> None:
-        """Kill the command's session: all that it started and that did not detach itself.
+        """Kill the command's session: the command and everything it started that did not detach itself.
 
-        The command goes first: a shell whose child is killed would go on with what comes after it.
+        The command is killed first: a shell whose child is killed would go on with its next command.
         """
         session = [process.pid for process in processes() if process.session == self.pid]
         for pid in (self.pid, *session):
             kill(pid)
 
     def result(self) -> tuple[dict[str, Any], bytes]:
-        """The reply frame of an ended command. Closes its descriptors."""
+        """Return the reply frame of an ended command, and close its descriptors."""
         for fd in list(self.streams):
             self.drain(fd, everything=True)
             os.close(fd)
@@ -116,16 +116,16 @@ class Job:
 
 
 def _held(fd: int) -> int:
-    """Bytes that wait in a pipe."""
+    """Return the number of bytes that wait in a pipe."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 _wakers: dict[int, int] = {}
-"""Where the kernel has no pidfd: a pipe for each command, written to whenever a child ends."""
+"""Pipes, one for each command, that replace pidfds where the kernel has none; written to whenever a child ends."""
 
 
 def _end_of(pid: int) -> int:
-    """A descriptor that is readable when the process may have ended."""
+    """Return a descriptor that becomes readable when the process may have ended."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -134,7 +134,7 @@ def _end_of(pid: int) -> int:
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     _wakers[read] = write
     signal.signal(signal.SIGCHLD, _wake)
-    os.write(write, b"x")  # it may be over already
+    os.write(write, b"x")  # it may have ended already
     return read
 
 
@@ -168,7 +168,7 @@ def _stdin(data: bytes) -> int:
 
 
 def _room(pipe: int, wanted: int) -> int:
-    """Bytes that an empty pipe takes without a reader, enlarged to ``wanted`` where the kernel lets us."""
+    """Return how many bytes an empty pipe takes without a reader, enlarging it to ``wanted`` if the kernel allows."""
     if 1 << 16 < wanted <= 1 << 20:
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, wanted)
@@ -176,7 +176,7 @@ def _room(pipe: int, wanted: int) -> int:
 
 
 def _feed(pipe: int, data: bytes) -> NoReturn:
-    """A child that only writes, until all is read or nobody reads any more."""
+    """Write ``data`` in a child until all of it is read or nobody reads any more."""
     try:
         os.dup2(pipe, 0)
         kernel.close_range(1)
@@ -189,17 +189,17 @@ def _feed(pipe: int, data: bytes) -> NoReturn:
 
 
 def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
-    """Start a program; its pid. The kernel's exec takes the capability away, close-on-exec every other descriptor.
+    """Start a program; return its pid. Exec drops the capability, close-on-exec every other descriptor.
 
-    Spawning shares PID 1's memory until the exec: no page of it is copied, but PID 1 waits for that exec, and a process
-    of the box could stop the child before it for ever. So PID 1 spawns only where the box has no other process, and
-    forks else. Raises OSError.
+    posix_spawn shares PID 1's memory until the exec: it copies no pages, but PID 1 waits for the exec, and another
+    process of the box could stop the child before it for ever. So PID 1 spawns only if the box has no other process,
+    and forks otherwise. Raises OSError.
     """
     environment = spec["environment"]
     if request["env"]:
         environment = {**environment, **request["env"]}
     argv = [*spec.get("prefix", ()), *request["argv"]]
-    os.environ["PATH"] = environment.get("PATH", "/usr/bin:/bin")  # where the search looks
+    os.environ["PATH"] = environment.get("PATH", "/usr/bin:/bin")  # posix_spawnp searches the caller's PATH
     os.chdir(request["cwd"])
     try:
         if not alone():
@@ -217,7 +217,7 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
 
 
 def alone() -> bool:
-    """Whether the box has no process but its first, not even one that has ended: orphans are children of that."""
+    """Whether PID 1 has no children, not even ended ones: then it is the only process, as orphans become children."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -245,7 +245,7 @@ def _forked(argv: list[str], environment: dict[str, str], spec: dict[str, Any], 
 
 
 def _enter_child(spec: dict[str, Any], stdin: int, out: int, err: int) -> None:
-    """In a fork of the first process: a session of its own, the three streams, and nothing else of it."""
+    """Set up a fork of the first process: a session of its own, the three streams, no other descriptor."""
     os.setsid()
     os.dup2(stdin, 0)
     os.dup2(out, 1)
@@ -254,7 +254,7 @@ def _enter_child(spec: dict[str, Any], stdin: int, out: int, err: int) -> None:
 
 
 def _python(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int, err: int) -> int:
-    """Fork PID 1; the child loses every descriptor and its capability, then runs the source. Its pid."""
+    """Fork PID 1 and run the source in the child, without other descriptors and capabilities; return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -268,7 +268,7 @@ def _python(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int,
             os.setresgid(*(spec["user"],) * 3)
             os.setresuid(*(spec["user"],) * 3)
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # PID 1 is not: /proc/self would belong to nobody here
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # PID 1 is not dumpable, so /proc/self would not be the user's
         kernel.capset(0)
         os.chdir(request["cwd"])
         pyrun.run(request["source"], spec["finders"])

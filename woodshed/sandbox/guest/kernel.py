@@ -1,6 +1,6 @@
 """System calls that Python has no function for, by ctypes: namespaces, mounts, capabilities, confined opens.
 
-Every function raises ``OSError`` with the call's name. Imports nothing heavy: fork server and PID 1 live on it.
+Every function raises ``OSError`` with the call's name. Imports nothing heavy, because fork server and PID 1 use it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import signal
 import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_pylibc = ctypes.PyDLL(None, use_errno=True)  # keeps the GIL: a process that clones itself must not lose it
+_pylibc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the GIL, which a process that clones itself must hold
 
 MACHINE = platform.machine()
 _SYSCALLS = {
     "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "seccomp": 317},
     "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277},
 }
-# The same number on every architecture since Linux 5.0.
+# System calls added since Linux 5.0 have the same number on every architecture.
 OPEN_TREE, MOVE_MOUNT, CLOSE_RANGE, OPENAT2, PIDFD_GETFD, MOUNT_SETATTR = 428, 429, 436, 437, 438, 442
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
@@ -57,7 +57,7 @@ def _call(name: str, number: int, *args: object) -> int:
 
 
 def clone(flags: int) -> int:
-    """Fork into new namespaces (``CLONE_NEW*``): 0 in the child, its pid in the parent. For one thread only."""
+    """Fork into new namespaces (``CLONE_NEW*``); returns 0 in the child. Only for processes with one thread."""
     api = ctypes.pythonapi
     number = ctypes.c_long(_number("clone"))
     zero = ctypes.c_long(0)
@@ -77,14 +77,14 @@ def unshare(flags: int) -> None:
 
 
 def map_user(inside: int, uid: int, gid: int) -> None:
-    """Make the host's ``uid`` and ``gid`` the one user and group ``inside`` of this process's new user namespace."""
+    """Map the host's ``uid`` and ``gid`` to the only user and group ``inside`` of this process's user namespace."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
 
 def enter_time() -> None:
-    """Have a time namespace of our own: its file in /proc is one inode for all who share it, with locks to take."""
+    """Enter a new time namespace: its file in /proc is one inode for all who share it, which could be locked."""
     if not os.path.exists("/proc/self/ns/time"):
         return
     unshare(CLONE_NEWTIME)
@@ -96,7 +96,7 @@ def enter_time() -> None:
 
 
 def is_mapped(uid: int) -> bool:
-    """Whether our user namespace knows a user."""
+    """Whether our user namespace maps ``uid``."""
     with open("/proc/self/uid_map") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     return any(first <= uid < first + count for first, _, count in ranges)
@@ -114,7 +114,7 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, dat
 
 
 def take_descriptor(pid: int, number: int) -> int:
-    """A copy of the descriptor ``number`` of another process, over whose user namespace we have CAP_SYS_PTRACE."""
+    """Copy the descriptor ``number`` of another process; needs CAP_SYS_PTRACE over its user namespace."""
     process = os.pidfd_open(pid)
     try:
         return _call("pidfd_getfd", PIDFD_GETFD, ctypes.c_int(process), ctypes.c_int(number), ctypes.c_uint(0))
@@ -132,13 +132,13 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def open_tree(path: str) -> int:
-    """A descriptor of a detached copy of the mount at ``path``."""
+    """Open a descriptor of a detached copy of the mount at ``path``."""
     flags = 1 | os.O_CLOEXEC  # OPEN_TREE_CLONE
     return _call("open_tree", OPEN_TREE, ctypes.c_int(-100), os.fsencode(path), ctypes.c_uint(flags))
 
 
 def mapped_tree(path: str, namespace: int) -> int:
-    """As ``open_tree``, with owners mapped by a user namespace (a descriptor). Not every filesystem can."""
+    """Like ``open_tree``, with owners mapped by a user namespace (a descriptor); not every filesystem supports it."""
     fd = open_tree(path)
     attr = struct.pack("=QQQQ", 0x100000, 0, 0, namespace)  # MOUNT_ATTR_IDMAP
     try:
@@ -169,10 +169,10 @@ def close_range(first: int, last: int = 0x7FFFFFFF) -> None:
 
 
 def openat2(folder: int, path: str, flags: int, mode: int, resolve: int) -> int:
-    """open(2) that refuses what ``resolve`` forbids on the way. Raises the OSError subclass of the errno.
+    """Open a path, refusing what ``resolve`` forbids on the way. Raises the OSError subclass of the errno.
 
-    A kernel without the call (gVisor's) is asked step by step where no link may be followed, else plainly: such a box
-    has a kernel of its own, so there is nothing of the host's to lead to.
+    Without the call (gVisor's kernel) the path is opened step by step if no link may be followed, else directly: such a
+    box has a kernel of its own, so no link leads to anything of the host.
     """
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
     fd = _libc.syscall(ctypes.c_long(OPENAT2), ctypes.c_int(folder), os.fsencode(path), how, ctypes.c_size_t(len(how)))
@@ -201,7 +201,7 @@ def _open_by_steps(folder: int, path: str, flags: int, mode: int, resolve: int) 
 
 
 def filesystem(fd: int) -> int:
-    """Magic number of the filesystem that an open file lies on."""
+    """Return the magic number of the filesystem that an open file lies on."""
     buffer = ctypes.create_string_buffer(256)
     _check(_libc.fstatfs(ctypes.c_int(fd), buffer), "fstatfs")
     return int.from_bytes(buffer.raw[:8], "little")
@@ -215,7 +215,7 @@ def prctl(option: int, arg: int = 0, arg3: int = 0) -> int:
 
 
 def drop_bounding_set() -> None:
-    """No file and no program can give back a capability after this."""
+    """Empty the capability bounding set, so that no program file can grant a capability afterwards."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -227,7 +227,7 @@ _NO_CAPABILITIES = (struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", 0, 0, 
 
 
 def capset(capabilities: int) -> None:
-    """Permitted and effective set become the bit mask ``capabilities``, the inheritable set empty."""
+    """Set the permitted and effective sets to the bit mask ``capabilities``, and empty the inheritable set."""
     low, high = capabilities & 0xFFFFFFFF, capabilities >> 32
     header = ctypes.create_string_buffer(_NO_CAPABILITIES[0])
     data = struct.pack("=6I", low, low, 0, high, high, 0)
@@ -235,7 +235,7 @@ def capset(capabilities: int) -> None:
 
 
 def make_effective(capability: int) -> None:
-    """Use one of the first 32 capabilities, of those that are permitted."""
+    """Make one of the permitted capabilities effective; for the first 32 only."""
     header = ctypes.create_string_buffer(_NO_CAPABILITIES[0])
     data = (ctypes.c_uint32 * 6)()
     _check(_libc.capget(header, data), "capget")

@@ -1,8 +1,7 @@
-"""The first process of a box with a kernel of its own or in a container: ``agent`` over two pipes, not a socket.
+"""The first process of a box with a kernel of its own or in a container: ``agent`` over two pipes instead of a socket.
 
-It is root there, with the capabilities that it needs to become the box's ordinary user, and nothing on the host.
-Commands and file operations run as that user. A copy of this module and of those it imports lies in the box as package
-``box``.
+It is root inside, with the capabilities that it needs to become the box's ordinary user, and has no rights on the host.
+Commands and file operations run as that user. This folder is copied into the box as the package ``box``.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ class Guest(Agent):
             super()._progress(fd)
 
     def _wait_ms(self) -> float | None:
-        if self._quiet:  # nothing is said until the host says something: a fork would say the rest of it
+        if self._quiet:  # send nothing until the host does: a fork would send the rest of a frame again
             select.select([IN], [], [])
             self._quiet = False
         return super()._wait_ms()
 
     def _operate(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        if request["op"] == "reset":  # a fork of the files alone
+        if request["op"] == "reset":  # a fork of a files-only snapshot
             self._stop_everything()
             return {}, b""
         if request["op"] == "quiet":
@@ -88,7 +87,7 @@ class Guest(Agent):
             return super()._operate(request, body)
 
     def _freeze(self) -> None:
-        """A kernel of the box's own is paused from outside; only the clocks of commands are this process's."""
+        """Do nothing: a kernel of the box's own is paused from outside, and only the clocks of commands are ours."""
         if self._spec.get("hosts_kernel"):
             super()._freeze()
 
@@ -121,17 +120,17 @@ def _as_user() -> Iterator[None]:
 
 
 def main() -> None:
-    """``sys.argv[1]`` is the specification; standard input and output lead to the host.
+    """Entry point: ``sys.argv[1]`` is the specification; standard input and output lead to the host.
 
-    It may say of a container: ``setpriv``, how that program is called there; ``image``, that the environment and the
-    owners of files are those of an image; ``hosts_kernel``, that the filter of boxes belongs in front of the kernel.
+    Keys for containers: ``setpriv``, command of that program there; ``image``, keep the environment and the file owners
+    of the image; ``hosts_kernel``, install the boxes' system-call filter, as the host's kernel serves them.
     """
     take_over()
     serve(json.loads(sys.argv[1]), Guest)
 
 
 def take_over() -> None:
-    """Move the host's ends of standard input and output away, where no command finds them."""
+    """Move the host's pipes from standard input and output to descriptors that no command inherits."""
     for fd, number in ((0, IN), (1, _OUT)):
         os.dup2(fd, number, inheritable=False)
     null = os.open("/dev/null", os.O_RDWR)
@@ -141,7 +140,7 @@ def take_over() -> None:
 
 
 def serve(spec: dict[str, Any], kind: type[Guest], request: int | None = None) -> None:
-    """Become the agent that ``spec`` describes and answer until the host hangs up; first the ``request`` to do so."""
+    """Become the agent that ``spec`` describes and serve until the host hangs up; first answer ``request``, if any."""
     for place in spec["places"]:
         _give(place, everything=spec.get("image", False))
     environment = {
@@ -179,7 +178,7 @@ def serve(spec: dict[str, Any], kind: type[Guest], request: int | None = None) -
 
 
 def _give(place: str, *, everything: bool) -> None:
-    """Make a folder, with ``everything`` that it holds, the user's. No command has run yet."""
+    """Give a folder to the user, with ``everything`` also its contents; called before any command runs."""
     os.makedirs(place, exist_ok=True)
     os.chown(place, UID, UID)
     for folder, folders, files in os.walk(place) if everything else ():

@@ -1,8 +1,8 @@
-"""The network of a box with a kernel of its own: ports of its 127.0.0.1 whose connections the host answers.
+"""The network of a box with a kernel of its own: ports of its 127.0.0.1 whose connections the host serves.
 
-PID 1 accepts them and passes bytes on over its channel, in frames: ``open``, ``data``, ``eof``, ``close`` and ``ack``.
-It looks at nothing. Each direction of a connection has at most ``WINDOW`` bytes under way that the other end did not
-acknowledge, so neither side keeps more, and none blocks another. The host's end is ``gvisor/connections.py``.
+PID 1 accepts them and forwards bytes over its channel unread, in frames: ``open``, ``data``, ``eof``, ``close`` and
+``ack``. Each direction of a connection has at most ``WINDOW`` unacknowledged bytes, so neither side buffers more and no
+connection blocks another. The host's end is ``gvisor/connections.py``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _BACKLOG = 64
 class _Connection:
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number, self.sock = number, sock
-        self.waiting = bytearray()  # for the box
-        self.unacknowledged = 0  # by the host
+        self.waiting = bytearray()  # bytes to be written to the box's socket
+        self.unacknowledged = 0  # bytes sent to the host that it has not acknowledged
         self.read_all = self.host_done = self.host_gone = False
 
 
 class Connections:
-    """Registers with ``poll`` what it waits for; ``send`` takes a frame for the host. Ports are bound at once."""
+    """The connections of a box; binds ``ports``, registers with ``poll``, and sends frames to the host by ``send``."""
 
     def __init__(self, ports: Sequence[int], poll: select.poll, send: Callable[[dict[str, Any], bytes], None]) -> None:
         self._poll, self._send = poll, send
@@ -41,7 +41,7 @@ class Connections:
             poll.register(listener.fileno(), select.POLLIN)
 
     def ready(self, fd: int) -> bool:
-        """Go on with what ``fd`` was waited for; False where it is none of these."""
+        """Handle a descriptor that is ready; return False if it does not belong to a connection."""
         if fd in self._listening:
             self._accept(*self._listening[fd])
         elif fd in self._by_fd:
@@ -51,7 +51,7 @@ class Connections:
         return True
 
     def take(self, frame: dict[str, Any], body: bytes) -> None:
-        """A frame from the host: as above, ``reset`` for a fork (the connections were its parent's), ``shut``."""
+        """Handle a frame of the host: those above, ``reset`` in a fork (drop the parent's connections), ``shut``."""
         kind, connection = frame["net"], self._open.get(frame.get("stream", 0))
         if kind == "reset":
             for each in list(self._open.values()):
@@ -124,7 +124,7 @@ class Connections:
         fd = connection.sock.fileno()
         if wanted:
             self._poll.register(fd, wanted)
-        else:  # a descriptor that is registered for nothing still reports that its peer hung up
+        else:  # unregistered: one registered for no event would still report that its peer hung up
             self._forget(fd)
 
     def _drop(self, connection: _Connection) -> None:

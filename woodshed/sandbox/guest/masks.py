@@ -1,7 +1,7 @@
-"""Which folders of the host's programs hold packages: a box shows none of them, or it would show what tasks ask for.
+"""Finds the folders of the host that hold packages. Boxes hide them, because they may contain a task's solution.
 
-That is more than what ``pip`` has installed: package managers ship wheels of others (``ensurepip``), programs bring
-the packages that they use (``npm``, cloud tools, debuggers), distributions keep modules of Node in ``share``.
+That is more than what ``pip`` has installed: package managers ship wheels (``ensurepip``), programs bring the packages
+that they use (``npm``, cloud tools, debuggers), and distributions keep modules of Node in ``share``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec", "share", "games", "include", "etc", "var")
-_ALWAYS = ("src", "share/python-wheels", "share/nodejs", "share/doc")  # documentation brings examples
+_ALWAYS = ("src", "share/python-wheels", "share/nodejs", "share/doc")  # documentation contains examples
 _NAMED = {"node_modules", "site-packages", "dist-packages", "_bundled"}
 _COPIES = (".whl", ".egg", ".dist-info", ".egg-info", ".pyz")
 _MARKS = {"__init__.py", "package.json"}
@@ -20,15 +20,17 @@ _WITHOUT = {
     "include", "man", "info", "help", "locale", "zoneinfo", "icons", "fonts", "terminfo", "firmware", "modules",
     "perl", "perl5", "__pycache__",
 }  # fmt: skip
-"""Names of folders that are not looked into: there are many, with many files, and none of a package."""
+"""Names of folders that are not searched: they are many, hold many files, and none of them a package."""
 _STANDARD = re.compile(r"(python|pypy)\d[\d.]*t?$")
 _MOST = 8
-"""So many folders of packages are masked one by one; a program that has more of them is masked as a whole."""
+"""Maximum number of package folders masked one by one; a program that has more of them is masked as a whole."""
 
 
 def installed_packages(place: str) -> list[str]:
-    """Folders below ``place`` (a ``/usr``, or an interpreter's prefix) that hold copies of packages, sorted; none is
-    inside another, and none is a link."""
+    """List the folders below ``place`` (a ``/usr``, or an interpreter's prefix) that hold packages, sorted.
+
+    None is inside another, and none is a link.
+    """
     found = {f"{place}/{name}" for name in _ALWAYS if _is_folder(f"{place}/{name}")}
     by_program: dict[str, list[str]] = defaultdict(list)
     for program in _programs(place):
@@ -45,7 +47,7 @@ def installed_packages(place: str) -> list[str]:
 
 
 def _programs(place: str) -> Iterator[str]:
-    """What is installed below ``place``: folders in its ``lib``, ``share`` and the like, and others beside these."""
+    """Yield what is installed below ``place``: folders in its ``lib``, ``share`` and so on, and others beside these."""
     for entry in _folders(place):
         if entry.name not in _SYSTEM and entry.name != "local":
             yield entry.path
@@ -54,7 +56,7 @@ def _programs(place: str) -> Iterator[str]:
 
 
 def _packages(program: str) -> Iterator[str]:
-    """Folders of packages in ``program``, the topmost first, none inside another."""
+    """Yield the folders of packages in ``program``, topmost first, none inside another."""
     name = os.path.basename(program)
     if _STANDARD.fullmatch(name) and os.path.basename(os.path.dirname(program)).startswith("lib"):
         kinds = ("site-packages", "dist-packages", "ensurepip/_bundled")
@@ -70,14 +72,14 @@ def _packages(program: str) -> Iterator[str]:
                 yield from packages
                 below += [e.path for e in inside if e.path not in packages]
             elif packages or os.path.basename(folder) in _NAMED or _holds(folder):
-                yield folder  # single modules lie beside packages
+                yield folder  # the whole folder: single modules lie beside packages
             else:
                 below += [e.path for e in inside]
         level = below
 
 
 def _is_shared(folder: str) -> bool:
-    """Whether it holds the libraries of all programs (of one architecture)."""
+    """Whether a folder holds the libraries of all programs (of one architecture)."""
     return "-linux-" in os.path.basename(folder)
 
 
@@ -86,7 +88,7 @@ def _is_package(folder: str) -> bool:
 
 
 def _holds(folder: str) -> bool:
-    """Whether it is a package, or archives or records of some lie in it."""
+    """Whether a folder is a package, or holds archives or installation records of packages."""
     return any(name in _MARKS or name.endswith(_COPIES) for name in _names(folder))
 
 

@@ -1,4 +1,4 @@
-"""The processes of a box, as its first process sees, measures and ends them."""
+"""Lists, measures, stops and ends the processes of a box; called by its first process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Process(NamedTuple):
 
 
 def processes() -> list[Process]:
-    """Every process in the box but its first: all others of the pid namespace, or what the first one has started."""
+    """List every process of the box but its first: those of the pid namespace, or descendants of the first one."""
     found = []
     own = os.getpid()
     for name in filter(str.isdigit, os.listdir("/proc")) if own == 1 else _descendants(str(own)):
@@ -41,7 +41,7 @@ def processes() -> list[Process]:
 
 
 def _descendants(pid: str) -> list[str]:
-    """Deepest first. Orphans are children of the box's first process again: it is a subreaper."""
+    """List descendants, deepest first. Orphans become children of the box's first process, which is a subreaper."""
     children: list[str] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -51,7 +51,7 @@ def _descendants(pid: str) -> list[str]:
 
 
 def memory() -> int:
-    """Bytes that the box's processes hold: proportional set size where the kernel tells it, else resident size."""
+    """Return the bytes that the box's processes hold: proportional set size if the kernel has it, else resident."""
     total = 0
     if not _PSS:
         return sum(process.resident for process in processes())
@@ -85,7 +85,7 @@ def kill_all() -> None:
 
 
 def stop() -> set[int]:
-    """Stop every process of the box but its first; none forks meanwhile. Those that were stopped already.
+    """Stop every process of the box but its first, also those that fork meanwhile; return those stopped before.
 
     Returns when none runs, or after a second.
     """
@@ -99,7 +99,7 @@ def stop() -> set[int]:
 
 
 def go_on(already: set[int]) -> None:
-    """Continue what ``stop`` stopped, youngest first: no parent finds a child stopped."""
+    """Continue what ``stop`` stopped, youngest first, so that no parent finds a child stopped."""
     for process in sorted(processes(), reverse=True):
         if process.pid not in already:
             send(process.pid, signal.SIGCONT)
@@ -113,7 +113,7 @@ def kill(pid: int) -> None:
 def _signal_all(number: int) -> None:
     if os.getpid() == 1:
         send(-1, number)
-    else:  # no pid namespace of its own: -1 would mean the host's processes
+    else:  # without a pid namespace -1 would mean the host's processes
         for process in processes():
             send(process.pid, number)
 

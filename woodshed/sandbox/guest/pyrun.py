@@ -1,7 +1,7 @@
-"""Python source as ``__main__`` in a forked child of PID 1: an interpreter that is already started.
+"""Runs Python source as ``__main__`` in a forked child of PID 1, without the start-up time of an interpreter.
 
-It behaves as ``python -I -c SOURCE`` does: isolated (neither the working folder nor PYTHON* variables reach its path),
-its own session, exit codes and tracebacks as usual. Nothing it changes outlives it.
+It behaves like ``python -I -c SOURCE``: isolated (neither the working folder nor PYTHON* variables affect its path), in
+a session of its own, with the usual exit codes and tracebacks. Nothing that it changes outlives it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _streams: list[io.TextIOWrapper] = []
 
 
 def prepare_streams() -> None:
-    """In the fork server, once: the standard streams of every interpreter to come, made while 0 to 2 are pipes.
+    """Make the standard streams of all later interpreters, once, in the fork server.
 
-    A stream asks what it stands on when it is made; the descriptors are put back afterwards.
+    A stream examines its descriptor when it is made, so 0 to 2 are pipes meanwhile and restored afterwards.
     """
     saved = [os.dup(number) for number in (0, 1, 2)]
     read, write = os.pipe()
@@ -40,10 +40,9 @@ def prepare_streams() -> None:
 
 
 def prepare(search_path: list[str]) -> list[Any]:
-    """In PID 1, once: the rest of a fresh interpreter that can be made ahead. Returns the import system's finders.
+    """Prepare PID 1 to look like a fresh interpreter; return the import system's finders, which are removed.
 
-    Without those nothing can be imported any more: not by PID 1, who must never run a file of the box, until ``run``
-    puts them back in a child.
+    So PID 1, which must never run a file of the box, cannot import anything; ``run`` restores them in a child.
     """
     sys.path[:] = search_path
     sys.path_importer_cache.clear()
@@ -61,7 +60,7 @@ def prepare(search_path: list[str]) -> list[Any]:
 
 
 def run(source: str, finders: list[Any]) -> NoReturn:
-    """In a child: run ``source`` on descriptors 0 to 2 and exit with its status."""
+    """Run ``source`` on descriptors 0 to 2 and exit with its status; called in a child."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.meta_path[:] = finders
     gc.enable()
@@ -84,7 +83,7 @@ def _execute(source: str, namespace: dict[str, Any]) -> int:
 
 
 def _finish(code: int) -> int:
-    """What an interpreter does on its way out: wait for threads, run exit functions, flush."""
+    """Shut down as an interpreter does: wait for threads, run exit functions, flush."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()

@@ -1,10 +1,10 @@
 """The system-call filter of a box: a classic BPF program, assembled here, installed once in PID 1 and inherited by all.
 
-What it refuses is what a program in a box has no business with and what widens the kernel's attack surface: new
-namespaces and mounts, tracing, BPF, keys, io_uring, userfaultfd, kexec, modules, clocks, sockets other than AF_UNIX (in
-a box with a network also AF_INET), memory outside of processes, and calls that change another process of the same user
-(PID 1 is one). Everything else passes: the namespaces, the empty capability set and the limits do the rest. See
-seccomp(2), and ``seccomp_filter`` in the kernel's documentation.
+It refuses what programs in a box do not need and what widens the kernel's attack surface: new namespaces and mounts,
+tracing, BPF, keys, io_uring, userfaultfd, kexec, modules, clocks, sockets other than AF_UNIX (in a box with a network
+also AF_INET), memory outside of processes, and calls that change another process of the same user (PID 1 is one).
+Everything else passes; namespaces, the empty capability set and the limits do the rest. See seccomp(2), and
+``seccomp_filter`` in the kernel's documentation.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 _ABSENT: dict[str, tuple[int | None, int | None]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    # Memory that no process has mapped counts to no process: a limit on processes' memory would not hold.
+    # Memory that no process has mapped is not counted to any process, so a limit on processes' memory would not hold.
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
-    "semget": (64, 190),  # what threads and Python's multiprocessing use is POSIX's, which lie in /dev/shm
-    # What the kernel counts for the whole machine or by host user, so that one box can take all of it; programs do
-    # without. And what tells of pages that others have read.
+    "semget": (64, 190),  # threads and Python's multiprocessing use POSIX semaphores, which lie in /dev/shm
+    # Counted by the kernel for the whole machine or by host user, so that one box could take all of it; programs work
+    # without them. And calls that reveal which pages others have read.
     "io_setup": (206, 0), "mq_open": (240, 180), "mq_unlink": (241, 181), "cachestat": (451, 451),
     "clone3": (435, 435),  # its flags lie in memory where a filter cannot look; libc falls back to clone
 }  # fmt: skip
@@ -53,8 +53,8 @@ _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SHMGET = _ABSENT["shmget"]
 _SHM_HUGETLB = 0o4000
 _LOCK_BYTES = 4096
-"""Of a System V segment in a box with a network: PostgreSQL locks its data folder with one of 56 bytes. A namespace has
-at most 4,096 segments, so all of them hold 16 MiB."""
+"""Maximum size of a System V segment in a box with a network: PostgreSQL locks its data folder with one of 56 bytes. A
+namespace has at most 4,096 segments, so together they hold 16 MiB."""
 
 _ARCH = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
@@ -73,11 +73,10 @@ def _argument(index: int) -> int:
 
 
 def box_filter(machine: str, *, network: bool = False, alone: bool = True) -> bytes:
-    """The program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError.
+    """Return the program for ``machine`` (``x86_64`` or ``aarch64``) as an array of ``sock_filter``. Raises KeyError.
 
-    ``network``: for a box that has something to talk to; sockets may then also be of AF_INET and AF_INET6, and System V
-    segments of shared memory of a page. ``alone``: the box has namespaces of its own; without them it gets no sockets
-    but pairs.
+    ``network``: allow sockets of AF_INET and AF_INET6 too, and System V shared memory segments of one page. ``alone``:
+    the box has namespaces of its own; without them it gets socket pairs only.
     """
     arch, column = _ARCH[machine]
     eperm, enosys = _op(_RET, _ERRNO | errno.EPERM), _op(_RET, _ERRNO | errno.ENOSYS)

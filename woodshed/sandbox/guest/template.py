@@ -1,9 +1,8 @@
-"""The read-only parts that all boxes of one fork server share, assembled once in the fork server's own mount namespace.
+"""The read-only parts that all boxes of one helper process share, assembled once in its own mount namespace.
 
-``usr`` is the host's /usr, ``prefix`` the running interpreter's installation (at its own path in the box), both with
-every folder of packages masked (``masks.py``), ``dev`` six harmless devices, ``base`` the skeleton of a root folder.
-The host's root is never part of it. Boxes of namespaces show the host's folders as ``hostparts.py`` lays
-them out.
+``usr`` is the host's /usr, ``prefix`` the running interpreter's installation (at the same path in the box), both with
+every folder of packages masked (``masks.py``); ``dev`` holds six harmless devices, ``base`` is the skeleton of a root
+folder. The host's root is never part of it. Namespace boxes show the host's folders by ``hostparts.py`` instead.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from . import kernel
 from .masks import installed_packages
 
 SITE_PACKAGES = "/opt/site-packages"
-"""Where a layer puts Python packages: on the path of every interpreter in the box, also in isolated mode."""
+"""Folder where layers put Python packages: on the path of every interpreter in the box, also in isolated mode."""
 
 PATH_FILE = "box.pth"
-"""Lies in place of installed packages and names SITE_PACKAGES."""
+"""File that replaces installed packages and names SITE_PACKAGES."""
 
 UID = 1000
 BOX_UID = 1_877_001
@@ -28,7 +27,7 @@ BOX_UID = 1_877_001
 
 HOME = "/home/box"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where commands are looked for in a root filesystem that is not ours."""
+"""PATH of commands in a root filesystem that is not ours."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -61,7 +60,7 @@ def build(root: str, owner: int) -> list[tuple[str, str]]:
 
 
 def give(base: str, owner: int) -> None:
-    """Make the skeleton ``base`` the box's own."""
+    """Give the skeleton ``base`` to ``owner``."""
     for folder, _, files in os.walk(base):
         os.chown(folder, owner, owner)
         for name in files:
@@ -71,9 +70,9 @@ def give(base: str, owner: int) -> None:
 
 
 def skeleton(base: str) -> list[tuple[str, str, str]]:
-    """Make a box's root folder ``base`` without what it shares with the host.
+    """Make a box's root folder ``base`` without the folders that it shares with the host.
 
-    Returns that: (a name, folder of the host, path below the box's root).
+    Returns those: (a name, folder of the host, path below the box's root).
     """
     for name in ("usr", "proc", "dev", "etc", "opt", "run", "sys", "var/tmp", "tmp", "workspace", HOME[1:]):
         os.makedirs(f"{base}/{name}")
@@ -96,25 +95,25 @@ def skeleton(base: str) -> list[tuple[str, str, str]]:
 
 
 def shown_folders() -> list[str]:
-    """Folders of the host that every box shows (but for what ``masks.py`` says), at their own paths."""
+    """List the folders of the host that every box shows at the same path, apart from what ``masks.py`` hides."""
     tops = [f"/{name}" for name in ("usr", *_TOP) if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
     prefix = own_prefix()
     return [*tops, prefix] if prefix else tops
 
 
 def own_prefix() -> str:
-    """The installation of the running interpreter, where that is outside of /usr."""
+    """Return the installation folder of the running interpreter if it is outside of /usr, else an empty string."""
     prefix = os.path.realpath(sys.base_prefix)
     return "" if prefix == "/usr" or prefix.startswith("/usr/") else prefix
 
 
 def command_path() -> str:
-    """PATH of commands in a box: ``python3`` is the interpreter that its own Python code runs in."""
+    """Return PATH for commands in a box: ``python3`` is the interpreter that ``exec_python`` runs in."""
     return f"{os.path.realpath(sys.base_prefix)}/bin:/usr/local/bin:/usr/bin:/bin"
 
 
 def search_path() -> list[str]:
-    """``sys.path`` of an interpreter in the box: the standard library and what layers put into SITE_PACKAGES."""
+    """Return ``sys.path`` of an interpreter in the box: the standard library and SITE_PACKAGES."""
     installed = {"site-packages", "dist-packages"}
     standard = [p for p in sys.path if p.startswith(sys.base_prefix) and os.path.basename(p) not in installed]
     return [*standard, SITE_PACKAGES]
@@ -131,9 +130,9 @@ def _bind(root: str, name: str, source: str, target: str) -> tuple[str, str]:
 
 
 def build_dev(dev: str, *, own: bool = False) -> None:
-    """The folder of devices: the host's nodes, or ``own`` ones, which real root alone can make.
+    """Make the folder of devices: the host's nodes, or ``own`` ones, which only real root can make.
 
-    A node shares its inode, and so its locks and watches, with all who have the same one.
+    Everyone who has the same node shares its inode, and so its locks and watches.
     """
     os.mkdir(dev)
     kernel.mount("dev", dev, "tmpfs", kernel.MS_NOSUID, "size=64k,mode=755")
@@ -150,12 +149,12 @@ def build_dev(dev: str, *, own: bool = False) -> None:
     os.symlink("pts/ptmx", f"{dev}/ptmx")
     for name in ("shm", "pts"):
         os.mkdir(f"{dev}/{name}")
-    # What a box writes to a node arrives, what it does to the node (its times) is refused.
+    # Read-only mounts: a box can write to the device, but cannot change the node (its times).
     kernel.seal_mount(dev, recursive=True, nodev=False)
 
 
 def _copy_certificates(base: str) -> None:
-    """The authorities that the host trusts, for boxes that may reach something by TLS."""
+    """Copy the certificate authorities that the host trusts, for boxes that may use TLS."""
     for source in _CERTIFICATES:
         if os.path.isfile(source):
             os.makedirs(f"{base}/etc/ssl/certs")

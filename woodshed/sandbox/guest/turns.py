@@ -1,8 +1,8 @@
-"""Processes of a box take turns where no control group gives each box its share of the processors.
+"""Lets the processes of a box take turns, where no control group gives each box its share of the processors.
 
-The kernel shares processors between sessions (``sched_autogroup_enabled``), or else between processes: a box with a
-hundred of them would get a hundred times what another gets. So a box in which more of them want to run than there are
-processors, while others want to run as well, has all but so many stopped, others at every look.
+The kernel shares processors between sessions (``sched_autogroup_enabled``) or else between processes, so a box with a
+hundred of them would get a hundred times as much as another. If more of them want to run than there are processors,
+while other boxes want to run as well, all but that many are stopped, different ones at every look.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from collections.abc import Callable
 from .processes import Process
 
 _OUT_OF_TURN = 0.1
-"""Seconds of processor: more than what a process gets before a signal arrives."""
+"""Processor seconds; more than what a process gets before a signal arrives."""
 
 
 class Turns:
-    """``send`` signals a process that may have ended. ``by_session``: what the kernel shares processors between."""
+    """Stops and continues processes so that at most ``most`` run. ``send`` signals a process that may have ended.
+
+    ``by_session``: whether the kernel shares processors between sessions, not between processes.
+    """
 
     def __init__(self, most: int, *, by_session: bool, send: Callable[[int, int], None]) -> None:
         self._most, self._by_session, self._send = most, by_session, send
-        self._stopped: dict[int, float] = {}  # pid -> seconds of processor that it had had
+        self._stopped: dict[int, float] = {}  # pid -> processor seconds when it was stopped
         self._next = 0
 
     def look(self, running: list[Process], others: int) -> None:
-        """``running``: the box's processes, ``others``: how many on this machine want to run besides them."""
-        self._end_those_that_do_not_wait(running)
+        """Choose who runs next. ``running``: the box's processes; ``others``: number of others that want to run."""
+        self._kill_out_of_turn(running)
         wanting = sorted({self._unit(p) for p in running if p.state == "R" or p.pid in self._stopped})
         if others < 1 or len(wanting) <= self._most:
             self.release()
@@ -45,15 +48,15 @@ class Turns:
                 self._send(process.pid, signal.SIGSTOP)
 
     def release(self) -> None:
-        """All that this stopped goes on."""
+        """Continue all that this has stopped."""
         for pid in self._stopped:
             self._send(pid, signal.SIGCONT)
         self._stopped.clear()
 
-    def _end_those_that_do_not_wait(self, running: list[Process]) -> None:
-        """A process of the box may continue another; one that ran out of turn is ended.
+    def _kill_out_of_turn(self, running: list[Process]) -> None:
+        """End processes that ran out of turn: one process of the box may have continued another.
 
-        One that the kernel has not run since has not seen its signal either, so what it has had decides.
+        Judged by processor time: a process that the kernel has not run since has not seen its signal yet.
         """
         living = {process.pid: process for process in running}
         for pid, cpu in list(self._stopped.items()):
@@ -68,7 +71,7 @@ class Turns:
 
 
 def make_turns(send: Callable[[int, int], None]) -> Turns:
-    """For this machine."""
+    """Make ``Turns`` for this machine."""
     try:
         with open("/proc/sys/kernel/sched_autogroup_enabled") as file:
             by_session = file.read().strip() == "1"
@@ -78,6 +81,6 @@ def make_turns(send: Callable[[int, int], None]) -> Turns:
 
 
 def wanting_to_run() -> int:
-    """Processes of the machine that run or want to, this one among them."""
+    """Return how many processes of the machine run or want to, this one included."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[0])

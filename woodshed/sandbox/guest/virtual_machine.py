@@ -1,7 +1,7 @@
-"""The first process of a virtual machine: ``guest`` over its port to the host, with what a fork of memory needs.
+"""The first process of a virtual machine: ``machine.Guest`` over its port to the host, with freeze and thaw for forks.
 
-Before a snapshot it is asked to freeze: it says so and then waits, so that no frame is half across when memory is
-copied. Whoever goes on from there, the machine itself or a fork, thaws it with the time of day and fresh randomness.
+Before a snapshot it is asked to freeze: it answers and then waits, so that no frame is half sent when memory is copied.
+The machine itself and every fork are then thawed with the current time and fresh randomness.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class VmGuest(Guest):
             return
         self._reply({"id": request["id"]})
         thaw, _ = next_frame()
-        renew(float(thaw["time"]), bytes.fromhex(thaw["seed"]))
+        set_clock_and_seed(float(thaw["time"]), bytes.fromhex(thaw["seed"]))
         os.environ.update(thaw["env"])
         self._spec["environment"].update(thaw["env"])
         self._reply({"id": thaw["id"]})
 
 
 def next_frame() -> tuple[dict[str, Any], bytes]:
-    """The one frame that the host sends now, as it waits for the answer."""
+    """Read exactly one frame; the host sends no other before its answer."""
     decoder = Decoder()
     while True:
         data = os.read(IN, 1 << 18)
@@ -44,8 +44,8 @@ def next_frame() -> tuple[dict[str, Any], bytes]:
             return frame
 
 
-def renew(now: float, seed: bytes) -> None:
-    """Set the clock (seconds since 1970) and make the kernel's randomness depend on ``seed`` from here on."""
+def set_clock_and_seed(now: float, seed: bytes) -> None:
+    """Set the clock (seconds since 1970) and mix ``seed`` into the kernel's randomness."""
     time.clock_settime(time.CLOCK_REALTIME, now)
     fd = os.open("/dev/urandom", os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -56,7 +56,7 @@ def renew(now: float, seed: bytes) -> None:
 
 
 def main() -> None:
-    """Standard input and output are the port; the first request on it holds the specification."""
+    """Entry point: standard input and output are the port; the first request on it holds the specification."""
     take_over()
     request, _ = next_frame()
     spec = request["spec"]

@@ -1,1 +1,1 @@
-"""What runs outside the boxes, whichever backend makes them."""
+"""The host side of boxes, shared by the backends."""

@@ -1,4 +1,4 @@
-"""Warm bases: what a task's boxes have in common, put into one box once and sealed as a snapshot that all fork from."""
+"""Warm bases: snapshots that hold what a task's boxes have in common, and that its boxes fork from."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import xxhash
 
 from woodshed.sandbox.protocol import BoxSpec, SandboxError, Snapshot
 
-_FEW = 128 << 10
-"""Bytes in a create call that a fork of a base would not beat."""
-_PER_FILE = 1 << 10
-"""What a file costs beside its bytes, in bytes."""
-_REMEMBERED = 4096
+_MIN_BYTES = 128 << 10
+"""Bytes of a specification from which on forking a base is faster than a create call."""
+_BYTES_PER_FILE = 1 << 10
+"""Cost of a file besides its content, expressed in bytes."""
+_MAX_SEEN = 4096
+"""Specifications remembered that were asked for once."""
 
 
 @dataclass
 class _Base:
-    """``users``: forks under way, which its snapshot has to outlast."""
+    """``users``: forks under way, during which the snapshot must not be dropped."""
 
     making: asyncio.Task[Snapshot]
     users: int = 0
@@ -33,9 +34,9 @@ class _Base:
 
 
 class Bases:
-    """At most ``most`` snapshots, and ``most_bytes`` in them; the one used longest ago goes first.
+    """LRU cache of at most ``most`` snapshots that hold at most ``most_bytes`` together.
 
-    ``make`` builds and seals one, ``drop`` forgets one. ``made``, ``used`` and ``evicted`` count.
+    ``make`` builds a box and snapshots it, ``drop`` forgets a snapshot. ``made``, ``used`` and ``evicted`` are counts.
     """
 
     def __init__(
@@ -52,20 +53,21 @@ class Bases:
         self.made = self.used = self.evicted = 0
 
     def key(self, spec: BoxSpec) -> str | None:
-        """Of a specification that a base may serve: heavy enough, and here for the second time at least. Else None."""
-        if self._most == 0 or sum(map(len, spec.files.values())) + _PER_FILE * len(spec.files) < _FEW:
+        """Return the key of a specification that a base should serve: large, and asked for before. Else None."""
+        size = sum(map(len, spec.files.values())) + _BYTES_PER_FILE * len(spec.files)
+        if self._most == 0 or size < _MIN_BYTES:
             return None
         key = _digest(spec)
         if key in self._bases or key in self._once:
             return key
         self._once[key] = None
-        if len(self._once) > _REMEMBERED:
+        if len(self._once) > _MAX_SEEN:
             self._once.popitem(last=False)
         return None
 
     @asynccontextmanager
     async def borrow(self, key: str, spec: BoxSpec) -> AsyncIterator[Snapshot]:
-        """The base of that key, made now where there is none. One that fails its user is forgotten."""
+        """Provide the base of ``key``, making it if there is none. A base whose use fails is forgotten."""
         base = self._bases.get(key)
         if base is None:
             base = self._bases[key] = _Base(asyncio.create_task(self._make(spec)))
@@ -88,7 +90,7 @@ class Bases:
                     break
 
     async def evict(self) -> bool:
-        """Forget the base that was used longest ago; False where all are in use, or there is none."""
+        """Forget the base that was used longest ago. Returns False if all are in use or there is none."""
         for key, base in self._bases.items():
             if base.idle():
                 del self._bases[key]
@@ -98,7 +100,7 @@ class Bases:
         return False
 
     def clear(self) -> None:
-        """The backend goes, and every snapshot with it."""
+        """Forget all bases without dropping their snapshots: the backend is about to be closed."""
         for base in self._bases.values():
             base.making.cancel()
         self._bases.clear()
@@ -111,7 +113,7 @@ class Bases:
 
     async def _forget(self, base: _Base) -> None:
         if _made(base.making):
-            with contextlib.suppress(SandboxError):  # it went with its helper process
+            with contextlib.suppress(SandboxError):  # it was lost with its helper process
                 await self._drop(base.making.result())
 
 

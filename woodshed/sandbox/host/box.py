@@ -1,4 +1,4 @@
-"""A box as the host sees it: requests to its first process. What backends have in common."""
+"""The host side of a box, shared by the backends: requests to the first process of the box."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import FrameError, pack_files, unpack_files
 from woodshed.sandbox.protocol import BoxError, BoxGone, BoxSpec, ExecResult, Paused, SandboxError
 
@@ -17,16 +17,16 @@ from .channel import Channel
 from .owner import KILLED
 
 _PATIENCE = 120.0
-_TO_END = 60.0
+_END_SECONDS = 60.0
 
 
 OUT_OF_MEMORY = {"out of memory": "the box took more memory than it may and was ended"}
 
 
 class ChannelBox(ABC):
-    """See ``protocol.Sandbox``; ``snapshot`` is the backends' own.
+    """Implements ``protocol.Sandbox`` over a channel; each backend adds ``snapshot``.
 
-    ``ends``: how a box may bring itself to an end, by what its helper process reports, and what is said of it.
+    ``ends``: the ways in which a box can end itself: start of the helper process's report -> error message.
     """
 
     ends: Mapping[str, str] = OUT_OF_MEMORY
@@ -37,7 +37,7 @@ class ChannelBox(ABC):
         self.channel = channel
         self._closed = False
         self._when_closed: list[Callable[[], None]] = []
-        self._end = ""  # why it is gone, once that was asked
+        self._end = ""  # why the box is gone, once the backend was asked
         self._moving = asyncio.Lock()
         self._counts = {"execs": 0, "seconds": 0.0}
 
@@ -51,7 +51,7 @@ class ChannelBox(ABC):
         timeout: float = 60.0,
         max_output: int = 1 << 20,
     ) -> ExecResult:
-        """Run a command; a program that does not exist ends with 127, as in a shell."""
+        """Run a command; a program that does not exist gives status 127, as in a shell."""
         argv = ["/usr/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not argv or any("\0" in a for a in argv):
             raise ValueError("exec: the command is empty or contains a NUL byte")
@@ -74,13 +74,13 @@ class ChannelBox(ABC):
         timeout: float = 10.0,
         max_output: int = 1 << 20,
     ) -> ExecResult:
-        """As ``python -I -c SOURCE`` without the start-up: the working folder is not on ``sys.path``."""
+        """Run ``python -I -c SOURCE`` without the start-up time; the working folder is not on ``sys.path``."""
         code = source.encode("utf-8", "surrogatepass")
         request = {"op": "python", "source": len(code), "cwd": cwd, "timeout": timeout, "max_output": max_output}
         return await self._run(request, code + stdin, timeout)
 
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
-        """The first ``max_bytes`` bytes of a regular file."""
+        """Read the first ``max_bytes`` bytes of a regular file."""
         _, data = await self._ask({"op": "read", "path": path, "max_bytes": max_bytes})
         return data
 
@@ -88,7 +88,7 @@ class ChannelBox(ABC):
         await self.put({path: data})
 
     async def delete(self, path: str) -> None:
-        """Remove a file, a link or a folder with all that it holds."""
+        """Remove a file, a link, or a folder with its contents."""
         await self._ask({"op": "delete", "path": path})
 
     async def list(
@@ -98,27 +98,27 @@ class ChannelBox(ABC):
         try:
             return [(str(name), str(kind), int(size)) for name, kind, size in reply["entries"]]
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise answered(errno.EPROTO, f"{self.id}: malformed listing") from None
+            raise box_error(errno.EPROTO, f"{self.id}: malformed listing") from None
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         table, body = pack_files(list(files.items()))
         await self._ask({"op": "put", "files": table}, body)
 
     async def get(self, patterns: Sequence[str], *, max_bytes: int = 64 << 20) -> dict[str, bytes]:
-        """Raises OSError (EFBIG) where the files that match are larger than ``max_bytes`` together."""
+        """Read the files that match. Raises OSError (EFBIG) if they are larger than ``max_bytes`` together."""
         reply, body = await self._ask({"op": "get", "patterns": list(patterns), "max_bytes": max_bytes})
         try:
             return dict(unpack_files(reply.get("files"), body))
         except FrameError as error:
-            raise answered(errno.EPROTO, f"{self.id}: {error}") from None
+            raise box_error(errno.EPROTO, f"{self.id}: {error}") from None
 
     async def usage(self) -> dict[str, int]:
-        """``processes``, ``memory`` and ``disk`` (bytes) of the box now."""
+        """Measure ``processes``, ``memory`` and ``disk`` (bytes) of the box now."""
         reply, _ = await self._ask({"op": "stats"})
         try:
             return {name: int(reply.get(name, 0)) for name in ("processes", "memory", "disk")}
         except (TypeError, ValueError, OverflowError):
-            raise answered(errno.EPROTO, f"{self.id}: malformed usage") from None
+            raise box_error(errno.EPROTO, f"{self.id}: malformed usage") from None
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """See ``protocol.Sandbox``."""
@@ -141,7 +141,7 @@ class ChannelBox(ABC):
         return {"id": self.id, "layers": len(self.spec.layers), **self._counts, "paused": self.channel.paused}
 
     def hang_up(self) -> None:
-        """Close what connects the host with the box."""
+        """Close the connections between host and box."""
         self.channel.close()
 
     @abstractmethod
@@ -173,7 +173,7 @@ class ChannelBox(ABC):
                 await self.channel.request({"op": "resume"})
 
     async def _freeze(self) -> None:  # noqa: B027 - most backends add nothing
-        """What a backend adds to what the first process of a box does by itself."""
+        """Do what a backend adds to pausing, after the first process of the box has stopped all others."""
 
     async def _thaw(self) -> None:  # noqa: B027
         """Undo ``_freeze``."""
@@ -183,7 +183,7 @@ class ChannelBox(ABC):
             raise SandboxError(f"{self.id} is closed")
 
     def _check_running(self) -> None:
-        """Raises SandboxError for a box that takes no requests now."""
+        """Raise SandboxError if the box takes no requests now."""
         self._check_open()
         if self.channel.paused:
             raise Paused(f"{self.id} is paused; resume() it first")
@@ -194,7 +194,7 @@ class ChannelBox(ABC):
         except BoxError as error:
             if isinstance(error, BoxGone) and error.errno != errno.ENOMEM:
                 raise
-            # What the box could not start: full of its own processes, or a command that no kernel takes.
+            # The box could not start the command: it is full of its own processes, or no kernel takes the command.
             full = error.errno == errno.ENOMEM
             return ExecResult(126, stderr=f"cannot start: {error.strerror}\n".encode(), out_of_memory=full)
         try:
@@ -209,7 +209,7 @@ class ChannelBox(ABC):
                 float(reply["seconds"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise answered(errno.EPROTO, f"{self.id}: malformed result") from None
+            raise box_error(errno.EPROTO, f"{self.id}: malformed result") from None
         self._counts["execs"] += 1
         self._counts["seconds"] += result.seconds
         return result
@@ -224,34 +224,33 @@ class ChannelBox(ABC):
         try:
             return await self.channel.request(header, body, patience=patience)
         except FrameError as error:
-            raise answered(errno.EFBIG, str(error)) from None
+            raise box_error(errno.EFBIG, str(error)) from None
         except BoxGone as error:
             raise await self._ended(error) from None
 
     @asynccontextmanager
     async def _explained(self) -> AsyncIterator[None]:
-        """For what is asked of the backend: raises what ``_ended`` says where the box is what failed."""
+        """Convert errors of a request to the backend by ``_ended`` if the box has ended."""
         try:
             yield
         except (SandboxError, BoxGone) as error:
             if isinstance(error, BoxGone) or self._end or self._is_gone():
                 raise await self._ended(error) from None
-            raise  # no room for a snapshot, say: the box goes on
+            raise  # for example no room for a snapshot: the box goes on
 
     async def _ended(self, error: SandboxError | BoxGone) -> Exception:
-        """What to raise for a request that failed, by what this machine knows of the box.
+        """Return the error to raise for a failed request, by what this machine knows about the box.
 
-        A box that is gone or silent has brought that about itself, unless its helper process is gone too, or it was
-        closed from here.
+        A box that is gone or silent caused that itself, unless its helper process is gone too or it was closed by us.
         """
         if self._closed:
             return SandboxError(f"{self.id} is closed")
         if not self._end:
             try:
-                async with asyncio.timeout(_TO_END):
+                async with asyncio.timeout(_END_SECONDS):
                     self._end = await self._end_of()
             except TimeoutError:
-                return SandboxError(f"{self.id}: its helper process did not end it within {_TO_END:.0f} s")
+                return SandboxError(f"{self.id}: its helper process did not end it within {_END_SECONDS:.0f} s")
         for end, what in self.ends.items():
             if self._end.startswith(end):
                 return BoxGone(errno.ENOMEM, what)
@@ -262,7 +261,7 @@ class ChannelBox(ABC):
         return error if isinstance(error, BoxGone) else BoxGone(errno.EPIPE, str(error))
 
     def _helper_is_gone(self) -> bool:
-        """Whether the process of this machine that owns the box has ended; asked when the box has."""
+        """Whether the host process that owns the box has ended; asked only after the box has ended."""
         return False
 
     @abstractmethod
@@ -271,4 +270,4 @@ class ChannelBox(ABC):
 
     @abstractmethod
     async def _end_of(self) -> str:
-        """Why a box that answers no more is gone; it is, afterwards."""
+        """End a box that no longer answers, if it has not ended yet; return why it ended."""

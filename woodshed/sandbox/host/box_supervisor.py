@@ -1,7 +1,8 @@
-"""A process that owns sandboxes, one process for each: first of a pid namespace, with mounts of its own.
+"""The box supervisor: a process that runs one program for each box, in a pid and a mount namespace of its own.
 
-It serves the owner's socket as the fork server does: create, kill, checkpoint and release. It ends when the owner does,
-and the kernel ends everything in its namespace with it."""
+It serves the same requests on the owner's socket as the fork server: create, kill, checkpoint and release. It ends when
+the owner does, and as it is the first process of its pid namespace the kernel then ends every other process in it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from .owner import Owner
 
 
 class BoxSupervisor:
-    """``root``: the folder that holds its state, a filesystem in memory of its own: ``boxes/`` and ``images/``."""
+    """Starts and ends the programs of boxes. ``root``: folder of its state (``boxes/``, ``images/``), on a tmpfs."""
 
     def __init__(self, owner: Owner, root: str) -> None:
         self._owner, self._root = owner, root
@@ -37,7 +38,7 @@ class BoxSupervisor:
         self._owner.serve(self._handle, self._ended, between=self._watch)
 
     def _create(self, spec: dict[str, Any], *fds: int) -> int:
-        """Start the program of a box, whose folder is there; its pid. Raises OSError."""
+        """Start the program of a box, whose folder exists; return its pid. Raises OSError."""
         raise NotImplementedError
 
     def _checkpoint(self, message: dict[str, Any], image: str) -> None:
@@ -46,17 +47,17 @@ class BoxSupervisor:
 
     def _ended(self, pid: int, status: int) -> None:
         if pid in self._boxes:
-            self._bury(pid, status)
+            self._reap(pid, status)
 
     def _verdict(self, pid: int, status: int, log: str) -> str:
-        """Why the program of a box ended; empty if there is nothing to say. ``log``: file that it wrote."""
+        """Return why the program of a box ended, or an empty string. ``log``: the file that it wrote."""
         raise NotImplementedError
 
     def _clean(self, pid: int, box: int) -> None:
-        """Forget what else is known of a box that is gone."""
+        """Drop a backend's own state of a box that is gone."""
 
     def _watch(self) -> float | None:
-        """Before every wait; how long that may be, in milliseconds."""
+        """Called before every wait; returns how long the wait may be, in milliseconds."""
         return None
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -64,7 +65,7 @@ class BoxSupervisor:
         if operation == "create":
             box = message["box"]
             try:
-                if len(fds) != 2:  # the kernel drops what it has no numbers for
+                if len(fds) != 2:  # the kernel drops descriptors where the process may have no more
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 os.mkdir(f"{self._root}/boxes/{box}")
                 self._boxes[self._create(message, *fds)] = box
@@ -98,19 +99,19 @@ class BoxSupervisor:
         return next((p for p, b in self._boxes.items() if b == box), None)
 
     def _spawn(self, command: list[str], environment: dict[str, str], log: str, *fds: int) -> int:
-        """Run a program with ``fds`` as 0, 1, 3, 4 and so on; ``log`` takes standard error. Its pid."""
+        """Run a program with ``fds`` as descriptors 0, 1, 3, 4, ... and standard error in ``log``; return its pid."""
         errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # First out of the way of the numbers that they get.
+        # Duplicated above the numbers that they will get, so that no dup2 overwrites one that is still needed.
         places = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (*fds[:2], errors, *fds[2:])]
         actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(places)]
         try:
-            # A session of its own: a terminal's ^C is for the owner to decide about.
+            # In a session of its own, so that a terminal's ^C does not reach it: the owner decides.
             return os.posix_spawn(command[0], command, environment, file_actions=actions, setsid=True)
         finally:
             for fd in (errors, *places):
                 os.close(fd)
 
-    def _bury(self, pid: int, status: int) -> None:
+    def _reap(self, pid: int, status: int) -> None:
         box = self._boxes.pop(pid)
         folder = f"{self._root}/boxes/{box}"
         message: dict[str, Any] = {"gone": box}
@@ -123,7 +124,7 @@ class BoxSupervisor:
 
 
 def descendants(pid: int) -> list[int]:
-    """Deepest first. A process is the child of the thread that started it, and programs have many."""
+    """List the descendants of a process, deepest first. Children belong to threads, so every thread is looked at."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -133,7 +134,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def tail(path: str) -> str:
-    """The end of a log, on one line."""
+    """Return the end of a log on one line."""
     try:
         with open(path, errors="replace") as file:
             return " ".join(file.read()[-600:].split()) or "no message"
@@ -142,7 +143,7 @@ def tail(path: str) -> str:
 
 
 def run(host: socket.socket, make: Callable[[Owner], BoxSupervisor], flags: int = 0) -> None:
-    """Enter namespaces of our own (``flags`` besides the two needed) and serve what ``make`` gives."""
+    """Enter new namespaces (``flags`` besides mount and pid) and serve with the supervisor that ``make`` returns."""
     owner = Owner(host)
     try:
         _enter(flags | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
@@ -155,7 +156,7 @@ def run(host: socket.socket, make: Callable[[Owner], BoxSupervisor], flags: int 
 
 
 def _enter(flags: int) -> None:
-    """Returns in the first process of the pid namespace. The process outside waits for it."""
+    """Enter the namespaces; returns in the first process of the new pid namespace, the one outside waits for it."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         kernel.unshare(flags)
@@ -164,7 +165,7 @@ def _enter(flags: int) -> None:
         kernel.map_user(0, uid, gid)
     pid = os.fork()
     if pid:
-        os.close(0)  # the owner's socket: its end is for the other process to see
+        os.close(0)  # the owner's socket: only the other process may hold it and see its end
         os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)

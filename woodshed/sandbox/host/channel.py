@@ -1,4 +1,4 @@
-"""The host's end of a box's control socket: requests out, replies matched by number, everything checked."""
+"""The host's end of a box's control socket: sends requests, matches replies by number, checks all that it receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import Decoder, FrameError, encode
 from woodshed.sandbox.protocol import BoxGone, SandboxError
 
@@ -30,7 +30,7 @@ class Channel(asyncio.Protocol):
         self._decoder = Decoder(max_body)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._expiry: dict[int, asyncio.TimerHandle] = {}
-        # A fork of a box may still answer a request that was made of its parent: no number of ours may be one of its.
+        # A fork may still answer a request made to its parent, so our numbers must differ from its.
         self._numbers = itertools.count(secrets.randbelow(1 << 48) << 4)
         self._transport: asyncio.WriteTransport | None = None
         self._reading: asyncio.ReadTransport | None = None
@@ -50,7 +50,7 @@ class Channel(asyncio.Protocol):
 
     @staticmethod
     async def open_pipes(source: int, sink: int, max_body: int = 1 << 28) -> Channel:
-        """Over two pipes, which belong to the channel from now on."""
+        """Open a channel over two pipes, which it then owns."""
         loop = asyncio.get_running_loop()
         channel = Channel(max_body)
         reading, _ = await loop.connect_read_pipe(lambda: channel, os.fdopen(source, "rb", 0))
@@ -60,7 +60,7 @@ class Channel(asyncio.Protocol):
 
     @staticmethod
     async def open_with(start: Callable[[int, int], Awaitable[T]]) -> tuple[T, Channel]:
-        """What ``start(their_in, their_out)`` makes, a process that got the far ends of two pipes, and the channel."""
+        """Start a process with ``start(their_in, their_out)``, the far ends of two pipes; return it and the channel."""
         (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
         try:
             made = await start(their_in, their_out)
@@ -98,14 +98,14 @@ class Channel(asyncio.Protocol):
         self._fail(BoxGone(errno.EPIPE, "the first process of the box ended"))
 
     def _reported(self, text: str) -> SandboxError | BoxGone:
-        """Before its first answer nothing untrusted has run in a box."""
+        """Make the error that a box reports: before its first answer nothing untrusted has run in it."""
         return BoxGone(errno.EPIPE, f"the box ended: {text}") if self._answered else SandboxError(f"sandbox {text}")
 
     async def request(self, header: dict[str, Any], body: bytes = b"", *, patience: float = 120.0) -> Reply:
-        """One round trip. Raises the BoxError that the box reports, BoxGone where it ended or is silent, SandboxError
-        where its first process found that the machine lacks something.
+        """Make one round trip.
 
-        ``patience``: seconds until a box that does not answer counts as broken.
+        Raises the BoxError that the box reports, BoxGone if it ended or is silent, and SandboxError if its first
+        process found that the machine lacks something. ``patience``: seconds until a silent box counts as broken.
         """
         if self._failure is not None:
             raise self._failure
@@ -118,7 +118,7 @@ class Channel(asyncio.Protocol):
         try:
             reply, data = await future
         except asyncio.CancelledError:
-            self.send({"op": "cancel", "target": number})  # whoever asked is gone: end the command, if it is one
+            self.send({"op": "cancel", "target": number})  # nobody waits any more: end the command, if it is one
             raise
         finally:
             self._expiry.pop(number).cancel()
@@ -129,11 +129,11 @@ class Channel(asyncio.Protocol):
             message = str(reply.get("message") or os.strerror(code))[:2000]
             if reply.get("host") is True:
                 raise SandboxError(f"this machine lacks what a box needs: {message}")
-            raise answered(code, message, path if isinstance(path, str) else None)
+            raise box_error(code, message, path if isinstance(path, str) else None)
         return reply, data
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """A frame that has no answer; while the channel is held it waits."""
+        """Send a frame that has no answer; while the channel is held the frame waits."""
         frame = encode({"id": 0, **header}, body)
         if self._held is not None:
             self._held.append(frame)
@@ -141,7 +141,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(frame)
 
     def hold(self) -> None:
-        """Send nothing but what is asked from here on; the rest waits for ``resume``."""
+        """Send only requests from now on; frames of ``send`` wait for ``resume``."""
         self._held = []
 
     def resume(self) -> None:
@@ -150,7 +150,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(b"".join(held))
 
     def pause(self) -> None:
-        """The box answers nothing until ``go_on``, and that is as it should be."""
+        """Expect no answers from the box until ``go_on``; its silence is not counted meanwhile."""
         self.paused = True
 
     def go_on(self) -> None:
@@ -166,7 +166,7 @@ class Channel(asyncio.Protocol):
         if number not in self._waiting:
             return
         loop = asyncio.get_running_loop()
-        if self.paused or loop.time() - self._resumed < patience:  # its time begins again when the box goes on
+        if self.paused or loop.time() - self._resumed < patience:  # the time restarts when the box resumes
             self._expiry[number] = loop.call_later(patience, self._expire, number, patience)
         else:
             self._fail(BoxGone(errno.ETIMEDOUT, f"no answer from the first process of the box within {patience:.0f} s"))

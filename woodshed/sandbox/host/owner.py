@@ -1,4 +1,4 @@
-"""The helper process's side of its owner: one sequenced-packet socket, and the children that it has for it."""
+"""The helper process's connection to its owner: one sequenced-packet socket, served together with ended children."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 KILLED = "killed from outside"
-"""Reported of a box whose first process the machine ended, for want of memory of its own or by an operator."""
+"""Reported for a box whose first process the machine killed: it ran out of memory, or an operator did it."""
 
 
 class Owner:
-    """Messages are JSON objects, one to a packet; the first two are the import path and the configuration."""
+    """The owner's socket. Each packet is a JSON object; before them come the import path and the configuration."""
 
     def __init__(self, host: socket.socket) -> None:
         self._host = host
@@ -27,7 +27,7 @@ class Owner:
         self.send({"ready": True, "privileged": privileged, "cgroups": cgroups, "users": users})
 
     def failed(self, error: OSError) -> None:
-        """Instead of ``ready``."""
+        """Tell the owner why this process cannot serve; sent instead of ``ready``."""
         self.send({"error": str(error), "errno": error.errno})
 
     def send(self, message: dict[str, Any]) -> None:
@@ -44,9 +44,9 @@ class Owner:
         *,
         between: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Until the owner goes away: ``handle(message, descriptors)``, ``ended(pid, wait status)`` of a child.
+        """Call ``handle(message, descriptors)`` and ``ended(pid, wait status)`` of children until the owner goes away.
 
-        ``between`` runs before every wait and says how many milliseconds that may last.
+        ``between`` runs before every wait and returns how many milliseconds the wait may last.
         """
         wake_in, wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)

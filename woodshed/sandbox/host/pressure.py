@@ -1,7 +1,4 @@
-"""How much of this machine is left, and whether that is enough for another box.
-
-Who may make the next box: at most so many at once, and none while the machine has too little left.
-"""
+"""Load of this machine, and admission control: how many boxes may live, and how much must be left for another one."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _STALL = {"memory": "full", "cpu": "some"}
 @dataclass(frozen=True)
 class Load:
     """``memory`` and ``disk``: bytes available. ``memory_stall``, ``cpu_stall``: percent of the last ten seconds in
-    which all (memory) or some (processor) work waited for it; None where the kernel does not tell (no PSI)."""
+    which all (memory) or some (processor) work waited for it; None where the kernel has no PSI."""
 
     memory: int
     disk: int
@@ -31,7 +28,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What has to be left for another box; None for no bound. Sizes in bytes, stalls in percent."""
+    """Minimum resources for another box; None for no bound. Sizes in bytes, stalls in percent (maximum)."""
 
     memory: int | None = 1 << 30
     disk: int | None = 256 << 20
@@ -39,7 +36,7 @@ class Bounds:
     cpu_stall: float | None = None
 
     def problem(self, load: Load) -> str:
-        """What is short, or nothing."""
+        """Return which resource is short, or an empty string."""
         if self.memory is not None and load.memory < self.memory:
             return f"{load.memory >> 20} MiB of memory available, sandbox.keep_memory is {self.memory >> 20} MiB"
         if self.disk is not None and load.disk < self.disk:
@@ -54,7 +51,7 @@ class Bounds:
 
 
 def measure(root: Path, proc: Path = Path("/proc")) -> Load:
-    """The machine now; ``root`` says which disk. Raises OSError where the kernel does not tell (not Linux)."""
+    """Measure the machine's load; ``root`` selects the disk. Raises OSError if there is no ``/proc`` (not Linux)."""
     available = 0
     for line in (proc / "meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -75,17 +72,18 @@ def _stall(proc: Path, name: str) -> float | None:
     return None
 
 
-_FRESH = 0.25
-"""Seconds for which a look at the machine is good."""
-_TELL = 60.0
+_FRESH_SECONDS = 0.25
+"""How long a measurement is used."""
+_WARN_SECONDS = 60.0
+"""Least time between two warnings."""
 log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Boxes take a place and give it back. Whoever has to wait is let in by turns, one at each look.
+    """Boxes take a place and give it back; those that wait are admitted in order, one per measurement.
 
-    One box is always let in where none lives: bounds that nothing can meet must not stop everything. ``relieve`` is
-    called while somebody waits for the machine. Belongs to the event loop that first uses it.
+    A box is always admitted if none lives, so that bounds that cannot be met do not stop everything. ``relieve`` is
+    called while a box waits for the machine. Belongs to the event loop that first uses it.
     """
 
     def __init__(
@@ -99,15 +97,15 @@ class Admission:
     ) -> None:
         self._look, self._bounds, self._most, self._patience = look, bounds, most, patience
         self._relieve = relieve
-        self._seen = (-_FRESH, "")
-        self._told = -_TELL
+        self._measured = (-_FRESH_SECONDS, "")
+        self._warned = -_WARN_SECONDS
         self._turn = asyncio.Lock()
         self.living = self.waited = 0
         self.seconds = 0.0
-        """How long those who waited did, together."""
+        """Total time that boxes waited."""
 
     async def take(self) -> None:
-        """Returns when there is room. Raises SandboxError with what is short after ``patience`` seconds without."""
+        """Wait for room. Raises SandboxError naming the short resource after ``patience`` seconds without room."""
         if not self._turn.locked() and not self.problem():
             self.living += 1
             return
@@ -118,7 +116,7 @@ class Admission:
                 while problem := self.problem():
                     if problem != self._full():
                         await self._tight(problem)
-                    await asyncio.sleep(_FRESH / 10 if self._full() else _FRESH)
+                    await asyncio.sleep(_FRESH_SECONDS / 10 if self._full() else _FRESH_SECONDS)
                 self.living += 1
         except TimeoutError:
             raise SandboxError(
@@ -132,12 +130,12 @@ class Admission:
         self.living -= 1
 
     def problem(self) -> str:
-        """What stands in the way of another box now, or nothing."""
+        """Return what prevents another box now, or an empty string."""
         return self._full() or ("" if self.living == 0 else self._short())
 
     async def _tight(self, problem: str) -> None:
-        if time.monotonic() - self._told > _TELL:
-            self._told = time.monotonic()
+        if time.monotonic() - self._warned > _WARN_SECONDS:
+            self._warned = time.monotonic()
             log.warning("boxes wait for the machine: %s", problem)
         if self._relieve is not None:
             await self._relieve()
@@ -148,8 +146,8 @@ class Admission:
         return f"{self.living} boxes live, sandbox.max_boxes is {self._most}"
 
     def _short(self) -> str:
-        at, text = self._seen
-        if time.monotonic() - at >= _FRESH:
+        at, text = self._measured
+        if time.monotonic() - at >= _FRESH_SECONDS:
             text = self._bounds.problem(self._look())
-            self._seen = (time.monotonic(), text)
+            self._measured = (time.monotonic(), text)
         return text

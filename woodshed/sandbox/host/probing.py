@@ -1,4 +1,4 @@
-"""Finding out what a backend can do by doing it: while something happens, from any thread, and never an exception."""
+"""Probing a backend by using it: callable from any thread, bounded in idle time, errors become part of the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ B = TypeVar("B", bound=Backend)
 
 
 def probe_by(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, Any, Probe]], seconds: float) -> Probe:
-    """What ``attempt`` says of a backend of its own, which is closed afterwards; or why there is nothing to say."""
+    """Return what ``attempt`` finds with a backend made for it and closed afterwards, or why that failed.
+
+    ``seconds``: idle time after which the attempt counts as failed.
+    """
     found: list[Probe] = []
     thread = threading.Thread(target=lambda: found.append(asyncio.run(_bounded(make, attempt, seconds))))
     thread.start()
@@ -38,7 +41,7 @@ async def _bounded(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, 
 
 
 async def try_live_fork(backend: Backend, *, memory: int, limits_in_force: Mapping[str, str]) -> Probe:
-    """Whether a fork of a full snapshot goes on with the files and the background process of its parent."""
+    """Probe whether a fork of a full snapshot has the files and the background process of its parent."""
     limits = Limits(memory=memory, processes=16, cpu_seconds=5, file_size=1 << 20, disk=8 << 20)
     box = await backend.create(BoxSpec(files={"hello": b"written"}, limits=limits))
     result = await box.exec("cat hello && (sleep 1000 > /dev/null 2>&1 & echo $! > pid)")

@@ -1,7 +1,7 @@
-"""A persistent shell in a box of any backend: variables, folder, functions and background jobs outlive a command.
+"""A persistent shell in a box of any backend: variables, working folder, functions and background jobs stay.
 
-The shell is an ordinary process of the box that reads the numbers of commands from a named pipe; nothing of it is on
-the host, so it is part of a snapshot of memory and goes on in every fork.
+The shell is an ordinary process of the box that reads the numbers of commands from a named pipe. It has no state on the
+host, so it is part of a full snapshot and goes on in every fork.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from woodshed.sandbox.protocol import BoxError, ExecResult, Sandbox
 
-# The shell itself sources every command, so that what it sets stays (``command``: a syntax error does not end the
-# shell). The status is there once it is whole.
+# The shell sources every command, so that what it sets stays; with ``command`` a syntax error does not end the shell.
+# The status file is renamed into place, so that it is complete once it exists.
 _OPEN = """
 cd {workdir} && mkdir {place} && mkfifo {place}/in && cat > {place}/loop <<'LOOP'
 exec 3<>{place}/in
@@ -25,8 +25,8 @@ done
 LOOP
 setsid {shell} {place}/loop > /dev/null 2>&1 < /dev/null & echo $! > {place}/pid
 """
-# Who sends holds the pipe open for both ways: to open it for writing alone waits for a reader, and a shell that was
-# killed after the look at it is none. What does not fit on the disk is not sent.
+# The sender opens the pipe for reading and writing: opening it for writing alone would wait for a reader for ever if
+# the shell was killed after ``alive``. A command that does not fit on the disk is not sent.
 _SEND = """
 ended() {{ echo {ended}; exit 99; }}
 alive() {{ read -r _ _ state _ < /proc/$(cat pid)/stat && [ "$state" != Z ]; }} 2> /dev/null
@@ -42,11 +42,11 @@ read -r status < {number}.status; rm -f {number} {number}.*; exit $status
 
 
 class ShellEnded(OSError):
-    """There is no shell, or none any more. The box can bring that about, so it is no failure of the sandbox."""
+    """The shell could not start or has ended. The box can cause that, so it is not a failure of the sandbox."""
 
 
 class ShellSession:
-    """One shell, for one command after the other."""
+    """One shell; runs one command after the other."""
 
     def __init__(self, box: Sandbox, place: str, number: int = 0) -> None:
         self.box, self.place = box, place
@@ -54,7 +54,7 @@ class ShellSession:
 
     @staticmethod
     async def open(box: Sandbox, *, workdir: str = ".", shell: str = "/bin/sh") -> ShellSession:
-        """Raises ShellEnded where the box can start no shell."""
+        """Start a shell. Raises ShellEnded if the box cannot start one."""
         place = f"/tmp/.session-{secrets.token_hex(6)}"
         script = _OPEN.format(workdir=shlex.quote(workdir), place=place, shell=shlex.quote(shell))
         done = await box.exec(script, timeout=30)
@@ -63,13 +63,13 @@ class ShellSession:
         return ShellSession(box, place)
 
     def on(self, fork: Sandbox) -> ShellSession:
-        """The same shell as it goes on in a fork of a memory snapshot."""
+        """Return the session of this shell's copy in a fork of a full snapshot."""
         return ShellSession(fork, self.place, self._number)
 
     async def send(self, command: str, *, timeout: float = 60.0, max_output: int = 1 << 20) -> ExecResult:
-        """Run a command in the shell; one that takes too long ends the shell with it.
+        """Run a command in the shell; a command that runs out of time is ended together with the shell.
 
-        Raises ShellEnded where the shell is gone: it was left (``exit``), killed, or out of time before.
+        Raises ShellEnded if the shell is gone: it left (``exit``), was killed, or ran out of time before.
         """
         self._number += 1
         ended = secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""The owner's side of the process that makes boxes: starts it, asks it for boxes, learns when they are gone."""
+"""The owner's side of a helper process that makes boxes: starts it, requests boxes, learns when they are gone."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _PREFIX = "woodshed-boxes-"
 
 
 class Spawner:
-    """One process (here: the fork server) and its folder below ``root`` (the system's temporary folder by default).
+    """One helper process (fork server or box supervisor) and its folder below ``root`` (default: the system's
+    temporary folder).
 
-    ``name``: of the backend; ``program``: the module whose ``main`` it runs; ``config``: what that is told besides its
-    folder. A fork server that dies takes boxes and snapshots with it: ``on_lost`` is called, and the next ``start``
-    makes another."""
+    ``name``: name of the backend; ``program``: module whose ``main`` the process runs; ``config``: what it is told
+    besides its folder. If the process dies, its boxes and snapshots are gone: ``on_lost`` is called, and the next
+    ``start`` starts another."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Spawner:
 
     @property
     def folder(self) -> Path | None:
-        """Where the fork server's mounts hang, in its own namespace; empty as seen from the host."""
+        """Folder below which the process mounts in its own namespace; seen from the host it is empty."""
         return self._folder
 
     @property
@@ -72,24 +73,24 @@ class Spawner:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """See to it that a fork server lives; calls at the same time share one. Raises SandboxError with what to do."""
+        """Start the process unless it runs; concurrent calls share one start. Raises SandboxError saying what to do."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         starting = self._starting
         try:
             await asyncio.shield(starting)
-        except Exception:  # of a machine without descriptors or room, too
+        except Exception:  # also OSErrors of a machine without descriptors or room
             if self._starting is starting:
                 self._starting = None  # the next call tries again
             raise
 
     async def _start(self) -> None:
         self._hang_up()
-        await self._bury()
+        await self._reap()
         self._folder = folder = owned_folder(self._root)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # Not by a link: boxes have the interpreter's folder at its real path and no other.
+            # The real path: boxes have the interpreter's folder only there, not where links to it are.
             interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
             self._process = _spawn(interpreter, self._program, theirs)
         ours.setblocking(False)
@@ -111,9 +112,9 @@ class Spawner:
         self._loop.add_reader(ours.fileno(), self._receive)
 
     async def create(self, message: dict[str, Any], *descriptors: int) -> int:
-        """Have a box made that is given ``descriptors`` (the caller's to close); returns its number.
+        """Request a box that inherits ``descriptors`` (the caller closes its own copies); return the box's number.
 
-        A box that cannot be made closes them; ``kill`` and then ``reason`` tell why.
+        If the box cannot be made, the far ends are closed; ``kill`` and then ``reason`` give the cause.
         """
         number = next(self._numbers)
         assert self._loop is not None
@@ -121,7 +122,7 @@ class Spawner:
         try:
             await self._send({"op": "create", "box": number, **message}, descriptors)
         except BaseException:
-            self._gone.pop(number, None)  # a helper process that vanished took all of them
+            self._gone.pop(number, None)  # already empty if the helper process was lost
             raise
         return number
 
@@ -136,22 +137,22 @@ class Spawner:
         self._gone.pop(number, None)
 
     def is_gone(self, number: int) -> bool:
-        """Whether a box has ended by itself, or was never born."""
+        """Whether a box has ended by itself or could not be made."""
         future = self._gone.get(number)
         return future is None or future.done()
 
     def reason(self, number: int) -> str | None:
-        """Why the box of that number was never born, if so; asked once, after ``kill``."""
+        """Return what the process reported about the end of a box, once; call after ``kill``."""
         return self._reasons.pop(number, None)
 
     async def end_of(self, number: int) -> str:
-        """Why a box that answers no more is gone; it is, afterwards."""
+        """End a box that no longer answers, if it has not ended yet; return why it ended."""
         with contextlib.suppress(SandboxError):
             await self.kill(number)
         return self.reason(number) or "gone"
 
     async def failure(self, number: int, error: BaseException) -> BaseException:
-        """End a box whose first request failed with ``error``; what to raise for it."""
+        """End a box whose first request failed with ``error``; return the exception to raise."""
         await self.kill(number)
         if reason := self.reason(number):
             return SandboxError(f"sandbox: {reason}")
@@ -160,7 +161,7 @@ class Spawner:
         return error
 
     async def ask(self, operation: str, **fields: Any) -> dict[str, Any]:
-        """``adopt``, ``checkpoint`` or ``release`` a snapshot. Raises SandboxError."""
+        """Request an operation on a snapshot: ``adopt``, ``checkpoint`` or ``release``. Raises SandboxError."""
         number = next(self._numbers)
         assert self._loop is not None
         future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -172,9 +173,9 @@ class Spawner:
         return answer
 
     async def close(self) -> None:
-        """End the fork server and with it every box; remove its folder."""
+        """End the helper process and with it every box; remove its folder."""
         self._hang_up()
-        await self._bury()
+        await self._reap()
 
     def _hang_up(self) -> None:
         if self._socket is not None:
@@ -183,8 +184,8 @@ class Spawner:
             self._socket.close()
             self._socket = None
 
-    async def _bury(self) -> None:
-        """Wait for a fork server that was hung up on, or died; settle what waits for it; remove its folder."""
+    async def _reap(self) -> None:
+        """Wait for the end of a process that lost its socket or died, settle its futures, remove its folder."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -208,7 +209,7 @@ class Spawner:
                     socket.send_fds(self._socket, [data], list(fds))
                 return
             except BlockingIOError:
-                await asyncio.sleep(0.001)  # the fork server has a queue of requests before it
+                await asyncio.sleep(0.001)  # the socket's queue of requests is full
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
                     raise SandboxError(f"sandbox: layers and environment take {len(data)} bytes, too many") from None
@@ -246,7 +247,7 @@ class Spawner:
         self._on_lost()
 
     def _lost(self) -> None:
-        """The fork server ended: its boxes did too."""
+        """Settle all futures: the process has ended, and its boxes with it."""
         for future in self._gone.values():
             if not future.done():
                 future.set_result(None)
@@ -259,7 +260,10 @@ class Spawner:
 
 @contextlib.contextmanager
 def _raised_limit() -> Iterator[None]:
-    """Descriptors may wait in sockets of this user up to the hard limit; boxes can reach half of it at most."""
+    """Raise RLIMIT_NOFILE to the hard limit, which also bounds the descriptors in flight of this user.
+
+    Boxes can use at most half of it.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -269,7 +273,7 @@ def _raised_limit() -> Iterator[None]:
 
 
 def _spawn(interpreter: str, program: str, stdin: socket.socket) -> subprocess.Popen[bytes]:
-    # A fresh process: the caller's threads, locks and memory have no part in boxes.
+    # A fresh process instead of a fork: boxes must not inherit the caller's threads, locks and memory.
     command = [interpreter, "-I", "-S", "-c", _BOOT.format(program=program)]
     return subprocess.Popen(
         command,
@@ -277,12 +281,12 @@ def _spawn(interpreter: str, program: str, stdin: socket.socket) -> subprocess.P
         stdout=subprocess.DEVNULL,
         cwd="/",
         env={"LANG": "C.UTF-8"},
-        umask=0o022,  # boxes use its folders as another user
+        umask=0o022,  # boxes read its folders as another user
     )
 
 
 def owned_folder(root: Path) -> Path:
-    """A new folder below ``root`` that names its owner, this process; those of owners who are dead are removed."""
+    """Make a folder below ``root`` whose name identifies its owner, this process; sweep those of dead owners."""
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner_mark()}-", dir=root))
@@ -291,7 +295,7 @@ def owned_folder(root: Path) -> Path:
 
 
 def sweep(root: Path) -> None:
-    """Remove folders and groups that owners left which are dead now. Their processes and mounts ended with them."""
+    """Remove folders and control groups of dead owners, whose processes and mounts ended with them."""
     for entry in root.glob(_PREFIX + "*"):
         if _belongs_to_dead(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
@@ -303,12 +307,12 @@ def _belongs_to_dead(name: str) -> bool:
 
 
 def owner_mark() -> str:
-    """Names this process among all that there are and were, in whichever pid namespace."""
+    """Return an identifier of this process that is unique over time and over pid namespaces."""
     return f"{os.getpid()}-{start_time(os.getpid())}-{_pid_namespace()}"
 
 
 def is_dead(mark: str) -> bool:
-    """Whether the owner with this mark has ended. False where none can tell: in another pid namespace (a container)."""
+    """Whether the owner with this mark has ended. False if that cannot be known: it is in another pid namespace."""
     pid, _, rest = mark.partition("-")
     started, _, namespace = rest.partition("-")
     return pid.isdigit() and namespace == _pid_namespace() and start_time(int(pid)) != started
@@ -322,8 +326,8 @@ def _pid_namespace() -> str:
 
 
 def explain(message: str, code: int | None, backend: str) -> str:
-    """What to do about a helper process that could not set itself up."""
-    if code == 28:  # not a disk
+    """Return the error message for a helper process that could not set itself up, with what to do about it."""
+    if code == 28:  # ENOSPC, which is not about a disk here
         message = message.replace("No space left on device", "no more user namespaces may be made")
     text = f"the {backend} sandbox cannot work on this machine: {message}"
     if code in (1, 28, 38, 22) and ("unshare" in message or "clone" in message):
@@ -338,7 +342,7 @@ def explain(message: str, code: int | None, backend: str) -> str:
 
 
 def start_time(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; '' for one that does not exist."""
+    """Return the start time of a process in clock ticks since boot; empty if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

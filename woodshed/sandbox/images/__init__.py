@@ -1,1 +1,1 @@
-"""Whole root filesystems for boxes, made without an engine and without root: what ``BoxSpec.root`` takes."""
+"""Whole root filesystems for boxes (``BoxSpec.root``), made without a container engine and without root."""

@@ -1,4 +1,4 @@
-"""Debian packages without root and without installing anything: apt with folders of its own, then unpacked."""
+"""Fetches and unpacks Debian packages without root and without installing anything: apt with folders of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from woodshed.sandbox.protocol import SandboxError
 
 ESSENTIAL = "?essential"
-"""What every Debian system has; a pattern that apt knows."""
+"""Pattern of apt for the packages that every Debian system has."""
 
 _FETCH_SECONDS = 1800.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+~:-]+)?|\?essential")
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+~:-]+)?|\?e
 
 @dataclass(frozen=True)
 class Package:
-    """One archive that was unpacked. ``sha256`` (hex) is of the ``.deb`` file."""
+    """One unpacked archive. ``sha256`` (hex) is that of the ``.deb`` file."""
 
     name: str
     version: str
@@ -32,7 +32,7 @@ class Package:
 
 
 def host_suite() -> str:
-    """Code name of the Debian release that this machine runs. Raises SandboxError where it is none."""
+    """Return the code name of this machine's Debian or Ubuntu release. Raises SandboxError if it runs neither."""
     try:
         rows = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     except OSError:
@@ -45,16 +45,16 @@ def host_suite() -> str:
 
 
 def check_names(packages: Sequence[str]) -> None:
-    """Raises SandboxError for what is no package's name, such as an option of apt."""
+    """Raise SandboxError for anything but a package's name, such as an option of apt."""
     for name in packages:
         if not _NAME.fullmatch(name):
             raise SandboxError(f"{name!r} is not the name of a Debian package (NAME or NAME=VERSION)")
 
 
 def unpack(packages: Sequence[str], suite: str, folder: Path, work: Path, say: Callable[[str], None]) -> list[Package]:
-    """Unpack ``packages`` of ``suite`` and all that they depend on into ``folder``; what was unpacked, by name.
+    """Unpack ``packages`` of ``suite`` and their dependencies into ``folder``; return what was unpacked, by name.
 
-    No maintainer script runs. ``work`` is an empty folder for lists and archives. Raises SandboxError with apt's words.
+    No maintainer script runs. ``work`` is an empty folder for lists and archives. Raises SandboxError with apt's error.
     """
     check_names(packages)
     options = _options(work, suite)
@@ -71,7 +71,7 @@ def unpack(packages: Sequence[str], suite: str, folder: Path, work: Path, say: C
         values = dict(line.split(": ", 1) for line in fields)
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         found.append(Package(values["Package"], values["Version"], digest))
-        # Through our own tar: one that follows /bin -> usr/bin instead of replacing the link.
+        # By tar, which follows the link /bin -> usr/bin with this option; dpkg-deb would replace it.
         script = 'dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --no-same-owner'
         _run(["bash", "-o", "pipefail", "-c", script, "unpack", str(archive), str(folder)])
         archive.unlink()
@@ -102,7 +102,7 @@ def _options(work: Path, suite: str) -> list[str]:
 
 
 def _write_sources(parts: Path, suite: str) -> None:
-    """The machine's own mirrors and keyrings, for ``suite`` where that is not the machine's own."""
+    """Write apt sources for ``suite``, with this machine's own mirrors and keyrings."""
     same = suite == host_suite()
     written = 0
     for path in sorted(glob.glob("/etc/apt/sources.list.d/*.sources")):
@@ -127,7 +127,7 @@ def _write_sources(parts: Path, suite: str) -> None:
 
 
 def _is_distribution(source: str, same: bool) -> bool:
-    """Whether a source is the distribution's own; another suite is not looked for among the security updates."""
+    """Whether a source is the distribution's own; for another suite, security updates do not count."""
     place = re.search(r"https?://\S+|file:\S+|mirror\S+", source)
     return place is not None and bool(re.search("debian|ubuntu", place[0])) and (same or "security" not in source)
 

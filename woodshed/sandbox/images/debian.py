@@ -1,7 +1,7 @@
-"""A root filesystem of Debian packages: the essential ones, those that were asked for, and what they depend on.
+"""Makes a root filesystem of Debian packages: the essential ones, the requested ones, and their dependencies.
 
-No root, no engine and no maintainer script: what scripts would have set up and boxes need is written here (the shell,
-awk, the certificate bundle). A root is named by the hash of its contents, and its note lists every archive's hash.
+It needs neither root nor a container engine and runs no maintainer script; what boxes need of the scripts' work is done
+here (shell, awk, certificate bundle). A root is named by the hash of its contents; its note lists every archive's hash.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def build_debian(
     store: RootStore, packages: Sequence[str], *, suite: str = "", essential: bool = True, refresh: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> str:  # fmt: skip
-    """Name of the root with ``packages`` of ``suite`` (the machine's own release if not given).
+    """Make a root with ``packages`` of ``suite`` (default: this machine's release); return its name.
 
-    The same request gives the root that was made before; ``refresh`` makes it anew from what the mirror has now.
-    ``essential``: with the packages that every Debian system has; without them, ``packages`` have to bring a shell.
-    Raises SandboxError where the machine is no Debian, a package does not exist or the mirror does not answer.
+    A request that was made before returns the same root; ``refresh`` makes it again from the mirror's present state.
+    ``essential``: include the packages that every Debian system has; otherwise ``packages`` must include a shell.
+    Raises SandboxError if the machine runs no Debian, a package does not exist or the mirror does not answer.
     """
     suite = suite or apt.host_suite()
     apt.check_names([suite, *packages])
@@ -62,7 +62,7 @@ def _finish(folder: Path) -> None:
             (programs / name).symlink_to(target)
     for name in _NOT_READ:
         shutil.rmtree(folder / "usr/share" / name, ignore_errors=True)
-    for name in _MERGED:  # those that stayed empty belong to other architectures
+    for name in _MERGED:  # empty ones belong to other architectures
         if name not in ("bin", "sbin", "lib", "lib64") and not os.listdir(folder / "usr" / name):
             (folder / name).unlink()
             (folder / "usr" / name).rmdir()

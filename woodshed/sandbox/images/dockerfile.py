@@ -1,4 +1,4 @@
-"""Reads the simple Dockerfiles that can be followed without an engine; everything else is an error that says so."""
+"""Parses simple Dockerfiles that can be followed without a container engine; everything else is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from woodshed.sandbox.protocol import SandboxError
 
 _FOLLOWED = {"FROM", "RUN", "COPY", "ADD", "ENV", "WORKDIR", "ARG", "USER"}
 _HARMLESS = {"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"}
-"""They change no file and no environment: a box runs other commands anyway."""
+"""Instructions that are ignored, because they change neither files nor environment."""
 _APT = re.compile(r"(sudo )?apt(-get)?( -\S+)* (update|install|clean|autoremove|autoclean)\b")
 _LISTS = re.compile(r"rm -rf? /var/(lib/apt/lists|cache/apt)\S*(\s+/var/(lib/apt/lists|cache/apt)\S*)*")
 
@@ -23,7 +23,8 @@ class DockerfileError(SandboxError):
 
 @dataclass(frozen=True)
 class Step:
-    """``kind``: RUN (``words``: the shell command), COPY (sources, target), ENV (name, value), WORKDIR or ARG."""
+    """One instruction. ``kind`` and ``words``: RUN (shell command), COPY (sources, target), ENV (name, value),
+    WORKDIR or ARG."""
 
     line: int
     kind: str
@@ -32,7 +33,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """``packages``: of Debian's, in the order in which the file installs them."""
+    """A parsed file. ``packages``: Debian packages in the order in which the file installs them."""
 
     path: Path
     image: str
@@ -41,7 +42,7 @@ class Dockerfile:
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
-    """Raises DockerfileError naming the line where the file cannot be read or followed."""
+    """Parse a Dockerfile. Raises DockerfileError naming the line that cannot be read or followed."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -75,7 +76,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """``$NAME``, ``${NAME}`` and ``${NAME:-default}`` as COPY, ENV and WORKDIR know them."""
+    """Expand ``$NAME``, ``${NAME}`` and ``${NAME:-default}`` as COPY, ENV and WORKDIR do."""
 
     def value(match: re.Match[str]) -> str:
         if match[0].startswith("\\"):
@@ -87,7 +88,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def _instructions(path: Path, text: str) -> list[tuple[int, str, str]]:
-    """(line, keyword, the rest) with continued lines joined, comments and empty lines left out."""
+    """Split into (line, keyword, rest), with continued lines joined, without comments and empty lines."""
     found: list[tuple[int, str, str]] = []
     parts: list[str] = []
     start = 0
@@ -105,7 +106,7 @@ def _instructions(path: Path, text: str) -> list[tuple[int, str, str]]:
         found.append((start, keyword.upper(), rest.strip()))
         parts = []
     if parts:
-        raise DockerfileError(f"{path}:{start}: the last line is continued by nothing")
+        raise DockerfileError(f"{path}:{start}: the last line ends with a continuation")
     return found
 
 
@@ -118,7 +119,7 @@ def _shell(where: str, rest: str) -> str:
 
 
 def _without_apt(where: str, command: str) -> tuple[list[str], str]:
-    """Packages that a command installs, and what is left of it to run."""
+    """Return the packages that a command installs by apt, and the rest of the command."""
     if not re.search(r"\bapt(-get)?\b", command):
         return [], command
     try:

@@ -1,9 +1,7 @@
-"""A root filesystem from a Harbor task's ``environment/`` folder, without an engine.
+"""Makes a root filesystem from a Harbor task's ``environment/`` folder, without a container engine.
 
-The image that its Dockerfile starts from stands for a Debian release; packages come from there, and every other
-command runs in a box. What the box holds at the end is the root.
-
-Turns an archive that came out of a box into a folder of the host, trusting nothing in it.
+The image that its Dockerfile starts from is mapped to a Debian release; packages come from there, and every other
+command runs in a box. The root is what the box holds at the end, packed as an archive that is unpacked as untrusted.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ _MAX_FILES = 500_000
 
 
 def unpack(archive: Path, folder: Path, *, max_bytes: int) -> None:
-    """Write the members of a tar ``archive`` into the empty ``folder``.
+    """Write the members of an untrusted tar ``archive`` into the empty ``folder``.
 
-    Links are made last, when nothing is written any more: so no name of a member can lead out through one. Devices,
-    pipes and sockets are left out; a hard link is a copy. Raises SandboxError for names that lead out, and beyond
-    ``max_bytes``, copies included.
+    Links are made last, after all writing, so that no member can lead out of the folder through one. Devices, pipes and
+    sockets are left out; hard links become copies. Raises SandboxError for names that lead out of the folder, and
+    beyond ``max_bytes``, copies included.
     """
     links: list[tuple[Path, str]] = []
     left, files = max_bytes, 0
@@ -83,7 +81,7 @@ def _relative(name: str) -> str:
 _DEBIAN = re.compile(r"(?:docker\.io/)?(?:library/)?(?:debian|buildpack-deps):([a-z]+)(?:-slim)?")
 _PYTHON = re.compile(r"(?:docker\.io/)?(?:library/)?python:(3\.\d+)(?:\.\d+)?(?:-slim)?(?:-([a-z]+))?")
 _PYTHON_OF = {"3.11": "bookworm", "3.13": "trixie"}
-"""The release whose own Python that is."""
+"""Python version -> the Debian release that has it."""
 _MINIMAL = ("dash", "coreutils", "tar")
 _PIECE = 48 << 20
 _MAX_BYTES = 8 << 30
@@ -95,12 +93,12 @@ async def build_harbor(
     egress: Egress | None = None, refresh: bool = False, seconds: float = 1800.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> str:  # fmt: skip
-    """Name of the root that the ``Dockerfile`` in ``folder`` describes; the same folder gives the one made before.
+    """Make the root that the ``Dockerfile`` in ``folder`` describes; return its name.
 
-    ``base``: a Debian release to take in place of the file's image. ``minimal``: a shell, coreutils and tar in place of
-    what every Debian system has. ``egress``: what RUN may reach, nothing otherwise.
-    ``refresh``: do all of it again. ``seconds``: for each RUN. Raises DockerfileError naming the line that cannot be
-    followed, or that failed and what it said.
+    A folder whose root was made before returns that one, unless ``refresh``. ``base``: Debian release to use in place
+    of the file's image. ``minimal``: only a shell, coreutils and tar in place of the packages that every Debian system
+    has. ``egress``: what RUN may reach; None for nothing. ``seconds``: time limit of each RUN. Raises DockerfileError
+    naming the line that cannot be followed, or that failed, with its output.
     """
     folder = folder.resolve()
     file = read_dockerfile(folder / "Dockerfile")
@@ -140,7 +138,7 @@ async def build_harbor(
 
 
 def _release(file: Dockerfile, base: str) -> tuple[str, list[str]]:
-    """The Debian release that the image stands for, and packages that it has besides the essential ones."""
+    """Return the Debian release that the image is mapped to, and packages that it has besides the essential ones."""
     python = _PYTHON.fullmatch(file.image)
     is_python = file.image.partition(":")[0].endswith("python")
     packages = ["python3", "python-is-python3", "python3-venv", "python3-pip"] if is_python else []
@@ -159,7 +157,7 @@ def _release(file: Dockerfile, base: str) -> tuple[str, list[str]]:
 async def _follow(
     box: Sandbox, file: Dockerfile, folder: Path, seconds: float, say: Callable[[str], None]
 ) -> tuple[dict[str, str], str]:
-    """Do every step; the environment and the working folder at the end."""
+    """Carry out every step; return the environment and the working folder at the end."""
     env: dict[str, str] = {}
     arguments: dict[str, str] = {}
     workdir = "/"
@@ -178,8 +176,10 @@ async def _follow(
         elif step.kind == "WORKDIR":
             workdir = posixpath.normpath(posixpath.join(workdir, expand(step.words[0], values)))
             await box.exec(["mkdir", "-p", workdir])
+        elif step.kind == "ENV":
+            env[step.words[0]] = expand(step.words[1], values)
         else:
-            (env if step.kind == "ENV" else arguments)[step.words[0]] = expand(step.words[1], values)
+            arguments[step.words[0]] = expand(step.words[1], values)
     return env, workdir
 
 
@@ -214,7 +214,7 @@ async def _copy(box: Sandbox, step: Step, folder: Path, workdir: str, values: di
 
 
 async def _take(box: Sandbox, archive: Path) -> None:
-    """The box's whole root as a tar archive, piece by piece. Its programs say how much that is, so there is a bound."""
+    """Read the box's whole root as a tar archive, piece by piece; bounded, as the box's programs decide its size."""
     inside = "/var/tmp/.root.tar"
     pack = f"cd / && tar --one-file-system -cf {inside} --exclude=.{inside} --exclude='./tmp/*' ."
     done = await box.exec(pack, timeout=900)

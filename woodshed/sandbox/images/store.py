@@ -1,4 +1,4 @@
-"""Where whole root filesystems lie: content-addressed folders, each with a note of what it was made from."""
+"""The store of root filesystems: content-addressed folders, each with a note of what it was made from."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import SandboxError
 
 FOLDERS = ("proc", "dev", "sys", "etc", "opt", "run", "root", "tmp", "var/tmp", "usr/bin", "workspace", HOME[1:])
-"""What a box needs to find in its root; ``/usr/bin/sh`` besides."""
+"""Folders that a box needs in its root, besides ``/usr/bin/sh``."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """``recipe``: what was asked for. ``packages``: (name, version, sha256 of the archive) of each. ``env`` and
-    ``workdir``: how commands are meant to run in it."""
+    """What a root was made from. ``recipe``: the request. ``packages``: name, version and sha256 of each archive.
+    ``env`` and ``workdir``: environment and working folder that commands should run with."""
 
     recipe: dict[str, Any]
     packages: list[list[str]] = field(default_factory=list)
@@ -32,29 +32,29 @@ class Note:
 
 
 class RootStore:
-    """Roots below ``folder`` (``roots`` in the cache folder if not given), each named ``KIND-DIGEST``."""
+    """Roots below ``folder`` (default: ``roots`` in the cache folder), each named ``KIND-DIGEST``."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = Path(folder) if folder is not None else cache_directory() / "roots"
         self._layers = LayerStore(self.folder, whole=True)
 
     def find(self, recipe: dict[str, Any]) -> str | None:
-        """Name of the root that was made from the same recipe before, if it is still there."""
+        """Return the name of the root that was made from the same recipe before, if it still exists."""
         try:
-            name = (self._asked / _key(recipe)).read_text()
+            name = (self._by_recipe / _key(recipe)).read_text()
             self.path(name)
         except (OSError, SandboxError):
             return None
         return name
 
     def add(self, kind: str, recipe: dict[str, Any], fill: Callable[[Path], Note]) -> str:
-        """Name of the root that ``fill`` writes into the empty folder it is given. Raises what ``fill`` does."""
+        """Store the root that ``fill`` writes into the empty folder it is given; return its name."""
         notes: list[Note] = []
 
         def build(folder: Path) -> None:
             note = fill(folder)
             notes.append(note)
-            # Part of the contents, and so of the name: roots that differ in nothing else are still two.
+            # Part of the contents and so of the name: roots that differ only in these get different names.
             runs = {"env": note.env, "workdir": note.workdir}
             (folder / "etc/woodshed-root.json").write_text(json.dumps(runs, sort_keys=True) + "\n")
             if not (folder / "usr/bin/sh").exists():
@@ -62,18 +62,18 @@ class RootStore:
 
         name = self._layers.add(kind, build)
         write_whole(self.folder / f"{name}.json", json.dumps(asdict(notes[0]), indent=1) + "\n")
-        write_whole(self._asked / _key(recipe), name)
+        write_whole(self._by_recipe / _key(recipe), name)
         return name
 
     def path(self, name: str) -> Path:
-        """Folder of a root, for ``BoxSpec.root``. Raises SandboxError where it is not in the store."""
+        """Return the folder of a root, for ``BoxSpec.root``. Raises SandboxError if it is not in the store."""
         try:
             return self._layers.path(name)
         except SandboxError:
             raise SandboxError(f"root {name!r} is not in {self.folder}; see `woodshed roots --help`") from None
 
     def note(self, name: str) -> Note:
-        """What a root was made from, and how commands are meant to run in it."""
+        """Read the note of a root."""
         self.path(name)
         return Note(**json.loads((self.folder / f"{name}.json").read_text()))
 
@@ -81,12 +81,12 @@ class RootStore:
         return self._layers.names()
 
     @property
-    def _asked(self) -> Path:
+    def _by_recipe(self) -> Path:
         return self.folder / "asked"
 
 
 def furnish(folder: Path) -> None:
-    """Folders and small files that every root has, where the packages brought none."""
+    """Add the folders and small files that every root needs, where the packages brought none."""
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, text in ETC.items():

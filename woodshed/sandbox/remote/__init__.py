@@ -1,1 +1,1 @@
-"""Boxes as a program of its own on another host, and its client."""
+"""Boxes on other hosts: the box server (``woodshed boxes``), its client, and placement over several hosts."""

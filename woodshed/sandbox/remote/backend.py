@@ -1,4 +1,4 @@
-"""The boxes of one other host, behind the protocol of every backend."""
+"""The client of one box server, as a ``protocol.Backend``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HERE = ("127.0.0.1", "localhost", "::1")
 class RemoteBackend:
     """The client of ``woodshed boxes`` at ``url``; belongs to the event loop that first uses it.
 
-    ``name``: the backend that the host must have. Raises ValueError for an address that is none.
+    ``name``: the backend that the host must have. Raises ValueError for a malformed address.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RemoteBackend:
         self.where = self.host.url
 
     def probe(self) -> Probe:
-        """As the host says."""
+        """Ask the host for its probe."""
         try:
             answer = httpx.get(
                 f"{self.host.url}/probe",
@@ -59,7 +59,7 @@ class RemoteBackend:
             return Probe(False, (f"box host {self.host.url}: {type(error).__name__}: {error}",))
 
     async def create(self, spec: BoxSpec) -> Sandbox:
-        """A box there. Raises HostLost where the host does not answer."""
+        """Create a box on the host. Raises HostLost if the host does not answer."""
         self._check(spec.egress)
         await self.host.open()
         names = await asyncio.gather(*(self.host.layer(Path(layer)) for layer in spec.layers))
@@ -73,23 +73,23 @@ class RemoteBackend:
         await self.host.ask(f"{self._known(snapshot)}/drop", {})
 
     async def close(self) -> None:
-        """Close every box there."""
+        """Close every box on the host."""
         await self.host.close()
 
     async def open(self) -> None:
-        """Hear from the host, unless that was done. Raises HostLost, and SandboxError where it is none for us."""
+        """Begin the lease unless that was done. Raises HostLost, and SandboxError if the host does not suit."""
         await self.host.open()
 
     def problem(self) -> str:
-        """Why it cannot be used now, or nothing."""
+        """Return why the host cannot be used now, or an empty string."""
         return "" if self.host.serving else f"{self.host.url}: {self.host.why}"
 
     def load(self) -> tuple[int, int, str]:
-        """See ``placement.Place``; as of its last answer."""
+        """See ``placement.Place``; as of the host's last answer."""
         return self.host.living, self.host.processors, self.host.short
 
     def owns(self, snapshot: Snapshot) -> bool:
-        """Whether that snapshot is on this host, in its present life."""
+        """Whether the snapshot is on this host and was made since the server was started."""
         return snapshot.backend == self.name and snapshot.id.partition(".")[0] == self.host.instance != ""
 
     def _known(self, snapshot: Snapshot) -> str:
@@ -98,7 +98,7 @@ class RemoteBackend:
         return f"/snapshots/{quote(snapshot.id, safe='')}"
 
     def _check(self, egress: Egress | None) -> None:
-        """A route is opened by the box's host, where this machine's own addresses stand for another machine."""
+        """Refuse routes to this machine's loopback: the box's host opens them, where that is another machine."""
         if egress is None or urlsplit(self.host.url).hostname in _HERE:
             return
         for port, service in egress.routes.items():
@@ -109,7 +109,7 @@ class RemoteBackend:
                 )
 
     async def _made(self, path: str, head: dict[str, Any], body: bytes = b"") -> list[Sandbox]:
-        """Boxes that the host makes. Where nobody hears of them, it closes them when it is next heard of."""
+        """Request boxes from the host. If its reply is lost, the boxes are closed when the host answers again."""
         token = secrets.token_hex(8)
         try:
             reply, _ = await self.host.ask(path, {**head, "token": token}, body)

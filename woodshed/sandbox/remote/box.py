@@ -14,7 +14,7 @@ from .host import Host
 
 
 class RemoteBox:
-    """See ``protocol.Sandbox``. ``stats`` are as of the last answer."""
+    """Implements ``protocol.Sandbox``; ``stats`` are as of the host's last answer."""
 
     def __init__(self, host: Host, id: str, stats: dict[str, Any]) -> None:
         self.id, self.host = id, host
@@ -80,7 +80,7 @@ class RemoteBox:
             raise SandboxError(f"{self.id}: {error}") from None
 
     async def usage(self) -> dict[str, int]:
-        """``processes``, ``memory`` and ``disk`` (bytes) now. Raises Unsupported where the backend does not count."""
+        """Measure ``processes``, ``memory`` and ``disk`` (bytes). Raises Unsupported if the backend cannot."""
         reply, _ = await self._ask("usage", {})
         try:
             return {str(name): int(value) for name, value in reply["usage"].items()}
@@ -110,7 +110,7 @@ class RemoteBox:
         self._when_closed.append(call)
 
     async def close(self) -> None:
-        """See ``protocol.Sandbox``. Where the host does not answer it is told later."""
+        """See ``protocol.Sandbox``. If the host does not answer, it is told to close the box later."""
         if self._closed:
             return
         self._closed = True
@@ -133,7 +133,7 @@ class RemoteBox:
             reply, data = await self._ask(name, given, body)
         except BoxGone:
             raise
-        except BoxError as error:  # more input than the host takes: as a command that cannot be started
+        except BoxError as error:  # more input than the host takes: reported as a command that cannot start
             return ExecResult(126, stderr=f"cannot start: {error.strerror}\n".encode())
         try:
             return wire.decode_result(reply, data)

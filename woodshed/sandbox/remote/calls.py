@@ -1,6 +1,6 @@
-"""One request to a box server as plain ASGI: it is made for every command of a run.
+"""Handles one request to a box server as plain ASGI, because there is one for every command of a run.
 
-The key is looked at before anything else is read. A client that hangs up has its command cancelled.
+The key is checked before anything else is read. If a client hangs up, its command is cancelled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from woodshed.cluster.service import AdminKey, bearer
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import FrameError, encode
 from woodshed.sandbox.protocol import SandboxError
 
@@ -25,7 +25,7 @@ from .leases import Lease, Leases
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Lease, dict[str, str], dict[str, Any], bytes], Awaitable[tuple[dict[str, Any], bytes]]]
-"""Of the client, what the address names, and the request's frame; answers the reply's."""
+"""Called with the client's lease, the parameters of the path, and head and body of the request; returns the reply's."""
 
 
 class TooLarge(Exception):
@@ -33,7 +33,7 @@ class TooLarge(Exception):
 
 
 class Call:
-    """``lasting``: what was begun is finished though the client is gone."""
+    """An ASGI application around a handler. ``lasting``: finish the work even if the client has hung up."""
 
     def __init__(
         self, handler: Handler, key: AdminKey, leases: Leases, *, max_body: int, lasting: bool = False
@@ -81,7 +81,7 @@ class Call:
             head, body = work.result()
             data = encode({**head, "living": self._leases.living()}, body)
         except FrameError as error:
-            await refuse(send, 409, answered(errno.EFBIG, str(error)))
+            await refuse(send, 409, box_error(errno.EFBIG, str(error)))
         except ValueError as error:
             await refuse(send, 400, ValueError(str(error)))
         except (OSError, SandboxError) as error:
@@ -94,7 +94,7 @@ class Call:
 
 
 async def whole_body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes | None:
-    """None where the client left. Raises TooLarge, before anything is read where the length is announced."""
+    """Read the body; None if the client hung up. Raises TooLarge, before reading if the length is announced."""
     problem = TooLarge(f"the request is larger than {most} bytes (max_body of this host)")
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18 or int(length) > most:

@@ -1,7 +1,4 @@
-"""A host of boxes as its client sees it: requests, the lease that keeps what was made there, whether it is lost.
-
-A file that is written in a thread and then sent in pieces, so that no layer is ever held in memory.
-"""
+"""A client's connection to a box server: requests, the lease that keeps its boxes alive, and whether it is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import FrameError, encode
 from woodshed.sandbox.protocol import SandboxError, Unsupported
 
@@ -33,7 +30,7 @@ _PIECE = 1 << 20
 
 @asynccontextmanager
 async def spooled(write: Callable[[BinaryIO], None]) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Pieces of what ``write`` wrote."""
+    """Write a temporary file in a thread and provide its pieces, so that no layer is held in memory whole."""
     with tempfile.TemporaryFile() as file:
         await asyncio.to_thread(write, file)
         file.seek(0)
@@ -47,15 +44,15 @@ async def spooled(write: Callable[[BinaryIO], None]) -> AsyncIterator[AsyncItera
 
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
-"""A host that renews no lease for so long is lost: what runs there fails, and is tried elsewhere."""
+"""A host that does not answer for this long is lost: requests under way fail and are tried on another host."""
 log = logging.getLogger(__name__)
 
 
 class Host:
-    """Speaks to the server at ``url`` with the admin key ``key``; belongs to the event loop that first calls ``open``.
+    """Client of the server at ``url`` with the admin key ``key``; belongs to the event loop that first calls ``open``.
 
-    ``backend`` is what has to make the boxes there. ``egress`` gets every new line of the log of our boxes' requests.
-    ``serving``: it answered when it was last asked; ``why`` says what was wrong otherwise.
+    ``backend``: the backend that the server must have. ``egress`` gets every new line of the log of our boxes'
+    requests. ``serving``: whether the server's last answer was good; ``why`` is the reason if not.
     """
 
     def __init__(
@@ -71,46 +68,47 @@ class Host:
         self._backend, self._egress, self._silence = backend, egress, silence
         self._client: httpx.AsyncClient | None = None
         self._opening = asyncio.Lock()
-        self._box_supervisor: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Future[Any]] = set()
         self._sent: dict[str, asyncio.Task[None]] = {}
         self._have = 0
         self._heard = 0.0
         self._seconds = 60.0
         self.unclosed: set[str] = set()
-        """Boxes whose closing did not get through, and requests for boxes that nobody waits for any more: what came of
-        them is closed when the host is next heard of."""
+        """Boxes whose closing did not reach the host, and tokens of abandoned requests for boxes; they are closed when
+        the host answers again."""
         self.instance, self.max_body = "", 1 << 20
         self.capabilities: frozenset[str] = frozenset()
         self.living, self.processors, self.short = 0, 1, ""
         self.serving, self.why = True, ""
 
     async def open(self) -> None:
-        """Begin the lease. Raises HostLost where nobody answers, SandboxError where that is no host for us."""
+        """Begin the lease. Raises HostLost if the host does not answer, SandboxError if it does not suit."""
         async with self._opening:
-            if self._box_supervisor is None:
+            if self._renewal is None:
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
                 timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
                 self._client = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, trust_env=False)
                 try:
                     await self._renew()
                 finally:
-                    self._box_supervisor = asyncio.create_task(self._keep())
+                    self._renewal = asyncio.create_task(self._keep_lease())
             elif not self.serving:
                 raise wire.HostLost(f"box host {self.url}: {self.why}")
 
     async def ask(self, path: str, head: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """POST a frame. Raises HostLost, and what the other side raised: OSError, SandboxError, ValueError.
+        """POST a frame. Raises HostLost, and what the host raised: OSError, SandboxError, ValueError.
 
-        What was cancelled is cancelled there too.
+        If this is cancelled, so is the work on the host.
         """
         try:
             data = encode(head, body)
         except FrameError as error:
-            raise answered(errno.EFBIG, str(error)) from None
+            raise box_error(errno.EFBIG, str(error)) from None
         if len(data) > self.max_body:
-            raise answered(
-                errno.EFBIG, f"{len(data)} bytes at once are more than {self.url} takes (max_body, {self.max_body})"
+            raise box_error(
+                errno.EFBIG,
+                f"a request of {len(data)} bytes is larger than {self.url} takes (max_body, {self.max_body})",
             )
         answer = await self._request("POST", path, data)
         try:
@@ -121,7 +119,7 @@ class Host:
         return reply, rest
 
     async def layer(self, folder: Path) -> str:
-        """Have that layer on the host; its name there. Sent once, however many ask."""
+        """Send a layer to the host unless it has it; return its name there. Concurrent calls share one transfer."""
         name = await asyncio.to_thread(name_of, folder)
         task = self._sent.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -130,10 +128,10 @@ class Host:
         return name
 
     async def close(self) -> None:
-        """End the lease, and with it everything made there."""
-        if self._box_supervisor is not None:
-            self._box_supervisor.cancel()
-            await asyncio.gather(self._box_supervisor, return_exceptions=True)
+        """End the lease, and with it everything that was made on the host."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
             if self.serving:
                 with contextlib.suppress(SandboxError, OSError, ValueError, KeyError, TypeError):
                     async with asyncio.timeout(CONNECT_SECONDS * 2):
@@ -151,10 +149,10 @@ class Host:
                 reply, _ = await self.ask("/lease", {"have": self._have})
             if reply["backend"] != self._backend:
                 raise SandboxError(
-                    f"box host {self.url} makes {reply['backend']} boxes, and sandbox.backend is {self._backend!r}: "
+                    f"box host {self.url} makes {reply['backend']} boxes, and sandbox.backend makes {self._backend}: "
                     "start it with that --backend"
                 )
-            if reply["instance"] != self.instance:  # its first life, or a new one
+            if reply["instance"] != self.instance:  # the first answer, or the server was started again
                 self._lose(f"box host {self.url} was started again")
                 self.instance, self._have = str(reply["instance"]), 0
                 self._sent.clear()
@@ -172,8 +170,8 @@ class Host:
             raise
         self.serving, self._heard = True, time.monotonic()
 
-    async def _keep(self) -> None:
-        """Refresh the lease for ever; give up what runs on a host that stays silent."""
+    async def _keep_lease(self) -> None:
+        """Renew the lease for ever; fail the requests under way if the host stays silent."""
         while True:
             await asyncio.sleep(min(2.0, self._seconds / 4) if self.serving else 0.5)
             try:
@@ -187,7 +185,7 @@ class Host:
                     self._lose(str(error))
 
     def _away(self, why: str) -> wire.HostLost:
-        """It gets no new boxes until it answers again."""
+        """Mark the host as unusable until it answers again."""
         if self.serving:
             log.warning("box host %s is away: %s", self.url, why)
         self.serving, self.why = False, why
@@ -233,7 +231,7 @@ class Host:
         except wire.HostLost:
             raise
         except SandboxError:
-            pass  # it is not there
+            pass  # the host does not have it
         async with spooled(lambda file: pack(folder, file)) as pieces:
             try:
                 await self._request("PUT", f"/layers/{name}", pieces)
@@ -242,7 +240,7 @@ class Host:
 
 
 def refused(url: str, answer: httpx.Response) -> Exception:
-    """The error behind a status."""
+    """Return the exception for a response that is not 200."""
     if answer.status_code == 401:
         return Unsupported(f"box host {url} does not know our key: give both the same (sandbox.hosts_key_file)")
     try:

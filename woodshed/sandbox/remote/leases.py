@@ -1,4 +1,4 @@
-"""What belongs to whom on a box server: a client that goes away has its boxes closed."""
+"""Leases of a box server's clients: a client that goes silent has its boxes closed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from woodshed.sandbox.protocol import Backend, Sandbox, SandboxError, Snapshot
 from .wire import HostLost
 
 _REMEMBERED = 4096
-"""Requests of one client whose boxes it can still refuse."""
+"""Maximum number of requests of one client whose boxes it can still give up."""
 _AT_ONCE = 500
-"""Lines in one answer: a frame's header holds 8 MiB, and a line is 12 KiB at most."""
+"""Maximum number of egress lines in one answer: a frame's header holds 8 MiB, and a line is at most 12 KiB."""
 _KNOWN = 65_536
-"""Boxes of one client, also those that are gone, whose egress it is still told."""
+"""Maximum number of boxes of one client, including closed ones, whose egress lines it still gets."""
 log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One client: its boxes and snapshots by name, and the lines of its boxes' egress that it does not have yet."""
+    """One client's boxes and snapshots by name, and the egress lines of its boxes that it does not have yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class Lease:
         self._lines: list[tuple[int, dict[str, Any]]] = []
 
     def add(self, token: str, boxes: Sequence[Sandbox]) -> bool:
-        """What came of the request ``token``; False where nobody wants it any more."""
+        """Add the boxes made for the request ``token``; False if the client has given them up."""
         if self.ended or token in self._made:
             return False
         for box in boxes:
@@ -48,7 +48,7 @@ class Lease:
         return True
 
     def take(self, name: str) -> list[Sandbox]:
-        """The box ``name``, or all that came, or would come, of the request ``name``: to be closed."""
+        """Remove and return boxes to close: the box ``name``, or those of the request ``name``, also future ones."""
         if name not in self.boxes:
             names = self._made.get(name, ())
             self._remember(name, ())
@@ -62,7 +62,7 @@ class Lease:
             self._made.popitem(last=False)
 
     def box(self, id: str) -> Sandbox:
-        """Raises HostLost for one that this client has not, or no more."""
+        """Return a box. Raises HostLost if the client does not have it, or no longer."""
         try:
             return self.boxes[id]
         except KeyError:
@@ -72,8 +72,10 @@ class Lease:
         self._lines.append((number, line))
 
     def lines(self, have: int) -> list[tuple[int, dict[str, Any]]]:
-        """The first of those after number ``have``, up to which the client says that it has them: these are forgotten
-        here. Not more at once than a frame takes, however many requests boxes have made; the rest comes next time."""
+        """Forget the lines up to number ``have``, which the client has, and return the first of the others.
+
+        At most as many as fit into a frame; the rest comes with the next answer.
+        """
         self._lines = [(number, line) for number, line in self._lines if number > have]
         return self._lines[:_AT_ONCE]
 
@@ -83,10 +85,10 @@ class Leases:
         self._backend, self.seconds = backend, seconds
         self._leases: dict[str, Lease] = {}
         self.ended = 0
-        """Leases that ended because nothing was heard."""
+        """Number of leases that ended because the client was silent."""
 
     def of(self, client: str) -> Lease:
-        """The client's lease, which begins now where it has none, and is renewed."""
+        """Renew and return the client's lease; it begins now if there is none."""
         lease = self._leases.get(client)
         if lease is None:
             lease = self._leases[client] = Lease(client)
@@ -94,7 +96,7 @@ class Leases:
         return lease
 
     def owner(self, box: str) -> Lease | None:
-        """Whose box that is or was."""
+        """Return the lease that a box belongs or belonged to."""
         return next((lease for lease in self._leases.values() if box in lease.ids), None)
 
     def living(self) -> int:
@@ -115,7 +117,7 @@ class Leases:
         await self._all(self._backend.drop(snapshot) for snapshot in reversed(snapshots))
 
     async def watch(self) -> None:
-        """End the leases of clients that say nothing, for ever."""
+        """End the leases of silent clients, for ever."""
         while True:
             await asyncio.sleep(self.seconds / 4)
             limit = time.monotonic() - self.seconds

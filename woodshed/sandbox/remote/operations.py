@@ -1,4 +1,4 @@
-"""What can be asked of one box, by name: arguments as they arrive, checked, and the reply's head and body."""
+"""The operations on a box that a box server offers, by name: checks arguments, returns the reply's head and body."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _OF_STRINGS = ("command", "patterns", "env")
 
 
 async def operate(name: str, box: Sandbox, given: Arguments, body: bytes) -> Reply:
-    """Raises ValueError naming the argument that is wrong, and what the box raises."""
+    """Run the operation ``name`` of a box. Raises ValueError naming a wrong argument, and what the box raises."""
     if name not in _OPERATIONS:
         raise ValueError(f"no operation of a box is called {name!r:.60}")
     operation, wanted = _OPERATIONS[name]
@@ -99,7 +99,7 @@ async def operate(name: str, box: Sandbox, given: Arguments, body: bytes) -> Rep
         raise ValueError(f"{name} takes {', '.join(sorted(wanted)) or 'no arguments'}, and nothing else")
     for key, kinds in wanted.items():
         if not _fits(key, given[key], kinds):
-            raise ValueError(f"{name}: {key} is {given[key]!r:.60}, which it cannot be")
+            raise ValueError(f"{name}: {key} has a wrong type or value: {given[key]!r:.60}")
     return await operation(box, given, body)
 
 

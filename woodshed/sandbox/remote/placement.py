@@ -1,9 +1,8 @@
-"""Boxes over several hosts: each goes where there is least to do for every processor, a fork where its snapshot is.
+"""Places boxes on several hosts: a box goes to the host with the fewest boxes per processor, a fork to its snapshot's.
 
-A host that does not answer gets no new boxes until it does. Boxes that were there fail with SandboxError: whoever tries
-again gets one elsewhere. The hosts may be others every time one looks.
-
-Hosts of boxes that come and go: whoever places them lists them in a file, whoever makes boxes follows it.
+A host that does not answer gets no new boxes until it does. Boxes that were there fail with SandboxError; a retry gets
+one on another host. The set of hosts may change: a run that places hosts lists them in a file (``PlacedHosts``), and
+the placement follows it.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ log = logging.getLogger(__name__)
 
 
 class Place(Backend, Protocol):
-    """A backend on one host, and how that host is. ``where`` is its address."""
+    """A backend on one host, and the state of that host. ``where`` is its address."""
 
     where: str
 
     async def open(self) -> None:
-        """Find out how it is. Raises HostLost where it does not answer, SandboxError where it is no place for us."""
+        """Get the host's state. Raises HostLost if it does not answer, SandboxError if it does not suit."""
         ...
 
     def problem(self) -> str:
-        """Why it cannot be used now, or nothing."""
+        """Return why the host cannot be used now, or an empty string."""
         ...
 
     def load(self) -> tuple[int, int, str]:
-        """Boxes alive, processors, and why another box would have to wait (or nothing)."""
+        """Return boxes alive, processors, and why another box would have to wait (or an empty string)."""
         ...
 
     def owns(self, snapshot: Snapshot) -> bool: ...
 
 
 class Local:
-    """This machine, as one place of several."""
+    """This machine as a place."""
 
     where = "local"
 
@@ -75,15 +74,15 @@ class Local:
         return max(0, self._pool.stats()["living"] - self._starting), os.cpu_count() or 1, self._pool.short()
 
     def owns(self, snapshot: Snapshot) -> bool:
-        """Snapshots of other hosts bear the name of their host."""
+        """Whether the snapshot is ours: those of other hosts contain the id of their server."""
         return "." not in snapshot.id
 
 
 class Placement:
-    """Implements ``protocol.Backend`` over ``places`` (all of the backend ``name``), which it owns from here on: a
-    sequence of at least one, or a call that gives those that are there now, and the same ones again while they stay.
+    """Implements ``protocol.Backend`` over ``places``, all of the backend ``name``, which it then owns.
 
-    ``patience``: seconds to wait for a host where none answers.
+    ``places``: a sequence of at least one, or a function that returns the current ones, the same objects as long as
+    they stay. ``patience``: seconds to wait for a host if none answers.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Placement:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def probe(self) -> Probe:
-        """Works where every host does; can what all of them can."""
+        """Combine the probes of all hosts: it works if every host does, with the capabilities that all of them have."""
         places = self._present()
         if not places:
             return Probe(False, ("no host of boxes is there",))
@@ -117,7 +116,7 @@ class Placement:
         return Probe(all(probe.ok for probe in probes), reasons, common, limits)
 
     async def create(self, spec: BoxSpec) -> Sandbox:
-        """A box on the host that has least to do. One that is lost meanwhile costs a try elsewhere."""
+        """Create a box on the least loaded host; if that is lost meanwhile, try another."""
         await self._open()
         deadline = time.monotonic() + self._patience
         while True:
@@ -150,7 +149,7 @@ class Placement:
         await asyncio.gather(*(place.close() for place in self._places), *self._leaving)
 
     def _now(self) -> list[Place]:
-        """The hosts that are there now. What was made on one that is not any more is given up."""
+        """Return the current hosts, and give up what was made on those that are gone."""
         present = list(self._present())
         for place in [place for place in self._places if place not in present]:
             leaving = asyncio.create_task(place.close())
@@ -164,7 +163,7 @@ class Placement:
         return bool(short), (living + self._starting[place.where]) / processors
 
     async def _open(self) -> None:
-        """Hear from every host once, before the first box goes anywhere."""
+        """Get the state of every host once, before the first box is placed."""
         if self._opened is None:
             self._opened = asyncio.create_task(self._hear())
         await asyncio.shield(self._opened)
@@ -185,7 +184,7 @@ T = TypeVar("T")
 
 
 class PlacedHosts:
-    """The folder in which a run keeps what it knows of its placed hosts."""
+    """The folder in which a run lists the hosts that it placed."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "hosts.json"
@@ -193,15 +192,17 @@ class PlacedHosts:
         self.key_file = folder / "admin.key"
 
     def key(self) -> str:
-        """The key of the hosts. Raises SandboxError."""
+        """Read the key of the hosts. Raises SandboxError."""
         try:
             return read_admin_key(self.key_file)
         except ValueError as error:
             raise SandboxError(str(error)) from None
 
     def read(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Addresses of the hosts that serve, and what is said of those that cannot. None of either before the first
-        file is there. Raises SandboxError where it is none of ours."""
+        """Return the addresses of the hosts that serve, and the reasons of those that cannot.
+
+        Both are empty until the file exists. Raises SandboxError if the file is malformed.
+        """
         try:
             state = json.loads(self.file.read_text(encoding="utf-8"))
             return tuple(sorted(map(str, state["hosts"].values()))), tuple(map(str, state["left_out"].values()))
@@ -212,7 +213,7 @@ class PlacedHosts:
 
 
 def following(hosts: PlacedHosts, connect: Callable[[str], T]) -> Callable[[], list[T]]:
-    """What ``connect`` made of the address of each host that serves now: the same object as long as the host stays."""
+    """Return a function that lists ``connect(address)`` of each current host, the same object while the host stays."""
     known: dict[str, T] = {}
 
     def now() -> list[T]:

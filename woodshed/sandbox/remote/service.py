@@ -1,19 +1,18 @@
-"""Boxes over HTTP. Bodies are frames (``wire``) with the header ``x-woodshed-client``; refusals are JSON.
+"""The box server, ``woodshed boxes``: boxes over HTTP. On SIGTERM it ends with all of its boxes.
+
+Bodies are frames (``wire``) with the header ``x-woodshed-client``; refusals are JSON. New lines of the egress log are
+handed to the clients whose boxes they are about.
 
 | request | what |
 |---|---|
-| ``POST /lease`` ``{have}`` | begin or renew the client's lease; how this host is, and new lines of egress |
+| ``POST /lease`` ``{have}`` | begin or renew the client's lease; replies with the host's state and new egress lines |
 | ``POST /lease/end`` ``{have}`` | close everything of the client |
 | ``POST /boxes`` | make a box |
 | ``POST /boxes/ID/OP`` | ``operations``, and ``snapshot``, ``close`` |
 | ``POST /snapshots/ID/fork``, ``.../drop`` | boxes from a snapshot; forget it |
-| ``GET /layers/NAME``, ``PUT /layers/NAME`` | is it here; a tar of it |
+| ``GET /layers/NAME``, ``PUT /layers/NAME`` | whether a layer is here; send it as a tar |
 | ``GET /probe`` | what the backend can do here |
 | ``GET /health``, ``GET /metrics`` | need no key |
-
-The lines that a host's egress log gets, handed to the clients whose boxes they are about.
-
-A box server as a program: ``woodshed boxes``. On SIGTERM every box ends with it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from .transfer import LayersIn
 
 
 class EgressLines:
-    """Reads ``log`` from where it ends now, and numbers its lines from 1."""
+    """Follows the file ``log`` from its present end, and numbers its lines from 1."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -56,7 +55,7 @@ class EgressLines:
         self._at = log.stat().st_size if log.exists() else 0
 
     def deal(self, owner: Callable[[str], Lease | None]) -> None:
-        """Give each new line to the lease of its box; those of nobody stay in the file alone."""
+        """Give each new line to the lease of its box; lines without an owner stay in the file only."""
         if not self._log.exists():
             return
         with self._log.open("rb") as file:
@@ -72,18 +71,18 @@ class EgressLines:
 
 
 class Service:
-    """The boxes of ``pool`` for everyone who has the key. ``probe``: what it can do here."""
+    """Serves the boxes of ``pool`` to everyone who has the key. ``probe``: what the backend can do here."""
 
     def __init__(self, pool: Pool, probe: Probe, layers: LayerStore, egress: Path, settings: BoxServerSettings) -> None:
         self.pool, self.layers, self.settings = pool, layers, settings
         self.leases = Leases(pool, settings.lease_seconds)
         self.instance = secrets.token_hex(6)
-        """Of this life of this server: snapshots of another one are not known."""
+        """Identifies this run of the server: snapshots of an earlier one are gone."""
         self._egress, self._probe = EgressLines(egress), probe
         self._made = 0
 
     def application(self, admin_key: str) -> Starlette:
-        """Raises ValueError for an admin key that is too short."""
+        """Build the ASGI application. Raises ValueError for an admin key that is too short."""
         self._key = AdminKey(admin_key)
         layers = LayersIn(self.layers, self._key, max_layer=self.settings.max_layer)
         return Starlette(
@@ -218,7 +217,7 @@ def _number(head: dict[str, Any], name: str) -> int:
 def _token(head: dict[str, Any]) -> str:
     value = head.pop("token", None)
     if not isinstance(value, str) or not 8 <= len(value) <= 64:
-        raise ValueError("token: must be a string of 8 to 64 characters, another for each request")
+        raise ValueError("token: must be a string of 8 to 64 characters, different for each request")
     return value
 
 
@@ -230,7 +229,7 @@ def main(settings: BoxServerSettings) -> None:
 
 
 async def serve(settings: BoxServerSettings) -> None:
-    """Answer requests, in the running event loop; refuses to start where the backend does not work here."""
+    """Serve in the running event loop. Raises ValueError if the backend does not work here."""
     from woodshed.cluster.service import listen
 
     admin_key = read_admin_key(settings.admin_key_file)

@@ -11,11 +11,10 @@ from woodshed.sandbox.settings import SandboxSettings
 
 
 class BoxServerSettings(Settings):
-    """Boxes of one host, for runs on others."""
+    """Settings of ``woodshed boxes``, which makes boxes on one host for runs on others."""
 
     sandbox: SandboxSettings = SandboxSettings()
-    """The backend, and what has to be left of this host for another box. What one box may use and reach is said by
-    whoever asks for it."""
+    """The backend, and what must be left of this host for another box. Clients decide what a box may use and reach."""
 
     state: Path
     """Folder of this server: layers that clients sent, and ``egress.jsonl``. Layers stay for the next start."""
@@ -30,10 +29,10 @@ class BoxServerSettings(Settings):
     """File that holds the key; without it the variable WOODSHED_ADMIN_KEY is read."""
 
     lease_seconds: float = Field(default=60.0, gt=0)
-    """A client that says nothing for so long has its boxes closed; clients speak three times as often, and more."""
+    """Seconds after which a silent client has its boxes closed; clients renew at least three times as often."""
 
     max_body: int = Field(default=256 << 20, ge=1 << 20)
-    """Largest request in bytes, and so the most that goes into a box or out of it at once."""
+    """Largest request in bytes, and so the most that goes into or out of a box at once."""
 
     max_layer: int = Field(default=8 << 30, ge=1 << 20)
     """Largest layer in bytes."""

@@ -1,6 +1,6 @@
-"""Layers as one file: a tar of folders, files and links, checked against the layer's name when it is unpacked.
+"""Transfer of layers: a tar of folders, files and links, checked against the layer's name when it is unpacked.
 
-``GET`` and ``PUT /layers/NAME``: a layer goes to disk as it comes, is checked, and is there.
+The server's end is ``LayersIn``, for ``GET`` and ``PUT /layers/NAME``; it writes a layer to disk while it arrives.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})-([0-9a-f]{24})")
 
 
 def name_of(layer: Path) -> str:
-    """Under which name a host keeps a layer: that of the store, or one made of its contents. Raises SandboxError."""
+    """Return a layer's name on a host: that of the store, or one made from its contents. Raises SandboxError."""
     if not layer.is_dir():
         raise SandboxError(f"layer {layer}: no such folder")
     return layer.name if _NAME.fullmatch(layer.name) else f"folder-{digest(layer)[:24]}"
 
 
 def pack(layer: Path, out: BinaryIO) -> None:
-    """Write a layer. Owners and times are left out."""
+    """Write a layer as a tar, without owners and times."""
     with tarfile.open(fileobj=out, mode="w|") as tar:
         for path in all_below(layer):
             status, member = path.lstat(), tarfile.TarInfo(str(path.relative_to(layer)))
@@ -55,15 +55,15 @@ def pack(layer: Path, out: BinaryIO) -> None:
 
 
 def unpack(source: BinaryIO, name: str, store: LayerStore, *, most: int) -> None:
-    """Into ``store``. Raises ValueError where it is no layer, is larger than ``most`` bytes, or is not that layer."""
+    """Unpack a layer into ``store``. Raises ValueError if it is malformed, over ``most`` bytes, or another layer."""
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"layer {name!r:.100}: this is no layer's name")
+        raise ValueError(f"layer {name!r:.100}: not the name of a layer")
     try:
         stored = store.add(match[1], _filler(source, most))
     except (tarfile.TarError, EOFError, OSError, ValueError, SandboxError) as error:
         raise ValueError(f"layer {name}: {error}") from None
-    if stored != name:  # what came is kept under its own name, where it does no harm
+    if stored != name:  # it is kept under the name of its contents, where it does no harm
         raise ValueError(f"layer {name}: its contents are those of {stored}")
 
 
@@ -84,7 +84,7 @@ def _filler(source: BinaryIO, most: int) -> Callable[[Path], None]:
                     _write(tar, member, target)
                 else:
                     raise ValueError(f"{member.name!r} is neither a file, a folder nor a link")
-        # Links come last, and none lies below another: nothing is ever written through one.
+        # Links are made last, and none lies below another, so nothing is ever written through one.
         places = {target for target, _ in links}
         for target, to in links:
             if not places.isdisjoint(target.parents):
@@ -108,12 +108,12 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
 def _inside(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"{name!r:.200} is no path inside a layer")
+        raise ValueError(f"{name!r:.200} is not a path inside a layer")
     return path
 
 
 _TAR = 2
-"""A tar is at most this much larger than what it holds, and a mebibyte: small files cost two blocks each."""
+"""Bound on a tar's size: this factor of its contents plus a mebibyte, because small files take two blocks each."""
 
 
 class LayersIn:
@@ -148,7 +148,7 @@ class LayersIn:
                 await reply(send, 200, "application/json", b"{}")
 
     async def _spool(self, receive: Receive, file: IO[bytes]) -> bool:
-        """False where the client left before all of it had come."""
+        """Write the request's body to a file; False if the client hung up before its end."""
         size = 0
         while True:
             message = await receive()

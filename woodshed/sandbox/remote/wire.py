@@ -1,7 +1,7 @@
-"""What travels between a box server and its clients: one frame (``sandbox.frames``: JSON and bytes) each way.
+"""Encoding of messages between a box server and its clients: one frame (``guest.frames``: JSON and bytes) each way.
 
-Both sides check what they read: a server knows no more of a client than that it has the key, and what boxes say goes
-through a server to its clients.
+Both sides check what they read: a server knows only that a client has the key, and output of boxes passes through a
+server to its clients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from woodshed.sandbox.faults import answered
+from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import Decoder, FrameError, pack_files, unpack_files
 from woodshed.sandbox.protocol import (
     BoxError,
@@ -32,7 +32,7 @@ from woodshed.sandbox.protocol import (
 
 KIND = "application/octet-stream"
 CLIENT = "x-woodshed-client"
-"""The header that names the client: what it made belongs to it."""
+"""The header that names the client; what a client makes belongs to it."""
 
 _LENGTHS = struct.Struct("<II")
 _SPEC = {"layers", "files", "workdir", "env", "limits", "egress", "preload"}
@@ -49,21 +49,21 @@ class HostLost(SandboxError):
 
 
 def decode(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Exactly one frame. Raises ValueError."""
+    """Decode exactly one frame. Raises ValueError."""
     try:
         found = Decoder().feed(data)
     except FrameError as error:
         raise ValueError(f"box message: {error}") from None
     if len(found) != 1 or 8 + sum(_LENGTHS.unpack_from(data)) != len(data):
-        raise ValueError("box message: it is cut short, or something follows it")
+        raise ValueError("box message: it is truncated, or something follows it")
     return found[0]
 
 
 def encode_spec(spec: BoxSpec, layers: Sequence[str]) -> tuple[dict[str, Any], bytes]:
-    """``layers``: their names on the host. Raises Unsupported for what cannot be asked of another host."""
+    """Encode a specification; ``layers``: names on the host. Raises Unsupported for fields that hosts do not take."""
     for field in dataclasses.fields(spec):
         if field.name not in _SPEC and getattr(spec, field.name) != getattr(_PLAIN, field.name):
-            raise Unsupported(f"boxes on other hosts take no {field.name!r} yet; such boxes need this machine alone")
+            raise Unsupported(f"boxes on other hosts do not support {field.name!r}; run without sandbox.hosts")
     table, body = pack_files(list(spec.files.items()))
     egress = None if spec.egress is None else dataclasses.asdict(spec.egress)
     head = {
@@ -79,7 +79,7 @@ def encode_spec(spec: BoxSpec, layers: Sequence[str]) -> tuple[dict[str, Any], b
 
 
 def decode_spec(head: Mapping[str, Any], body: bytes) -> tuple[BoxSpec, list[str]]:
-    """The specification without its layers, and their names. Raises ValueError naming the field."""
+    """Decode a specification without its layers, and the layers' names. Raises ValueError naming the field."""
     if set(head) != _SPEC:
         raise ValueError(f"box specification: it needs {', '.join(sorted(_SPEC))}, and nothing else")
     for name in ("layers", "preload"):
@@ -128,7 +128,7 @@ def decode_result(head: Mapping[str, Any], body: bytes) -> ExecResult:
 
 
 def encode_snapshot(snapshot: Snapshot, instance: str) -> dict[str, Any]:
-    """Its name says which life of which server has it."""
+    """Encode a snapshot; its id gets the server's ``instance`` as a prefix."""
     parent = None if snapshot.parent is None else f"{instance}.{snapshot.parent}"
     return dataclasses.asdict(snapshot) | {"id": f"{instance}.{snapshot.id}", "parent": parent}
 
@@ -153,7 +153,7 @@ def decode_probe(head: Any) -> Probe:
 
 
 def encode_error(error: BaseException) -> dict[str, Any]:
-    """For ``failure``. An OSError that no box gave is one of this host."""
+    """Encode an exception for ``failure``. An OSError that is not a BoxError is a fault of this host."""
     if isinstance(error, BoxError) and error.errno is not None:
         name = error.filename if isinstance(error.filename, str) else None
         kind = "gone" if isinstance(error, BoxGone) else "os"
@@ -163,12 +163,12 @@ def encode_error(error: BaseException) -> dict[str, Any]:
 
 
 def failure(head: Any) -> Exception:
-    """The error that ``encode_error`` described."""
+    """Decode the exception that ``encode_error`` encoded."""
     if not isinstance(head, dict):
         return SandboxError(f"the host answered {head!r:.200}")
     kind, message, path = head.get("kind"), str(head.get("message")), head.get("path")
     if kind == "os" and type(head.get("errno")) is int:
-        return answered(head["errno"], message, path if isinstance(path, str) else None)
+        return box_error(head["errno"], message, path if isinstance(path, str) else None)
     if kind == "gone" and type(head.get("errno")) is int:
         return BoxGone(head["errno"], message)
     return HostLost(message) if kind == "lost" else dict(_ERRORS).get(str(kind), SandboxError)(message)

@@ -1,1 +1,1 @@
-"""Boxes by a container engine: docker, or podman, which takes the same commands."""
+"""Boxes in containers of docker, or of podman, which takes the same commands."""

@@ -1,7 +1,7 @@
-"""Boxes in containers of an engine's, docker or podman, driven by its command line.
+"""Boxes in containers of docker or podman, driven by the engine's command line.
 
-The first process of a container is the same agent as in other boxes, on an interpreter of our own, so that any Linux
-image will do. A snapshot of files is a commit, a fork a container of that.
+The first process of a container is the same agent as in other boxes, on an interpreter that we bring, so that any Linux
+image works. A snapshot of files is a commit; a fork is a container of that image.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
-from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.payload import copy_agent
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import owned_folder
+from woodshed.sandbox.host.supervised import all_or_none
 from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import engine
@@ -30,7 +30,10 @@ from .runtime import runtime
 
 
 class DockerBackend:
-    """``name``: ``docker`` or ``podman``. Belongs to the event loop that first uses it; ``root`` holds one folder."""
+    """Makes boxes with the engine ``name``, ``docker`` or ``podman``.
+
+    Belongs to the event loop that first uses it; ``root`` holds one folder while it runs.
+    """
 
     def __init__(self, name: str = "docker", root: Path | None = None, *, max_starting: int = 8) -> None:
         self.name = name
@@ -46,16 +49,16 @@ class DockerBackend:
         self._starting = asyncio.Semaphore(max_starting)
 
     def probe(self) -> Probe:
-        """What works here, found by doing it; cached for the process."""
+        """Try out what works here; cached for the process."""
         return probe_docker(self.name, self._root)
 
-    @of_the_machine
+    @convert_host_errors
     async def create(self, spec: BoxSpec) -> DockerBox:
-        """A fresh box. Raises SandboxError with what the engine says."""
+        """Create a box. Raises SandboxError with the engine's error."""
         if spec.egress is not None:
             raise Unsupported(f"the {self.name} backend gives boxes no network; leave egress out or use namespace")
         if spec.image and (spec.root is not None or spec.layers):
-            raise Unsupported(f"the {self.name} backend puts no layers on an image, and takes an image or a root")
+            raise Unsupported(f"the {self.name} backend takes an image or a root, not both, and no layers on an image")
         images = await self._start()
         if spec.image:
             return await self._make(spec, Image(spec.image, foreign=True))
@@ -63,28 +66,28 @@ class DockerBackend:
         return await self._make(spec, await images.of_folders(root, [Path(n).resolve() for n in spec.layers]))
 
     async def build(self, folder: Path) -> str:
-        """The image of a folder with a ``Dockerfile``, such as a Harbor task's environment, for ``BoxSpec.image``.
+        """Build a folder with a ``Dockerfile``, such as a Harbor task's environment; return a ``BoxSpec.image``.
 
-        It goes with this backend. Raises SandboxError with what the build said. Building runs the file's commands in
-        the engine's own containers, with the network those have.
+        The image is removed with this backend. The file's commands run in the engine's own build containers, with the
+        network that those have. Raises SandboxError with the output of a failed build.
         """
         return await (await self._start()).build(Path(folder))
 
-    @of_the_machine
+    @convert_host_errors
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
-        """``n`` boxes that start from the snapshot's files."""
+        """Make ``n`` boxes that start from the snapshot's files."""
         spec, image = self._known(snapshot)
         return await all_or_none(self._make(replace(spec, files={}), image) for _ in range(n))
 
     async def drop(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot; its image goes with the last box that was forked from it."""
+        """Forget a snapshot; its image is removed with the last box that was forked from it."""
         self._known(snapshot)
         del self._snapshots[snapshot.id]
         self._dropped.add(snapshot.id)
         await self._collect()
 
     async def close(self) -> None:
-        """End every box, remove every image of this backend's."""
+        """End every box and remove every image of this backend."""
         await asyncio.gather(*(box.close() for box in list(self._boxes)))
         self._snapshots.clear()
         self._dropped.clear()
@@ -111,7 +114,7 @@ class DockerBackend:
             await self._collect()
 
     async def _collect(self) -> None:
-        """Remove dropped images that no box needs: an engine that is told to remove one ends its containers."""
+        """Remove dropped images that no box uses: removing an image would end its containers."""
         for name in [name for name in self._dropped if self._users[name] == 0]:
             self._dropped.discard(name)
             await (await self._start()).remove(name)
@@ -173,5 +176,8 @@ class DockerBackend:
 
 @lru_cache(maxsize=8)
 def probe_docker(name: str, root: Path | None = None) -> Probe:
-    """Creates a box, runs commands, writes a file, commits and forks, within 90 s. Callable from anywhere."""
+    """Probe by creating a box, running commands, writing a file, committing and forking, within 90 s.
+
+    Callable from any thread.
+    """
     return probe_by(lambda: DockerBackend(name, root), engine.attempt, engine.SECONDS)

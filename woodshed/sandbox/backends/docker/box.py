@@ -1,4 +1,4 @@
-"""One container as a box: the engine's client holds two pipes to its first process."""
+"""A container as a box, connected by two pipes that the engine's client holds to its first process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .backend import DockerBackend
 
 _OVERHEAD = 256 << 20
-"""What the first process and the kernel may take beside a box's memory."""
-_LEAVE = 20.0
+"""Bytes that the first process and the kernel may take besides a box's memory."""
+_END_SECONDS = 20.0
 
 
 class Container:
@@ -37,7 +37,7 @@ class Container:
         self._engine = engine
         self._process = process
         assert process.stderr is not None
-        self._hurried = False
+        self._killed = False
         self._errors = asyncio.create_task(process.stderr.read())
 
     @property
@@ -45,20 +45,20 @@ class Container:
         return self._process.returncode is not None
 
     async def end(self) -> None:
-        """Wait for its end, which the closed connection brings; hurry it where it does not come."""
+        """Wait until the container ends, as it does when its connection is closed; kill it if it takes too long."""
         try:
-            await asyncio.wait_for(self._process.wait(), _LEAVE)
+            await asyncio.wait_for(self._process.wait(), _END_SECONDS)
         except TimeoutError:
-            self._hurried = True
+            self._killed = True
             with contextlib.suppress(SandboxError):
                 await self._engine.run("kill", self.name)
             await self._process.wait()
 
     async def cause(self) -> str:
-        """Why it is gone."""
+        """Wait until the container ends; return why it did."""
         await self.end()
-        if self._process.returncode == 137 and not self._hurried:
-            return next(iter(OUT_OF_MEMORY))  # killed, and not by us: the kernel was asked to keep its memory small
+        if self._process.returncode == 137 and not self._killed:
+            return next(iter(OUT_OF_MEMORY))  # SIGKILL that we did not send: the kernel enforced the memory limit
         return said(await self._errors) or f"ended with {self._process.returncode}"
 
 
@@ -150,14 +150,14 @@ def _guest(spec: BoxSpec, foreign: bool) -> dict[str, Any]:
 
 
 def _path(spec: BoxSpec) -> str:
-    """Of commands in a root or in our own base; an image may say another."""
+    """Return PATH for commands in a root or in our own base; an image may set another."""
     return (
         SYSTEM_PATH if spec.root is not None or spec.image else f"{os.path.realpath(sys.base_prefix)}/bin:{SYSTEM_PATH}"
     )
 
 
 def agent_binds(work: Path, runtime: Path) -> list[tuple[str, str]]:
-    """What every container shows: the interpreter of its first process, and that process's modules."""
+    """Return the binds of every container: the interpreter of its first process, and that process's modules."""
     return [(str(runtime), INSIDE), (f"{work}{PLACE}/box", f"{PLACE}/box")]
 
 
@@ -170,7 +170,7 @@ class DockerBox(ChannelBox):
         self._backend = backend
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Commit the box's files as an image (``/dev/shm`` is not a file); the box and its processes go on."""
+        """Commit the box's files as an image, without ``/dev/shm``; the box and its processes go on."""
         if kind != "fs":
             raise Unsupported(f"the {self._backend.name} backend has no memory snapshots; use snapshot('fs') or gvisor")
         async with self._moving:

@@ -1,7 +1,4 @@
-"""The engine's command line: where it is, and one command of it at a time.
-
-Finds out what a container engine can do on this machine, by doing it.
-"""
+"""Finds a container engine's client, runs its commands, and probes what the engine can do on this machine."""
 
 from __future__ import annotations
 
@@ -29,13 +26,13 @@ _HOW = {
 
 @dataclass(frozen=True)
 class Engine:
-    """``name``: which kind; ``program``: its path."""
+    """The client of an engine. ``name``: ``docker`` or ``podman``; ``program``: its path."""
 
     name: str
     program: str
 
     async def run(self, *arguments: str, data: AsyncIterable[bytes] | None = None, seconds: float = 120.0) -> str:
-        """What the command prints. ``data`` goes to its standard input. Raises SandboxError with its last words."""
+        """Run a command, with ``data`` as its input; return its output. Raises SandboxError with its last errors."""
         process = await asyncio.create_subprocess_exec(
             self.program,
             *arguments,
@@ -60,7 +57,7 @@ class Engine:
 
 
 def find_engine(name: str) -> Engine:
-    """The client of the engine called ``name``. Raises Unsupported with what to do."""
+    """Find the client of the engine ``name``. Raises Unsupported saying what to do."""
     if name not in ENGINES:
         raise ValueError(f"unknown container engine {name!r}; there is: {', '.join(ENGINES)}")
     fetched = cache_directory() / "bin" / name
@@ -72,7 +69,7 @@ def find_engine(name: str) -> Engine:
 
 
 def said(errors: bytes) -> str:
-    """The end of what a command wrote to its standard error, on one line."""
+    """Return the end of what a command wrote to its standard error, on one line."""
     return " ".join(errors.decode(errors="replace")[-600:].split())
 
 
@@ -89,7 +86,7 @@ async def _feed(sink: asyncio.StreamWriter | None, data: AsyncIterable[bytes] | 
             sink.write(piece)
             await sink.drain()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the command ended early; its status says why
+        pass  # the command ended early; its exit status is checked afterwards
     finally:
         sink.close()
 

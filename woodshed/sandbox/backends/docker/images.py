@@ -1,7 +1,4 @@
-"""Images that belong to one owner: imported, built and committed for its boxes, and removed with it.
-
-What a container is made of that has no image of its own: a skeleton, the host's programs, layers or a root.
-"""
+"""Images that belong to one owner: imported from folders, built or committed for its boxes, and removed with it."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ from .engine import Engine
 
 
 def stack(work: Path, layers: Sequence[Path], root: Path | None, out: Path) -> list[tuple[str, str]]:
-    """Write an image's files as a tar archive ``out``; which folders of the host a container of it shows read-only.
+    """Write an image's files as a tar archive ``out``; return the host folders that its containers show read-only.
 
     ``layers`` lie on top of ``root``, or of a skeleton that shows the host's programs with all installed Python
-    packages masked. Everything belongs to the box's user. ``work`` is an empty folder, needed as long as containers
-    are. Raises OSError.
+    packages masked. Everything belongs to the box's user. ``work`` is an empty folder that must exist as long as the
+    containers do. Raises OSError.
     """
     binds: list[tuple[str, str]] = []
     folders = list(layers)
@@ -47,7 +44,7 @@ def stack(work: Path, layers: Sequence[Path], root: Path | None, out: Path) -> l
             binds.append((source, f"/{target}"))
             binds += [(str(mask), place) for place in installed_packages(source)]
         folders.insert(0, base)
-    # Each name once, of the topmost folder that has it: engines take no archive that says a name twice.
+    # Each name once, from the topmost folder that has it: engines refuse archives with duplicate names.
     members = {path.relative_to(folder).as_posix(): path for folder in folders for path in (folder, *all_below(folder))}
     with tarfile.open(out, "w") as archive:
         for name in sorted(members):
@@ -72,8 +69,8 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Image:
-    """``binds``: folders of the host that its containers show read-only, and where. ``foreign``: somebody else's, whose
-    environment and file owners it keeps."""
+    """An image. ``binds``: (host folder, path) pairs that its containers show read-only. ``foreign``: an image that we
+    did not assemble; containers keep its environment and file owners."""
 
     name: str
     binds: tuple[tuple[str, str], ...] = ()
@@ -81,7 +78,7 @@ class Image:
 
 
 class Images:
-    """``work``: a folder of the owner's. Nothing is shared between owners, so that nobody removes another's."""
+    """The images of one owner, with the folder ``work``. Owners share nothing, so none removes another's images."""
 
     def __init__(self, engine: Engine, work: Path) -> None:
         self.engine = engine
@@ -95,11 +92,11 @@ class Images:
 
     @property
     def label(self) -> str:
-        """Marks containers and images as this owner's."""
+        """Label that marks containers and images as this owner's."""
         return f"{_LABEL}={self._owner}"
 
     async def of_folders(self, root: Path | None, layers: Sequence[Path]) -> Image:
-        """The image of these folders, imported once. Raises SandboxError."""
+        """Return the image of these folders, importing it the first time. Raises SandboxError."""
         key = (root, tuple(layers))
         if key not in self._stacks:
             self._stacks[key] = asyncio.create_task(self._import(root, key[1]))
@@ -112,7 +109,7 @@ class Images:
             raise
 
     async def build(self, folder: Path) -> str:
-        """Build the ``Dockerfile`` of a folder with the engine. Raises SandboxError with what the build said."""
+        """Build the ``Dockerfile`` of a folder with the engine. Raises SandboxError with the build's output."""
         if not (folder / "Dockerfile").is_file():
             raise SandboxError(f"{folder}: there is no Dockerfile to build")
         name = self._name("built")
@@ -121,14 +118,14 @@ class Images:
         return name
 
     async def commit(self, container: str, origin: Image) -> Image:
-        """The files of a running container of ``origin`` as an image."""
+        """Make an image of the files of a running container of ``origin``."""
         name = self._name("snapshot")
         await self.engine.run("commit", "--change", f"LABEL {self.label}", container, name, seconds=_BUILD_SECONDS)
         self._made.add(name)
         return replace(origin, name=name)
 
     async def size(self, name: str) -> int:
-        """Bytes of an image, with what it shares with others."""
+        """Return the size of an image in bytes, including what it shares with others."""
         return int(await self.engine.run("image", "inspect", "--format", "{{.Size}}", name))
 
     async def remove(self, name: str) -> None:
@@ -148,13 +145,13 @@ class Images:
         self._built.clear()
 
     async def sweep(self) -> None:
-        """Remove what owners left that are dead now."""
+        """Remove containers and images of owners that are dead."""
         for kind, listing, removing in (("containers", ["ps", "-a"], ["rm"]), ("images", ["images", "-a"], ["rmi"])):
             field = '{{.ID}} {{.Label "woodshed.owner"}}' if kind == "containers" else "{{.ID}}"
             rows = await self.engine.run(*listing, "--filter", f"label={_LABEL}", "--format", field)
             for row in dict.fromkeys(rows.splitlines()):
                 number, _, owner = row.partition(" ")
-                with contextlib.suppress(SandboxError):  # it may have gone by itself
+                with contextlib.suppress(SandboxError):  # it may be gone already
                     if not owner:
                         form = f'{{{{index .Config.Labels "{_LABEL}"}}}}'
                         owner = await self.engine.run("image", "inspect", "--format", form, number)
@@ -170,7 +167,7 @@ class Images:
             change = ("--change", f"LABEL {self.label}")
             await self.engine.run("import", *change, "-", name, data=_pieces(archive), seconds=_BUILD_SECONDS)
         except OSError as error:
-            raise SandboxError(f"{self.engine.name}: these folders are no image: {error}") from None
+            raise SandboxError(f"{self.engine.name}: these folders cannot become an image: {error}") from None
         finally:
             archive.unlink(missing_ok=True)
         self._made.add(name)

@@ -1,6 +1,6 @@
 """An interpreter that runs in any image: the host's, with its own loader and libraries, in one read-only folder.
 
-Images need no Python, and no particular C library, for the box's first process to run in them.
+So an image needs neither Python nor a particular C library for the box's first process to run in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEFT_OUT = (
 
 
 def runtime(cache: Path | None = None) -> Path:
-    """The folder, made once for each interpreter. Raises Unsupported where the host lacks a part of it."""
+    """Return the folder, made once for each interpreter. Raises Unsupported if the host lacks a part of it."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     setpriv = shutil.which("setpriv", path="/usr/bin:/bin")
     if setpriv is None or shutil.which("ldd") is None:
@@ -48,7 +48,7 @@ def runtime(cache: Path | None = None) -> Path:
         try:
             work.rename(place)
         except OSError:
-            if not place.is_dir():  # somebody else made it meanwhile
+            if not place.is_dir():  # else another process made it meanwhile
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -68,13 +68,13 @@ def _fill(work: Path, executable: str, setpriv: str) -> None:
     programs = [Path(executable), Path(setpriv), *sorted((target / "lib-dynload").glob("*.so"))]
     for name, path in _libraries(programs).items():
         shutil.copy(path, work / "ld.so" if name.startswith("ld-") else work / "lib" / name)
-    for each in (work, *all_below(work)):  # the box's user reads it, whoever owns it
+    for each in (work, *all_below(work)):  # the box's user must be able to read it, whoever owns it
         if not each.is_symlink():
             each.chmod(0o755 if each.is_dir() or each.stat().st_mode & 0o100 else 0o644)
 
 
 def _libraries(programs: list[Path]) -> dict[str, str]:
-    """Shared libraries that the programs need, and the loader: name -> path. Modules without theirs are left alone."""
+    """Find the shared libraries that programs need, and the loader: name -> path. Missing ones are skipped."""
     found: dict[str, str] = {}
     for program in programs:
         text = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout

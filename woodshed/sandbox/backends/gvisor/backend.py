@@ -1,8 +1,8 @@
-"""Boxes in gVisor: their system calls are answered by a kernel in user space, and can be frozen, copied and thawed.
+"""Boxes in gVisor: a kernel in user space serves their system calls, and they can be snapshotted with memory.
 
-A snapshot is a checkpoint of the whole box, memory, processes and files, while it goes on running; a fork is a restore
-from it, any number of times. A fork of files alone (``snapshot("fs")``) ends the processes that came back. Needs
-``runsc`` and neither KVM nor root.
+A snapshot is a checkpoint of the whole box (memory, processes, files) while it goes on running; a fork is a restore
+from it, any number of times. A fork of ``snapshot("fs")`` ends the restored processes. Needs ``runsc``, but neither KVM
+nor root.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple
 
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.walk import all_below
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.box import OUT_OF_MEMORY
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from woodshed.sandbox.host.egress.rules import Record
-from woodshed.sandbox.host.kept import KeptBackend, KeptBox
 from woodshed.sandbox.host.probing import probe_by, try_live_fork
+from woodshed.sandbox.host.supervised import SupervisedBackend, SupervisedBox
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
 from .connections import Connections
@@ -51,10 +51,12 @@ _LIMITS = {
     "wall_time": "deadline",
     "output": "cut off",
 }
-"""What keeps each limit in force."""
+"""Limit -> what enforces it."""
 
 
-class GvisorBox(KeptBox):
+class GvisorBox(SupervisedBox):
+    """A gVisor box; ``gate`` serves its connections, if it has a network."""
+
     def __init__(
         self, backend: GvisorBackend, spec: BoxSpec, number: int, channel: Channel, record: Record, gate: Gate | None
     ) -> None:
@@ -77,7 +79,9 @@ class GvisorBox(KeptBox):
         await self._gvisor.hold(self, "resume")
 
 
-class GvisorBackend(KeptBackend[GvisorBox]):
+class GvisorBackend(SupervisedBackend[GvisorBox]):
+    """Makes gVisor boxes. ``egress_log``: file that gets a line for every request of a box to the outside."""
+
     name = "gvisor"
     ends = OUT_OF_MEMORY
 
@@ -90,14 +94,14 @@ class GvisorBackend(KeptBackend[GvisorBox]):
         self._egress_log = JsonLines(egress_log) if egress_log is not None else None
 
     def probe(self) -> Probe:
-        """What works here, found by doing it; cached for the process."""
+        """Try out what works here; cached for the process."""
         return probe_gvisor(self._root)
 
-    @of_the_machine
+    @convert_host_errors
     async def create(self, spec: BoxSpec) -> GvisorBox:
-        """A fresh box. Raises SandboxError with what ``runsc`` says."""
+        """Create a box. Raises SandboxError with the error of ``runsc``."""
         if spec.root is not None or spec.image:
-            raise Unsupported("the gvisor backend has no roots of others; use namespace, docker or podman")
+            raise Unsupported("the gvisor backend takes neither root nor image; use namespace, docker or podman")
         return await self._start(spec, None)
 
     async def _resume(self, spec: BoxSpec, snapshot: Snapshot) -> GvisorBox:
@@ -160,7 +164,7 @@ class GvisorBackend(KeptBackend[GvisorBox]):
 
 
 class _Below(NamedTuple):
-    """By path in the box: contents, empty folders, links, modes where ``put`` gives another."""
+    """Entries by path in the box: file contents, empty folders, links, and modes that differ from what ``put`` sets."""
 
     files: dict[str, bytes]
     folders: list[str]
@@ -169,7 +173,7 @@ class _Below(NamedTuple):
 
 
 async def _lay(channel: Channel, spec: BoxSpec) -> None:
-    """The first files of a box."""
+    """Write the first files of a box."""
     below = _below_workdir(spec)
     shape = [below.folders, below.links, below.modes]
     pieces = [below.files, spec.files] if any(shape) else [{**below.files, **spec.files}]
@@ -184,7 +188,7 @@ async def _lay(channel: Channel, spec: BoxSpec) -> None:
 
 
 def _below_workdir(spec: BoxSpec) -> _Below:
-    """What layers hold below the working folder: that is a file system of its own, which hides theirs."""
+    """Collect what layers hold below the working folder, which is a file system of its own and hides theirs."""
     found: dict[str, Path] = {}
     for layer in spec.layers:
         root = Path(layer) / spec.workdir.lstrip("/")
@@ -210,7 +214,10 @@ def _below_workdir(spec: BoxSpec) -> _Below:
 
 @lru_cache(maxsize=8)
 def probe_gvisor(root: Path | None = None) -> Probe:
-    """Creates a box, runs commands, writes a file, snapshots and forks, within 60 s. Callable from anywhere."""
+    """Probe by creating a box, running commands, writing a file, taking a snapshot and forking it, within 60 s.
+
+    Callable from any thread.
+    """
     return probe_by(lambda: GvisorBackend(root), _attempt, 60.0)
 
 

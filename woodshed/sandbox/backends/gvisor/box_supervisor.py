@@ -1,7 +1,5 @@
-"""The process that owns gVisor's sandboxes.
-
-It assembles the read-only parts of all boxes, then runs one ``runsc`` for each and looks after the memory they take.
-"""
+"""The box supervisor of gVisor: assembles the read-only parts of all boxes, runs one ``runsc`` for each box, and ends
+boxes that take too much memory."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from .runsc import configuration
 
 _TICK = 0.5
 _OVERHEAD = 256 << 20
-"""What gVisor itself may take beside a box's memory and disk."""
+"""Bytes that gVisor itself may take besides a box's memory and disk."""
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
@@ -39,7 +37,7 @@ class GvisorBoxSupervisor(BoxSupervisor):
             "--overlay2=root:memory",
         ]
         self._limits: dict[int, int] = {}
-        self._asked: dict[int, Callable[[int], None]] = {}  # pid of a command -> what its end means
+        self._commands: dict[int, Callable[[int], None]] = {}  # pid of a runsc command -> callback with its status
         self._stacks: dict[tuple[str, ...], str] = {}
         self._watched = time.monotonic()
         for name in ("state", "roots"):
@@ -63,7 +61,7 @@ class GvisorBoxSupervisor(BoxSupervisor):
         return pid
 
     def _stack(self, layers: list[str]) -> str:
-        """The root folder of boxes with these layers; boxes share it and write above it in gVisor's memory."""
+        """Return the root folder of boxes with these layers; boxes share it and write above it in gVisor's memory."""
         key = tuple(layers)
         if not key:
             return f"{self._root}/base"
@@ -90,7 +88,7 @@ class GvisorBoxSupervisor(BoxSupervisor):
             self._owner.send({"reply": message["reply"], "error": str(error)})
 
     def _hold(self, message: dict[str, Any]) -> None:
-        """``runsc pause`` or ``resume``."""
+        """Run ``runsc pause`` or ``runsc resume``."""
         log = f"{self._root}/boxes/{message['box']}/log"
 
         def done(status: int) -> None:
@@ -113,16 +111,16 @@ class GvisorBoxSupervisor(BoxSupervisor):
         self._ask(["checkpoint", "-leave-running", "-image-path", image, _id(message["box"])], log, done)
 
     def _ask(self, arguments: list[str], log: str, done: Callable[[int], None]) -> None:
-        """Have runsc do something to a box; ``done`` is given its wait status."""
+        """Start a runsc command on a box; ``done`` gets its wait status."""
         null = os.open("/dev/null", os.O_RDWR)
         try:
-            self._asked[self._spawn([*self._command, *arguments], _ENVIRONMENT, log, null, null)] = done
+            self._commands[self._spawn([*self._command, *arguments], _ENVIRONMENT, log, null, null)] = done
         finally:
             os.close(null)
 
     def _ended(self, pid: int, status: int) -> None:
-        if pid in self._asked:
-            self._asked.pop(pid)(status)
+        if pid in self._commands:
+            self._commands.pop(pid)(status)
         else:
             super()._ended(pid, status)
 
@@ -137,7 +135,7 @@ class GvisorBoxSupervisor(BoxSupervisor):
                 os.unlink(f"{self._root}/state/{name}")
 
     def _watch(self) -> float | None:
-        """End a box that takes more memory than it may, files and kernel included."""
+        """End boxes that take more memory than they may, files and kernel included."""
         if time.monotonic() - self._watched >= _TICK:
             for pid, limit in list(self._limits.items()):
                 if sum(map(_memory, descendants(pid))) > limit:
@@ -148,7 +146,7 @@ class GvisorBoxSupervisor(BoxSupervisor):
 
 
 def _id(box: int) -> str:
-    """All of one length: runsc takes the beginning of a name for the name."""
+    """Return the container's name; all have one length, because runsc accepts a prefix in place of a name."""
     return f"box{box:08d}"
 
 

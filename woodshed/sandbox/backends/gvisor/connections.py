@@ -1,7 +1,7 @@
 """The host's end of connections that a box's first process accepted: frames of its channel as asyncio streams.
 
-The other end is ``guest/machine_net``, whose frames these are. What arrives is hostile: more than the window, a stream
-that is opened twice, more streams than there may be, an unknown frame: each ends the channel.
+The other end is ``guest/machine_net``. Input is hostile: more data than the window, a stream opened twice, too many
+streams or an unknown frame end the channel.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Send = Callable[[dict[str, Any], bytes], None]
 
 
 class Connections:
-    """``accept`` is given the port of the box and the streams of each new connection; ``send`` takes a frame."""
+    """The open connections of one box. ``accept`` gets the port and the streams of each; ``send`` sends a frame."""
 
     def __init__(self, accept: Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], None], send: Send) -> None:
         self._accept, self._send = accept, send
         self._open: dict[int, _Transport] = {}
 
     def take(self, frame: dict[str, Any], body: bytes) -> None:
-        """A frame of the box. Raises FrameError."""
+        """Handle a frame of the box. Raises FrameError."""
         kind, stream = frame["net"], frame.get("stream")
         if type(stream) is not int:
             raise FrameError("a frame of a connection has no number")
@@ -36,11 +36,11 @@ class Connections:
             self._make(stream, frame["port"])
         elif kind not in ("data", "eof", "close", "ack"):
             raise FrameError(f"unknown frame of a connection: {str(kind)[:20]!r}")
-        elif transport is not None:  # else it was closed here meanwhile, or was the parent's of a fork
+        elif transport is not None:  # else it was closed here meanwhile, or belonged to the parent of a fork
             transport.take(kind, frame, body)
 
     def lost(self) -> None:
-        """The box is gone, and every connection with it."""
+        """Abort every connection: the box is gone."""
         for transport in list(self._open.values()):
             transport.abort()
 
@@ -107,7 +107,7 @@ class _Transport(asyncio.Transport):
         return self._closing
 
     def close(self) -> None:
-        """What was written still goes out."""
+        """Close after what was written has been sent."""
         self._closing = True
         self._flush()
 

@@ -1,7 +1,4 @@
-"""Finds gVisor's program.
-
-The OCI bundle of a box: what ``runsc`` is told to run, and which parts of the host it may read.
-"""
+"""Finds the program ``runsc``, and makes the OCI configuration of a box: what it runs, which host folders it sees."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Missing(Exception):
 
 @lru_cache(maxsize=4)
 def find_runsc() -> str:
-    """Path of a ``runsc`` that can checkpoint a box and leave it running (2023 or newer). Raises Missing."""
+    """Find a ``runsc`` that can checkpoint a box and leave it running (2023 or newer). Raises Missing."""
     fetched = cache_directory() / "bin" / "runsc"
     path = os.environ.get("WOODSHED_RUNSC") or shutil.which("runsc") or (str(fetched) if fetched.exists() else None)
     if path is None:
@@ -46,12 +43,12 @@ def find_runsc() -> str:
     return os.path.realpath(path)
 
 
-# Places where the box's user may write, and the share of its disk that each may take: a size binds one mount only.
+# Path where the box's user may write ("": the workdir) -> divisor of the disk limit, as a size bounds one tmpfs only.
 _SHARES = {"": 1, "/tmp": 4, "/var/tmp": 16, HOME: 16, "/dev/shm": 8}
 
 
 def configuration(spec: dict[str, Any], root: str, binds: list[tuple[str, str]]) -> str:
-    """``config.json``. ``spec`` is the create message, ``binds`` are (source, path in the box)."""
+    """Return the text of ``config.json``. ``spec`` is the create message, ``binds`` are (source, path in the box)."""
     places = {place or spec["workdir"]: share for place, share in _SHARES.items()}
     mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
     for source, target in binds:

@@ -1,1 +1,1 @@
-"""Boxes with a Linux kernel of their own in a virtual machine (QEMU): forks of memory share what they do not change."""
+"""Boxes with a Linux kernel of their own in a virtual machine (QEMU); forks share unchanged memory. Optional."""

@@ -1,11 +1,9 @@
-"""Boxes in virtual machines under QEMU: a kernel of their own behind devices that could hardly be fewer.
+"""Boxes in virtual machines under QEMU: a kernel of their own and a minimum of devices.
 
-What a box may write lies in its guest's memory, so a copy of memory is a copy of the box. A box is forked from a
-template, a guest that booted with the same layers and limits, and so is every fork of a snapshot: its memory is mapped
-from a file, and only what it changes is its own. Needs ``scripts/install-qemu``; without hardware to virtualise with
-it emulates, ten to thirty times slower.
-
-A virtual machine as the host sees it: the agent's channel, and QEMU's control socket for snapshots.
+All that a box writes lies in its guest's memory, so a copy of the memory is a copy of the box. A box is forked from a
+template, a guest that booted with the same layers and limits; a fork of a snapshot works the same. Its memory is mapped
+privately from a file, so only pages that it changes take memory of their own. Needs ``scripts/install-qemu``; without
+hardware virtualisation guests are emulated, ten to thirty times slower.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.channel import Channel
-from woodshed.sandbox.host.kept import KeptBackend, KeptBox
 from woodshed.sandbox.host.probing import probe_by
+from woodshed.sandbox.host.supervised import SupervisedBackend, SupervisedBox
 from woodshed.sandbox.protocol import BoxSpec, Probe, SandboxError, Snapshot, Unsupported
 
 from . import qemu
@@ -37,15 +35,20 @@ from .qemu import Missing, find_programs
 from .templates import Templates
 
 
-class MicrovmBox(KeptBox):
+class MicrovmBox(SupervisedBox):
+    """A virtual machine: the agent's channel, and QEMU's control socket (``monitor``) for snapshots."""
+
     def __init__(
-        self, backend: KeptBackend[Any], spec: BoxSpec, number: int, channel: Channel, monitor: Monitor
+        self, backend: SupervisedBackend[Any], spec: BoxSpec, number: int, channel: Channel, monitor: Monitor
     ) -> None:
         super().__init__(backend, spec, number, channel)
         self._monitor = monitor
 
     async def save(self, state: str, memory: Callable[[], Awaitable[int]]) -> int:
-        """Stop, have ``memory`` copied and the devices' state written to the file ``state``; go on."""
+        """Stop the machine, copy its memory (``memory``), write the devices' state to the file ``state``; go on.
+
+        Returns the size in bytes.
+        """
         self.channel.hold()
         try:
             try:
@@ -57,26 +60,26 @@ class MicrovmBox(KeptBox):
                 finally:
                     await self._monitor.execute("cont")
             finally:
-                await self.thaw()  # also where we were cancelled: the agent waits for it
+                await self.thaw()  # also if we were cancelled: the agent waits for it
         finally:
             self.channel.resume()
         return size
 
     async def stop_for_good(self, state: str) -> None:
-        """Stop with memory as it is and the devices' state in the file ``state``."""
+        """Stop the machine for good and write the devices' state to the file ``state``; memory stays in its file."""
         await self.channel.request({"op": "freeze"})
         await self._monitor.execute("stop")
         await self._write(state)
 
     async def _write(self, state: str) -> None:
-        """The command is named after Xen, which keeps memory itself as we do.
+        """Write the devices' state, in the format that ``-incoming`` reads, without the memory.
 
-        What it writes is what a machine that is started with ``-incoming`` reads, but for the memory.
+        The command is named after Xen, which keeps the memory itself, as we do.
         """
         await self._monitor.execute("xen-save-devices-state", filename=state, live=False)
 
     async def thaw(self, env: Mapping[str, str] | None = None) -> None:
-        """Let the agent go on, at the time that it is, with randomness of its own; ``env`` joins its environment."""
+        """Let the agent go on, with the current time and fresh randomness; ``env`` is added to its environment."""
         seed = secrets.token_hex(32)
         await self.channel.request({"op": "thaw", "time": time.time(), "seed": seed, "env": dict(env or {})})
 
@@ -90,7 +93,9 @@ _SLOW = "guests are emulated, ten to thirty times slower than the machine"
 _BOOT_SECONDS = {"kvm": 20.0, "tcg": 300.0}
 
 
-class MicrovmBackend(KeptBackend[MicrovmBox]):
+class MicrovmBackend(SupervisedBackend[MicrovmBox]):
+    """Makes boxes in virtual machines. ``accelerator``: ``kvm`` or ``tcg`` (emulation)."""
+
     name = "microvm"
     ends = {ENDED: "the box brought its kernel to an end, most likely by taking all of its memory"}
 
@@ -116,14 +121,14 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
         self._templates = Templates(self._boot, lambda name: self._spawner.ask("release", name=name))
 
     def probe(self) -> Probe:
-        """What works here, found by doing it; cached for the process."""
+        """Try out what works here; cached for the process."""
         return probe_microvm(self._root)
 
-    @of_the_machine
+    @convert_host_errors
     async def create(self, spec: BoxSpec) -> MicrovmBox:
-        """A fresh box. Raises SandboxError with what the guest or QEMU says."""
+        """Create a box. Raises SandboxError with the error of the guest or of QEMU."""
         if spec.root is not None or spec.image:
-            raise Unsupported("the microvm backend has no roots of others; use namespace, docker or podman")
+            raise Unsupported("the microvm backend takes neither root nor image; use namespace, docker or podman")
         if spec.egress is not None:
             raise Unsupported("the microvm backend gives boxes no network; leave egress out or use namespace")
 
@@ -154,7 +159,7 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
             raise
 
     async def _boot(self, spec: BoxSpec, name: str) -> None:
-        """Make the template ``name``: a guest that waits, frozen, to be told who it is."""
+        """Make the template ``name``: a booted guest that is frozen before it gets a box's environment and files."""
         try:
             await self._boot_once(spec, name)
         except SandboxError as error:
@@ -188,7 +193,7 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
     async def _start(
         self, spec: BoxSpec, image: str, settle: Callable[[MicrovmBox], Awaitable[None]], *, boot: bool = False
     ) -> MicrovmBox:
-        """A machine that boots or goes on from ``image``, after its first requests."""
+        """Start a machine that boots or goes on from ``image``, and make its first requests with ``settle``."""
         images, kernel, initrd = await asyncio.to_thread(self._files, spec)
         await self._spawner.start()
         limits = spec.limits
@@ -222,11 +227,11 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
         return box
 
     def _files(self, spec: BoxSpec) -> tuple[dict[str, str], Path, Path]:
-        """Disks, kernel and initial file system; made where they are not there yet, which takes time."""
+        """Return disks, kernel and initial file system; those that do not exist yet are made, which takes time."""
         return self._disks(spec), self._images.kernel(), self._images.initrd()
 
     def _disks(self, spec: BoxSpec) -> dict[str, str]:
-        """File of each image by the serial number of its disk."""
+        """Return the file of each image by the serial number of its disk."""
         disks = {name: path.name for name, path in self._images.base().items()}
         for number, layer in enumerate(spec.layers):
             disks[f"layer{number:02d}"] = self._images.layer(str(Path(layer).resolve())).name
@@ -242,8 +247,8 @@ class MicrovmBackend(KeptBackend[MicrovmBox]):
 
 @lru_cache(maxsize=8)
 def probe_microvm(root: Path | None = None) -> Probe:
-    """Boots a guest, runs commands, writes a file, snapshots and forks. Callable from anywhere.
+    """Probe by booting a guest, running commands, writing a file, taking a snapshot and forking it.
 
-    Takes seconds, and minutes the first time on a machine, when it makes the image of /usr.
+    Callable from any thread. Takes seconds, and minutes the first time on a machine, when it makes the image of /usr.
     """
     return probe_by(lambda: MicrovmBackend(root), qemu.attempt, qemu.SECONDS)

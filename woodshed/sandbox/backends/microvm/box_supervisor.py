@@ -1,10 +1,8 @@
-"""The process that owns the virtual machines: one QEMU for each box, in a root folder that holds nothing of the host's.
+"""The box supervisor of microvm: runs one QEMU for each box in a confined root folder; also the client of QEMU's QMP.
 
-Besides the pid namespace it has namespaces of its own for mounts, network and IPC, and sees the host's /usr, the
-images, QEMU's own files and its state in memory. QEMU runs there without capabilities, as root's boxes' user or as the
-ordinary user who started it, and is filtered by its own seccomp rules. A guest that took over its QEMU would be there.
-
-QEMU's control socket: one JSON object a line, a command at a time (QMP).
+Besides the pid namespace it has mount, network and IPC namespaces of its own. Its root shows only the host's /usr, the
+images, QEMU's files and its state in memory. QEMU runs there without capabilities and under its own seccomp rules, as
+the user of boxes if root started it, else as the user who did. A guest that took over its QEMU would be confined there.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from .templates import copy_memory
 STATE, IMAGES, PROGRAMS, KVM = "/state", "/images", "/qemu", "/kvm"
 ENDED = "its kernel ended"
 _MAX_WRITTEN = 64 << 20
-"""Bytes of a file that QEMU may write: the state of devices, a log. The guest's memory is mapped, not written."""
+"""Maximum bytes of a file that QEMU writes: devices' state, log. The guest's memory is mapped, not written."""
 _CONFINED = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
 
@@ -39,7 +37,7 @@ class MicrovmBoxSupervisor(BoxSupervisor):
         configuration = owner.configuration
         super().__init__(owner, configuration["root"])
         self._settings = configuration
-        self._memory: dict[int, int] = {}  # pid -> the open file that its memory is mapped from
+        self._memory: dict[int, int] = {}  # pid -> descriptor of the file that its memory is mapped from
         self._booting: dict[int, str] = {}
         self._user = BOX_UID if os.getuid() == 0 and kernel.is_mapped(BOX_UID) else None
         self._enter_root()
@@ -109,7 +107,7 @@ class MicrovmBoxSupervisor(BoxSupervisor):
         return pid
 
     def _checkpoint(self, message: dict[str, Any], image: str) -> None:
-        """The memory of a machine that stands still; QEMU itself writes ``state`` beside it."""
+        """Copy the memory of a stopped machine; QEMU itself writes ``state`` beside it."""
         pid = self._pid(message["box"])
         if pid is None:
             raise OSError(3, "the box is gone")
@@ -124,7 +122,7 @@ class MicrovmBoxSupervisor(BoxSupervisor):
         self._owner.send({"reply": message["reply"], "bytes": size})
 
     def _make(self, path: str, size: int = 0) -> None:
-        """A file that QEMU may write."""
+        """Make a file that QEMU may write."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, size)
@@ -142,7 +140,7 @@ class MicrovmBoxSupervisor(BoxSupervisor):
     def _verdict(self, pid: int, status: int, log: str) -> str:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             return ""
-        # A machine that resets or halts itself ends QEMU in good order.
+        # If the guest resets or halts, QEMU ends with status 0.
         return f"{ENDED if status == 0 else 'qemu'}: {tail(log)}"
 
     def _clean(self, pid: int, box: int) -> None:
@@ -164,14 +162,17 @@ _FAULTS = (OSError, ValueError, RecursionError, TimeoutError, asyncio.Incomplete
 
 
 class Monitor:
-    """Connects when it is first used. What QEMU says is bounded and checked: a guest may have taken it over."""
+    """QMP client: one JSON object per line, one command at a time; connects when it is first used.
+
+    Answers are bounded and checked, because a guest may have taken over its QEMU.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def execute(self, command: str, **arguments: Any) -> None:
-        """Raises SandboxError with what QEMU says."""
+        """Execute a command. Raises SandboxError with QEMU's error."""
         try:
             await asyncio.wait_for(self._execute(command, arguments), _SECONDS)
         except _FAULTS as error:
@@ -180,7 +181,7 @@ class Monitor:
     async def _execute(self, command: str, arguments: dict[str, Any]) -> None:
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._socket, limit=_LONGEST)
-            await self._streams[0].readuntil()  # its greeting
+            await self._streams[0].readuntil()  # QMP's greeting
             await self._ask("qmp_capabilities", {})
         await self._ask(command, arguments)
 
@@ -195,7 +196,7 @@ class Monitor:
             if "error" in answer:
                 raise SandboxError(f"qemu refuses {command!r}: {str(answer['error'])[:500]}")
             if "return" in answer:
-                return  # all else are events
+                return  # lines with neither are events
 
     def close(self) -> None:
         if self._streams is not None:

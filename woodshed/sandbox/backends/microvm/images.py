@@ -28,7 +28,7 @@ _OMITTED = (
     "share/doc", "share/man", "share/info", "share/locale", "share/icons", "share/help", "lib/debug", "lib/firmware",
     "lib/modules", "lib/jvm", "lib/google-cloud-sdk",
 )  # fmt: skip
-"""Below /usr: large, and of no use to a box."""
+"""Folders below /usr that are left out: large and of no use to a box."""
 _OWNED = (f"--force-uid={template.UID}", f"--force-gid={template.UID}")
 _KEPT_SECONDS = 30 * 86400
 
@@ -46,9 +46,9 @@ class ImageStore:
         self._making = threading.RLock()
 
     def base(self) -> dict[str, Path]:
-        """The images that every box has: ``base`` (skeleton and agent) and the parts of the host's system that it sees.
+        """Return the images that every box has: ``base`` (skeleton and agent) and the parts of the host that it sees.
 
-        Takes the time of copying /usr where that has changed since the last call on this machine.
+        Takes as long as copying /usr if that has changed since the last call on this machine.
         """
         with self._making:
             if not self._base:
@@ -57,7 +57,7 @@ class ImageStore:
             return self._base
 
     def layer(self, folder: str) -> Path:
-        """The image of a layer, whose files belong to the box's user. Raises SandboxError naming the layer."""
+        """Return the image of a layer; its files belong to the box's user. Raises SandboxError naming the layer."""
         with self._making:
             if folder not in self._layers:
                 if not os.path.isdir(folder):
@@ -67,13 +67,13 @@ class ImageStore:
             return self._layers[folder]
 
     def kernel(self) -> Path:
-        """What guests boot from."""
+        """Return the kernel that guests boot."""
         if self._kernel is None:
             self._kernel = self._keep("kernel", self._programs.kernel.read_bytes(), initrd.unpack)
         return self._kernel
 
     def initrd(self) -> Path:
-        """Their initial file system."""
+        """Return the guests' initial file system."""
         if self._initrd is None:
             self._initrd = self._keep("initrd", initrd.build(self._programs), bytes)
         return self._initrd
@@ -131,12 +131,12 @@ class ImageStore:
         except FileNotFoundError:
             return False
         except OSError:
-            pass  # somebody else's cache: readable is enough
+            pass  # the cache belongs to another user: being able to read it is enough
         return True
 
     @contextlib.contextmanager
     def _new(self, path: Path) -> Iterator[Path]:
-        """A file beside ``path`` that becomes it, whole."""
+        """Provide a temporary file beside ``path`` that is renamed to it at the end."""
         self.root.mkdir(parents=True, exist_ok=True)
         self._clean()
         with tempfile.NamedTemporaryFile(dir=self.root, prefix=".new-", delete=False) as file:
@@ -149,7 +149,7 @@ class ImageStore:
             new.unlink(missing_ok=True)
 
     def _clean(self) -> None:
-        """Remove what nobody has used for a month; a machine that has one open keeps it."""
+        """Remove images that were not used for a month; a machine that has one open keeps it."""
         for path in self.root.iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
@@ -157,7 +157,7 @@ class ImageStore:
 
 
 def _stamp(folder: str, excluded: Sequence[str]) -> str:
-    """Changes when something is installed or removed: names and times of the upper folders of a system."""
+    """Hash names and times of a system's upper folders: changes when something is installed or removed."""
     sha = hashlib.sha256(repr(excluded).encode())
     for first, names, _ in os.walk(folder):
         depth = os.path.relpath(first, folder).count("/") if first != folder else -1
@@ -175,7 +175,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _left_out(source: str, excluded: Sequence[str]) -> list[str]:
-    """``excluded``, and what this user may not read and so not put into an image."""
+    """Return ``excluded`` and everything that this user cannot read and so cannot put into an image."""
     found = list(excluded)
     for folder, folders, files in os.walk(source):
         for name in (*folders, *files):

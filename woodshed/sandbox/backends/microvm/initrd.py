@@ -1,9 +1,7 @@
-"""The initial file system of a guest: busybox, the few modules that its kernel lacks, and a script that builds the box.
+"""The initial file system of a guest (busybox, missing kernel modules, a script that builds the box) and its kernel.
 
 The script mounts the images by their serial numbers, stacks them below a writable layer in memory, and becomes the
-agent. Everything a guest writes is in its memory, so a copy of that is a copy of the box.
-
-The guest's kernel as the program inside the packed file, so that no guest has to unpack it.
+agent. The kernel is unpacked here once, so that no guest has to do it.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _WANTED = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio_rng", "erofs",
 _FOLDERS = ("bin", "dev", "i", "modules", "new", "proc", "sys", "upper")
 
 # ``disk`` (bytes) and ``run`` (the agent's interpreter) come from the kernel's command line. Standard input and output
-# of the agent are the port to the host; its source of commands is ``/.woodshed/boot.py``.
+# of the agent are the port to the host; the agent's program is ``/.woodshed/boot.py``.
 _INIT = """#!/bin/busybox sh
 set -e
 trap 'fail "the script failed"' EXIT
@@ -67,7 +65,7 @@ exec /bin/busybox switch_root /new $run -I -S /.woodshed/boot.py
 
 
 def build(programs: Programs) -> bytes:
-    """The archive (cpio, "newc"). Raises Missing where a module is not to be found."""
+    """Build the archive (cpio, "newc"). Raises Missing if a module cannot be found."""
     entries = [(name, stat.S_IFDIR | 0o755, b"") for name in _FOLDERS]
     entries.append(("bin/busybox", stat.S_IFREG | 0o755, programs.busybox.read_bytes()))
     entries.append(("init", stat.S_IFREG | 0o755, _INIT.encode()))
@@ -78,7 +76,7 @@ def build(programs: Programs) -> bytes:
 
 
 def _modules(folder: Path) -> dict[str, bytes]:
-    """Name to contents of what is not built into the kernel, in the order in which it can be loaded."""
+    """Return name -> content of the modules that are not built into the kernel, in loading order."""
     there = {path.name.partition(".ko")[0].replace("-", "_"): path for path in all_below(folder) if ".ko" in path.name}
     builtin = (folder / "modules.builtin").read_text().split()
     known = {Path(line).name.removesuffix(".ko").replace("-", "_") for line in builtin}
@@ -104,7 +102,7 @@ def _modules(folder: Path) -> dict[str, bytes]:
 
 
 def _entry(number: int, name: str, mode: int, data: bytes) -> bytes:
-    """One member: thirteen hexadecimal numbers (inode, mode, ..., size, ...), then name and data; see cpio(5)."""
+    """Encode one member: thirteen hexadecimal numbers (inode, mode, ..., size, ...), name and data; see cpio(5)."""
     path = name.encode() + b"\0"
     fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
     head = b"070701" + b"".join(b"%08x" % field for field in fields) + path
@@ -115,7 +113,7 @@ _SECTOR = 512
 
 
 def unpack(data: bytes) -> bytes:
-    """The ELF image in a bzImage that was packed with zstd; else the file as it is, which boots too, more slowly.
+    """Return the ELF image in a bzImage packed with zstd; else the file as it is, which boots too, but more slowly.
 
     See Documentation/arch/x86/boot.rst: ``setup_sects`` at 0x1f1, ``payload_offset`` and ``payload_length`` at 0x248.
     """
@@ -124,6 +122,6 @@ def unpack(data: bytes) -> bytes:
     payload = data[(sectors + 1) * _SECTOR + offset :][:length]
     if not payload.startswith(b"\x28\xb5\x2f\xfd"):
         return data
-    import zstandard  # here: what was unpacked once does without
+    import zstandard  # imported here: not needed once the kernel was unpacked
 
     return zstandard.ZstdDecompressor().decompressobj().decompress(payload)

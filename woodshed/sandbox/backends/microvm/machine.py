@@ -1,9 +1,8 @@
-"""The virtual machine of a box, as QEMU is told: no network, no display, no bus but the virtio devices it needs.
+"""QEMU's arguments for the virtual machine of a box, and whether this machine has hardware virtualisation.
 
-One processor, memory that is a file, images read-only, one serial port that carries the agent's frames, a source of
-randomness. Every box of a template has the same machine, so that the state of one fits all.
-
-Whether this machine can run a guest's instructions itself.
+The machine has one processor, memory that is a file, read-only images, a serial port that carries the agent's frames
+and a source of randomness; no network, no display, no further bus. Every box of a template has the same machine, so
+that the state of one fits all.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 
 _OVERHEAD = 256 << 20
-"""Guest memory beside what processes and files of a box may take: its kernel, the agent, the cache of its images."""
+"""Bytes of guest memory besides those of the box's processes and files: for kernel, agent and page cache."""
 _UNLIMITED = 2 << 30
 MAX_IMAGES = 20
-"""Disks that the machine has places for."""
+"""Maximum number of disks of the machine."""
 
 ACCELERATORS = {"kvm": "kvm,device=/kvm", "tcg": "tcg,tb-size=64"}
 _INITRD = 128 << 20  # far above the kernel
@@ -26,16 +25,16 @@ _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=d
 
 
 def guest_memory(memory: int | None, disk: int | None) -> int:
-    """Bytes of memory of the machine: both limits (2 GiB where there is none) and what the guest needs itself."""
+    """Return the machine's memory in bytes: both limits (2 GiB where there is none) and what the guest itself needs."""
     wanted = (_UNLIMITED if memory is None else memory) + (disk or 0) + _OVERHEAD
     return -(-wanted >> 21) << 21
 
 
 def command_line(disk: int | None, interpreter: str, initrd: int, khz: int | None) -> str:
-    """Of the guest's kernel.
+    """Return the command line of the guest's kernel.
 
-    ``initrd``: bytes of its initial file system, which it is told to leave alone until it has copied them. ``khz``:
-    rate of its clock; under emulation its own measurement of that may never end.
+    ``initrd``: size of its initial file system in bytes, reserved until the kernel has copied it. ``khz``: rate of its
+    clock; under emulation the kernel's own measurement may never end.
     """
     words = [
         "console=ttyS0",
@@ -61,10 +60,10 @@ def arguments(
     *, accelerator: str, memory: str, size: int, boot: bool, state: str, images: Mapping[str, str], kernel: str,
     initrd: str, append: str, firmware: list[str],
 ) -> list[str]:  # fmt: skip
-    """QEMU's arguments; the inherited sockets 3 and 4 lead to the agent and to whoever controls the machine.
+    """Return QEMU's arguments; the inherited sockets 3 and 4 are the agent's channel and the control socket.
 
-    ``boot``: from the kernel, and what the guest writes goes to the file ``memory``. Else the machine goes on from
-    ``memory`` and the file ``state`` (of its devices), and what it writes stays with its process.
+    ``boot``: boot the kernel, and write the guest's memory to the file ``memory``. Otherwise the machine goes on from
+    ``memory`` and the devices' state in the file ``state``, and its changes stay private to the process.
     """
     processor = "host,-arch-capabilities" if accelerator == "kvm" else "max"
     mode = "share=on" if boot else "share=off,readonly=on,rom=off"
@@ -93,7 +92,7 @@ def arguments(
         "-serial",
         "stdio",
         "-global",
-        "migration.send-configuration=off",  # a state holds nothing but devices, see ``box.MicrovmBox.save``
+        "migration.send-configuration=off",  # the state holds only devices, see ``backend.MicrovmBox.save``
         "-chardev",
         "socket,id=c,fd=3",
         "-device",
@@ -112,24 +111,24 @@ def arguments(
         out += ["-drive", drive, "-device", f"virtio-blk-device,drive=d-{name},serial={name}"]
     if not boot:
         return [*out, "-incoming", f"file:{state}"]
-    # Not by -initrd: that lies at the end of memory, where the firmware has put its tables, and may overwrite them.
+    # Not with -initrd, which puts it at the end of memory, where it may overwrite the tables of the firmware.
     loader = f"loader,file={initrd},addr={_INITRD},force-raw=on"
     return [*out, "-kernel", kernel, "-append", append, "-device", loader]
 
 
 @lru_cache(maxsize=1)
 def clock_khz() -> int | None:
-    """Rate of the host's time stamp counter, near enough for a guest's first guess."""
+    """Return the approximate rate of the host's time stamp counter, good enough for the guest's first estimate."""
     found = re.search(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return round(float(found.group(1)) * 1000) if found else None
 
 
 @lru_cache(maxsize=1)
 def can_virtualise() -> bool:
-    """The processor has VT-x or AMD-V and ``/dev/kvm`` is ours to use.
+    """Whether the processor has VT-x or AMD-V and this process may use ``/dev/kvm``.
 
-    The device alone says nothing: some nested hosts have one that runs ordinary kernels in an interpreter, or not at
-    all. What a guest's first boot shows decides in the end.
+    The device alone proves nothing: on some nested hosts it runs ordinary kernels in an interpreter, or not at all.
+    The first boot of a guest decides in the end.
     """
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return bool(flags and {"vmx", "svm"} & set(flags.group(1).split())) and os.access("/dev/kvm", os.R_OK | os.W_OK)

@@ -1,7 +1,4 @@
-"""Finds the programs and the kernel that the microvm backend needs.
-
-Finds out what the microvm backend can do on this machine, by doing it.
-"""
+"""The programs and the kernel that the microvm backend needs, and the probe that tries them out."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ _NAME = "qemu-system-x86_64"
 
 
 class Missing(Exception):
-    """Something is not there or too old; the message says what to do."""
+    """A program is missing or too old; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """``root``: the folder they were fetched to. ``libraries``: what the machine itself may lack of theirs."""
+    """Paths of the programs. ``root``: folder that they were fetched to. ``libraries``: folders of their libraries."""
 
     root: Path
     qemu: Path
@@ -45,7 +42,7 @@ class Programs:
     firmware: tuple[Path, ...]
 
     def below_root(self) -> dict[str, Any]:
-        """What the box supervisor needs to know, as places below ``root``."""
+        """Return what the box supervisor needs to know, as paths relative to ``root``."""
 
         def below(path: Path) -> str:
             return path.relative_to(self.root).as_posix()
@@ -58,14 +55,23 @@ class Programs:
         }
 
     def environment(self) -> dict[str, str]:
-        """For running them where they lie."""
+        """Return the environment for running them where they lie."""
         return {"LD_LIBRARY_PATH": ":".join(map(str, self.libraries)), "PATH": "/usr/bin:/bin"}
+
+
+def is_installed() -> bool:
+    """Whether ``scripts/install-qemu`` was run here or WOODSHED_QEMU is set; says nothing about whether it works."""
+    return bool(os.environ.get("WOODSHED_QEMU")) or _folder().is_dir()
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("WOODSHED_QEMU") or cache_directory() / "qemu").resolve()
 
 
 @lru_cache(maxsize=4)
 def find_programs() -> Programs:
-    """What ``scripts/install-qemu`` fetched, tried out. Raises Missing."""
-    root = Path(os.environ.get("WOODSHED_QEMU") or cache_directory() / "qemu").resolve()
+    """Find and try out what ``scripts/install-qemu`` fetched. Raises Missing."""
+    root = _folder()
     if not root.is_dir():
         raise Missing(f"QEMU is not there; {_HOW}")
     kernels = sorted((root / "boot").glob("vmlinuz-*"))

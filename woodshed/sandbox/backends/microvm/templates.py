@@ -1,10 +1,8 @@
-"""Booted guests that boxes are forked from: a box costs a boot only if none like it has been made.
+"""Templates: booted guests that boxes are forked from; and copying a stopped guest's memory.
 
-A copy of a running guest's memory: the file that it was mapped from, with the pages that it has changed since.
-
-Pages that no fork changes exist once, in the file's cache; a private mapping holds the others. Linux says which those
-are: bit 61 of an entry of /proc/PID/pagemap is set for a page of the file, bit 63 (62) for one that is there (swapped
-out); see Documentation/admin-guide/mm/pagemap.rst.
+A copy of memory is the file that it was mapped from with the pages changed since. Unchanged pages exist once, in the
+page cache; changed ones are private to the process. In /proc/PID/pagemap bit 61 is set for a page of the file, bit 63
+(62) for one that is present (swapped out); see Documentation/admin-guide/mm/pagemap.rst.
 """
 
 from __future__ import annotations
@@ -21,24 +19,24 @@ from typing import Any
 
 from woodshed.sandbox.protocol import BoxSpec
 
-_KEPT = 8
+_MAX_TEMPLATES = 8
 
 
 class Templates:
-    """``boot(spec, name)`` makes the image ``name``; ``release(name)`` removes it. The oldest that nobody uses goes."""
+    """LRU cache of templates. ``boot(spec, name)`` makes the image ``name``; ``release(name)`` removes it."""
 
     def __init__(
         self, boot: Callable[[BoxSpec, str], Coroutine[Any, Any, None]], release: Callable[[str], Awaitable[object]]
     ) -> None:
         self._boot, self._release = boot, release
-        self._images: dict[Hashable, tuple[str, asyncio.Task[None]]] = {}  # by age of their last use
+        self._images: dict[Hashable, tuple[str, asyncio.Task[None]]] = {}  # least recently used first
         self._users: Counter[str] = Counter()
         self._made = 0
 
     @asynccontextmanager
     async def of(self, spec: BoxSpec) -> AsyncIterator[str]:
-        """Name of the image for ``spec``, kept while the context lasts. Raises what ``boot`` raises, and tries again
-        the next time."""
+        """Provide the name of the image for ``spec``, kept while the context lasts. Raises what ``boot`` raises; the
+        next call tries again."""
         key = (spec.layers, spec.workdir, spec.limits, spec.preload)
         if key in self._images:
             name, task = self._images.pop(key)
@@ -61,22 +59,22 @@ class Templates:
             await self._trim()
 
     def forget(self) -> None:
-        """The images are gone."""
+        """Forget all templates: their images are gone."""
         for _, task in self._images.values():
             task.cancel()
         self._images.clear()
 
     async def _trim(self) -> None:
         idle = [key for key, (name, task) in self._images.items() if task.done() and not self._users[name]]
-        for key in idle[: max(0, len(self._images) - _KEPT)]:
+        for key in idle[: max(0, len(self._images) - _MAX_TEMPLATES)]:
             name, _ = self._images.pop(key)
             del self._users[name]
-            with contextlib.suppress(Exception):  # with its box supervisor
+            with contextlib.suppress(Exception):  # it may be gone with its box supervisor
                 await self._release(name)
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_ENTRIES = 512  # of the page map looked at in one go: 2 MiB of memory
+_ENTRIES = 512  # entries of the page map read at once: 2 MiB of memory
 _OF_FILE, _THERE = 1 << 61, 3 << 62
 _PIECE = 4 << 20
 
@@ -84,7 +82,7 @@ _PIECE = 4 << 20
 def copy_memory(pid: int, source: int, target: int) -> None:
     """Write the memory of the stopped machine ``pid``, mapped privately from the open file ``source``, to ``target``.
 
-    Holes stay holes. Raises OSError, also where the process maps no such file.
+    Holes stay holes. Raises OSError, also if the process does not map that file.
     """
     os.ftruncate(target, os.fstat(source).st_size)
     _copy_file(source, target)
@@ -104,7 +102,7 @@ def copy_memory(pid: int, source: int, target: int) -> None:
 
 
 def _mappings(pid: int, source: int) -> Iterator[tuple[int, int, int]]:
-    """(first address, end, offset in the file) of what the process has mapped from the file."""
+    """Yield (first address, end, offset in the file) of the process's mappings of the file."""
     inode = os.fstat(source).st_ino
     with open(f"/proc/{pid}/maps") as file:
         for line in file:
@@ -115,7 +113,7 @@ def _mappings(pid: int, source: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _changed(pagemap: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Runs (page, count) of pages that belong to the process alone."""
+    """Yield runs (page, count) of pages that are private to the process."""
     for base in range(first, end, _ENTRIES):
         data = os.pread(pagemap, 8 * min(_ENTRIES, end - base), 8 * base)
         if data.count(0) == len(data):
@@ -137,7 +135,7 @@ def _copy_file(source: int, target: int) -> None:
         try:
             at = os.lseek(source, at, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole from here on
+            if error.errno == errno.ENXIO:  # only a hole from here to the end
                 return
             raise
         end = os.lseek(source, at, os.SEEK_HOLE)

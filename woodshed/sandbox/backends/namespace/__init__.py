@@ -1,1 +1,1 @@
-"""Linux namespaces and overlayfs from plain Python. No daemon, no root."""
+"""Boxes by Linux namespaces and overlayfs from plain Python, without a daemon and without root."""

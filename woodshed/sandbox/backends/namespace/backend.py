@@ -1,7 +1,7 @@
-"""The default backend: Linux namespaces and overlayfs from plain Python. No daemon, no root.
+"""The default backend: Linux namespaces and overlayfs from plain Python, without a daemon and without root.
 
 ``create`` and ``fork`` cost the same and copy nothing: a box is one clone of the fork server with an overlay of shared
-read-only layers. A snapshot turns the box's writable layer into one more of those; see ``fork_server`` and ``init``.
+read-only layers. A snapshot turns the box's writable layer into one more of those. See ``fork_server`` and ``init``.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.record.jsonl import JsonLines
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.guest.frames import pack_files
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import PROXY_ENVIRONMENT, Gate, ports_of
 from woodshed.sandbox.host.egress.rules import Record
-from woodshed.sandbox.host.kept import all_or_none
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import Spawner
+from woodshed.sandbox.host.supervised import all_or_none
 from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import probe
 from .box import NamespaceBox, Running
 
 MAX_CHAIN = 40
-"""Snapshots that may lie on top of each other: overlayfs takes its layers in one page of options."""
+"""Maximum number of snapshots on top of each other: overlayfs takes its layers in one page of options."""
 
 
 class NamespaceBackend:
     """Makes boxes. Belongs to the event loop that first uses it; ``root`` holds one (empty) folder while it runs.
 
-    ``cgroups``: boxes have groups of their own where this process may make any. They hold without, but memory that the
-    kernel holds for processes is then not counted.
-    Every request that a box sends outside becomes a line of ``egress_log`` and is counted in the box's ``stats``.
+    ``cgroups``: give boxes control groups where this process may make any. Limits hold without them, but memory that
+    the kernel uses for processes is then not counted. ``egress_log``: file that gets a line for every request of a box
+    to the outside; a box's ``stats`` count them too.
     """
 
     name = "namespace"
@@ -59,22 +59,22 @@ class NamespaceBackend:
         self._egress_log = JsonLines(egress_log) if egress_log is not None else None
 
     def probe(self) -> Probe:
-        """What works here, found by doing it; cached for the process."""
+        """Try out what works here; cached for the process."""
         return probe_namespace(self._root, self._cgroups)
 
     async def create(self, spec: BoxSpec) -> NamespaceBox:
-        """A fresh box. Raises SandboxError naming the layer, module or system call that failed."""
+        """Create a box. Raises SandboxError naming the layer, module or system call that failed."""
         if spec.image:
             raise Unsupported("the namespace backend runs no images of container engines; give a root instead")
         return await self._make(spec, ())
 
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
-        """``n`` boxes that start from the snapshot's files and share them."""
+        """Make ``n`` boxes that start from the snapshot's files and share them."""
         spec, chain = self._known(snapshot)
         return await all_or_none(self._make(replace(spec, files={}), chain) for _ in range(n))
 
     async def drop(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot; its files go when no box and no later snapshot needs them."""
+        """Forget a snapshot; its files are removed when no box and no later snapshot needs them."""
         _, chain = self._known(snapshot)
         del self._snapshots[snapshot.id]
         await self._release(chain)
@@ -104,7 +104,7 @@ class NamespaceBackend:
 
     @property
     def cgroups(self) -> str:
-        """``v1`` or ``v2`` where boxes have groups, else nothing. Known with the first box."""
+        """``v1`` or ``v2`` if boxes have control groups, else an empty string. Known with the first box."""
         return self._spawner.cgroups
 
     async def seal(self, box: NamespaceBox) -> Snapshot:
@@ -116,8 +116,8 @@ class NamespaceBackend:
         await self._spawner.ask("adopt", name=name, box=box.running.number)
         chain = (name, *box.chain)
         parent = box.chain[0] if box.chain else None
-        self._references.update(chain)  # the snapshot's references
-        self._references.update(chain)  # and those of the box, which goes on above it
+        self._references.update(chain)  # of the snapshot
+        self._references.update(chain)  # of the box, which goes on above it
         old, old_chain = box.running, box.chain
         try:
             running = await self._start(box.spec, chain, box.record, with_files=False)
@@ -136,7 +136,7 @@ class NamespaceBackend:
         if box in self._boxes:
             self._boxes.discard(box)
             await self._spawner.kill(box.running.number)
-            self._spawner.reason(box.running.number)  # nobody will ask
+            self._spawner.reason(box.running.number)  # discarded: nobody asks for it any more
             await self._release(box.chain)
 
     def has(self, box: NamespaceBox) -> bool:
@@ -147,7 +147,7 @@ class NamespaceBackend:
         return self._spawner.is_gone(box.running.number)
 
     async def end_of(self, box: NamespaceBox) -> str:
-        """Why a box that answers no more is gone; it is, afterwards."""
+        """End a box that no longer answers, if it has not ended yet; return why it ended."""
         return await self._spawner.end_of(box.running.number)
 
     async def _make(self, spec: BoxSpec, chain: tuple[str, ...]) -> NamespaceBox:
@@ -162,7 +162,7 @@ class NamespaceBackend:
         self._boxes.add(box)
         return box
 
-    @of_the_machine  # also where a snapshot begins its box anew
+    @convert_host_errors  # here and not on create, as a snapshot restarts its box too
     async def _start(self, spec: BoxSpec, chain: tuple[str, ...], record: Record, *, with_files: bool) -> Running:
         listen = ports_of(spec.egress) if spec.egress is not None else None
         await self._spawner.start()
@@ -207,8 +207,7 @@ class NamespaceBackend:
         return self._snapshots[snapshot.id]
 
     def _forget(self) -> None:
-        """The fork server died: boxes and snapshots are gone. Whoever holds one gets SandboxError; new boxes can be
-        made."""
+        """Drop all boxes and snapshots: the fork server died. Using one raises SandboxError; new ones can be made."""
         self._boxes.clear()
         self._snapshots.clear()
         self._references.clear()
@@ -216,7 +215,7 @@ class NamespaceBackend:
     async def _release(self, chain: tuple[str, ...]) -> None:
         for name in chain:
             if name not in self._references:
-                continue  # it went with its fork server
+                continue  # it was lost with its fork server
             self._references[name] -= 1
             if self._references[name] == 0:
                 del self._references[name]
@@ -225,7 +224,10 @@ class NamespaceBackend:
 
 @lru_cache(maxsize=8)
 def probe_namespace(root: Path | None = None, cgroups: bool = True) -> Probe:
-    """Creates a box, runs commands, writes a file, snapshots and forks, within 30 s. Callable from anywhere."""
+    """Probe by creating a box, running commands, writing a file, taking a snapshot and forking it, within 30 s.
+
+    Callable from any thread.
+    """
     if sys.platform != "linux":
         return Probe(False, (f"namespaces exist on Linux only, this is {sys.platform}",))
     if not hasattr(os, "pidfd_open"):

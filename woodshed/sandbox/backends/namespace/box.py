@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Running:
-    """The processes of a box: its number with the spawner, its control connection, what it reaches outside."""
+    """The running processes of a box: number at the spawner, control connection, and gate for its egress if any."""
 
     number: int
     channel: Channel
@@ -30,7 +30,7 @@ class Running:
 
 
 class NamespaceBox(ChannelBox):
-    """Snapshots stop the box's processes and keep its files (``/dev/shm`` is not a file)."""
+    """A namespace box. Snapshots end the box's processes and keep its files, but not those in ``/dev/shm``."""
 
     def __init__(
         self, backend: NamespaceBackend, spec: BoxSpec, chain: tuple[str, ...], record: Record, running: Running
@@ -72,5 +72,5 @@ class NamespaceBox(ChannelBox):
         return await self._backend.end_of(self)
 
     def move(self, chain: tuple[str, ...], running: Running) -> None:
-        """Go on as other processes (after a snapshot)."""
+        """Switch to other processes and layers, after a snapshot."""
         self.chain, self.running, self.channel = chain, running, running.channel

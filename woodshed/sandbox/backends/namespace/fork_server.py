@@ -1,11 +1,11 @@
-"""The process that boxes are cloned from: one thread, light imports, its own mount namespace.
+"""The process that boxes are cloned from: one thread, light imports, a mount namespace of its own.
 
 It is started fresh (never forked from a process with threads), assembles the shared read-only template, then serves
 one sequenced-packet socket: create, kill, adopt and release snapshots. It ends when the owner does (end of file), and
-every box ends with it (parent-death signal): the kernel takes mounts and processes away, nothing is left to collect.
+every box ends with it (parent-death signal). The kernel then removes mounts and processes, so nothing is left over.
 
-Started by root it works as an ordinary host user (``BOX_UID``) who owns nothing else, so that not even a box that
-broke out of everything would be root; started by anyone else it makes its own user namespace first.
+Started by root it works as an ordinary host user (``BOX_UID``) who owns nothing else, so that even a box that broke out
+would not be root; started by anyone else it makes its own user namespace first.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .users import User, Users
 
 
 class ForkServer:
-    """State: the boxes alive, and the folders that layers come from."""
+    """Creates and ends boxes. Its state are the living boxes and the folders that layers come from."""
 
     def __init__(self, owner: Owner, root: str, *, cgroups: bool) -> None:
         self._owner, self._root = owner, root
         self._names: dict[int, int] = {}  # pid -> box
-        self._taken: dict[int, User] = {}  # by pid
+        self._taken: dict[int, User] = {}  # pid -> host user of the box
         self._pids: dict[int, int] = {}  # box -> pid
-        self._asked: set[int] = set()  # pids that are ended on request
+        self._killed: set[int] = set()  # pids that were killed on request
         self._stores: dict[str, str] = {}
         self.privileged = os.geteuid() == 0
         self._enter()
@@ -46,23 +46,23 @@ class ForkServer:
         kernel.mount("woodshed", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64m")
         for name in ("upper", "new", "stores", "snaps", "devs"):
             os.mkdir(f"{root}/{name}")
-        os.chdir(root)  # from here on by relative paths: the folder's parents need not be open to boxes' user
+        os.chdir(root)  # relative paths from here on: the user of boxes may be unable to enter the folder's parents
         self._groups = _groups(os.path.basename(root)) if cgroups else None
         self._parts = hostparts.build(root, BOX_UID if self.privileged else 0)
         self._users = _users() if self.privileged else None
         template.build_dev("dev")
         if self.privileged:
             os.setgroups([])
-            self._lower()
+            self._become_user()
 
     def _enter(self) -> None:
         if self.privileged and not kernel.is_mapped(BOX_UID):
-            self.privileged = False  # root of a user namespace that has too few users for boxes
+            self.privileged = False  # we are root of a user namespace that has too few users for boxes
         elif self.privileged:
             try:
                 kernel.unshare(kernel.CLONE_NEWNS)
                 return
-            except PermissionError:  # root of a container: do as an ordinary user would
+            except PermissionError:  # we are root in a container: go on as an ordinary user
                 self.privileged = False
                 os.setgroups([])
                 os.setresgid(BOX_UID, BOX_UID, BOX_UID)
@@ -74,7 +74,7 @@ class ForkServer:
 
     @property
     def cgroups(self) -> str:
-        """``v1`` or ``v2`` where boxes have groups, else nothing."""
+        """``v1`` or ``v2`` if boxes have control groups, else an empty string."""
         return self._groups.version if self._groups is not None else ""
 
     @property
@@ -83,7 +83,7 @@ class ForkServer:
         return self._users is not None
 
     def serve(self) -> None:
-        """Answer the host until it goes away."""
+        """Serve the owner until it goes away."""
         self._owner.serve(self._handle, self._ended)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
         for pid in list(self._names):
             os.waitpid(pid, 0)
-        self._raise()
+        self._become_root()
         if self._groups is not None:
             self._groups.close()
         os.chdir("/")
@@ -103,7 +103,7 @@ class ForkServer:
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         operation = message["op"]
-        if operation == "create" and len(fds) != 2:  # the kernel drops what it has no numbers for
+        if operation == "create" and len(fds) != 2:  # the kernel drops descriptors where the process may have no more
             self._owner.send({"gone": message["box"], "error": "the helper process may open no more files"})
         elif operation == "create":
             self._create(message, *fds)
@@ -112,8 +112,8 @@ class ForkServer:
             if pid is None:
                 self._owner.send({"gone": message["box"]})
             else:
-                if not _is_ending(pid):  # its owner may hear that a box is going before this process does
-                    self._asked.add(pid)
+                if not _is_ending(pid):  # the owner may learn of a box's end before this process does
+                    self._killed.add(pid)
                 os.kill(pid, signal.SIGKILL)
         elif operation == "adopt":
             self._answer(message, self._adopt)
@@ -128,34 +128,34 @@ class ForkServer:
                     raise OSError(22, f"preload {name!r}: only modules of the standard library can be preloaded")
                 self._import(name)
             spec["layers"] = [self._layer(path) for path in spec["layers"]]
-            group = self._group(spec)
+            group = self._make_group(spec)
             spec["shares"] = self._groups is not None and self._groups.cpu
             user, trees = self._user(spec)
-            self._lower(user)
+            self._become_user(user)
             pid = kernel.clone(boxinit.NAMESPACES)
         except (OSError, ImportError) as error:
-            self._lower()
+            self._become_user()
             _close(group, trees)
             if user is not None and self._users is not None:
                 self._users.give(user)
-            self._leave(spec["box"])
+            self._leave_group(spec["box"])
             self._owner.send({"gone": spec["box"], "error": str(error)})
             return
         if pid == 0:
             outer = user.uid if user is not None else BOX_UID if self.privileged else 0
             dev = user.dev if user is not None else "dev"
             boxinit.run(spec, boxinit.Base(self._parts, dev, trees, user is not None), outer, control, offering, group)
-        self._lower()
+        self._become_user()
         _close(group, trees)
         self._names[pid], self._pids[spec["box"]] = spec["box"], pid
         if user is not None:
             self._taken[pid] = user
 
     def _user(self, spec: dict[str, Any]) -> tuple[User | None, list[boxinit.Tree]]:
-        """A host user of the box's own, and what it starts from as belonging to that user."""
+        """Return a host user for the box, and the mounts that it starts from, mapped to that user."""
         if self._users is None:
             return None, []
-        self._raise()
+        self._become_root()
         try:
             user = self._users.take()
             try:
@@ -164,42 +164,42 @@ class ForkServer:
                 self._users.give(user)
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                     raise
-                return None, []  # a layer lies on a filesystem that maps no owners: the box has the common user
+                return None, []  # a layer lies on a filesystem without idmapped mounts: the box gets the common user
         finally:
-            self._lower()
+            self._become_user()
 
-    def _group(self, spec: dict[str, Any]) -> Joining | None:
-        """What a box writes lies in memory: files and processes together are what its group may hold."""
+    def _make_group(self, spec: dict[str, Any]) -> Joining | None:
+        """Make the box's control group; its memory limit covers files too, as a box writes to a tmpfs."""
         if self._groups is None:
             return None
         bounded = spec["memory"] is not None and spec["disk"] is not None
         memory = spec["memory"] + spec["disk"] if bounded else None
-        self._raise()
+        self._become_root()
         try:
             return self._groups.make(spec["box"], memory, None if spec["processes"] is None else spec["processes"] + 1)
         finally:
-            self._lower()
+            self._become_user()
 
-    def _leave(self, box: int) -> bool:
-        """Whether the kernel killed something of the box for want of memory."""
+    def _leave_group(self, box: int) -> bool:
+        """Remove the box's control group; return whether the kernel killed a process of it for lack of memory."""
         if self._groups is None:
             return False
-        self._raise()
+        self._become_root()
         try:
             return self._groups.remove(box)
         finally:
-            self._lower()
+            self._become_user()
 
     def _import(self, name: str) -> None:
         if name not in sys.modules:
-            self._raise()  # the interpreter may lie where boxes' user cannot go
+            self._become_root()  # the user of boxes may be unable to read the interpreter's folder
             try:
                 importlib.import_module(name)
             finally:
-                self._lower()
+                self._become_user()
 
     def _layer(self, path: str) -> str:
-        """The layer's path as overlayfs is to see it: below the template for root, as it is for others."""
+        """Return the path of a layer for overlayfs: as root a bind mount of it in our folder, else the path itself."""
         if any(c in path for c in ",:\\"):
             raise OSError(22, f"layer {path}: its path must not contain a comma, a colon or a backslash")
         if not self.privileged:
@@ -208,7 +208,7 @@ class ForkServer:
             return path
         parent, name = os.path.split(path)
         if parent not in self._stores:
-            self._raise()
+            self._become_root()
             try:
                 place = f"stores/{len(self._stores)}"
                 os.mkdir(place)
@@ -216,7 +216,7 @@ class ForkServer:
             except OSError as error:
                 raise OSError(error.errno, f"layer {path}: {error.strerror}") from None
             finally:
-                self._lower()
+                self._become_user()
             self._stores[parent] = place
         relative = f"{self._stores[parent]}/{name}"
         if not os.access(relative, os.R_OK | os.X_OK, effective_ids=True):
@@ -224,15 +224,16 @@ class ForkServer:
         return relative
 
     def _adopt(self, message: dict[str, Any]) -> None:
-        """Take the writable filesystem of a box out of its first process, which has stopped all others.
+        """Take the writable filesystem of a box from its first process, which has stopped all others.
 
-        Nothing is sent: what waits in sockets counts against the host user, and other boxes could use that up.
+        The descriptor is taken with pidfd_getfd, not sent: descriptors in flight count against the host user, and
+        other boxes could exhaust that limit.
         """
         pid = self._pids.get(message["box"])
         if pid is None:
             raise OSError(3, "the box has ended")
         place = f"snaps/{message['name']}"
-        self._raise()
+        self._become_root()
         try:
             fd = kernel.take_descriptor(pid, boxinit.UPPER)
             try:
@@ -242,16 +243,16 @@ class ForkServer:
             finally:
                 os.close(fd)
         finally:
-            self._lower()
+            self._become_user()
 
     def _release(self, message: dict[str, Any]) -> None:
         place = f"snaps/{message['name']}"
-        self._raise()
+        self._become_root()
         try:
             kernel.umount(place)
             os.rmdir(place)
         finally:
-            self._lower()
+            self._become_user()
 
     def _ended(self, pid: int, status: int) -> None:
         box = self._names.pop(pid, None)
@@ -260,11 +261,11 @@ class ForkServer:
             self._users.give(user)
         if box is not None:
             del self._pids[box]
-            full = self._leave(box) and os.WIFSIGNALED(status)
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and pid not in self._asked
-            self._asked.discard(pid)
-            # Nothing in a box can kill its first process. Without a group of its own its memory may have been why the
-            # machine did.
+            full = self._leave_group(box) and os.WIFSIGNALED(status)
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and pid not in self._killed
+            self._killed.discard(pid)
+            # Nothing in a box can kill its first process, so the machine did. Without a control group the box's own
+            # memory may have been the reason.
             outside = killed and not full and self._groups is not None
             error = "out of memory" if full else KILLED if outside else ""
             self._owner.send({"gone": box, **({"error": error} if error else {})})
@@ -277,23 +278,23 @@ class ForkServer:
         else:
             self._owner.send({"reply": message["reply"]})
 
-    def _raise(self) -> None:
+    def _become_root(self) -> None:
         if self.privileged:
             os.seteuid(0)
             os.setegid(0)
 
-    def _lower(self, user: User | None = None) -> None:
+    def _become_user(self, user: User | None = None) -> None:
         if self.privileged:
-            self._raise()  # nobody but root becomes somebody else
+            self._become_root()  # only root can become another user
             uid = user.uid if user is not None else BOX_UID
             os.setegid(uid)
             os.seteuid(uid)
-            # Without it boxes of other users would outlive us: the signal of a parent's death is permitted or not, too.
+            # Without CAP_KILL boxes of other users would outlive us: the parent-death signal needs permission too.
             kernel.make_effective(kernel.CAP_KILL)
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process has begun to exit (PF_EXITING of its flags, see proc(5)); False where none can be told."""
+    """Whether a process has begun to exit (PF_EXITING of its flags, see proc(5)); False if that cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return bool(int(file.read(4096).rpartition(b")")[2].split()[6]) & 4)
@@ -302,7 +303,7 @@ def _is_ending(pid: int) -> bool:
 
 
 def _trees(spec: dict[str, Any], user: User) -> list[boxinit.Tree]:
-    """Copies of the mounts that a box starts from, mapped to its user."""
+    """Copy the mounts that a box starts from, with owners mapped to its user."""
     stores = {layer.rpartition("/")[0] for layer in spec["layers"]}
     places = [("base", user.of_host), *((store, user.of_host) for store in sorted(stores))]
     places += [(f"snaps/{name}", user.of_boxes) for name in spec["snapshots"]]
@@ -325,7 +326,7 @@ def _close(group: Joining | None, trees: list[boxinit.Tree]) -> None:
 def _users() -> Users | None:
     try:
         return Users()
-    except OSError:  # the limits hold with one user for all; the probe says so
+    except OSError:  # boxes share one user then, and their limits still hold
         return None
 
 
@@ -333,7 +334,7 @@ def _groups(name: str) -> Groups | None:
     place = find_place()
     try:
         return Groups(place, name) if place is not None else None
-    except OSError:  # the limits hold without; the probe says what enforces them
+    except OSError:  # the limits hold without control groups; the probe says what enforces them
         return None
 
 
@@ -342,9 +343,9 @@ def main(host: socket.socket) -> None:
     import gc
 
     owner = Owner(host)
-    # The kernel refuses to send descriptors once more of them wait, in sockets of any process of this user, than the
-    # sender may have open. Boxes may have fewer open than this process, so they cannot bring that about for it. What
-    # this process may have of the others, all boxes of its user may have together.
+    # The kernel refuses to send descriptors while more of them are in flight, over all processes of this user, than
+    # the sender may have open (RLIMIT_NOFILE). Boxes have a lower limit than this process, so they cannot block its
+    # sending. The other two limits of this process bound all boxes of its user together.
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING):
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (hard, hard))

@@ -1,9 +1,9 @@
-"""Folders of the host as every box shows them: read-only, and through an overlay of the box's own.
+"""Folders of the host as boxes show them: read-only, each through an overlay that belongs to the box.
 
-Locks, leases and watches belong to an inode. A bind mount shows the host's own inodes, so a box could see what the host
-and other boxes open and lock there; an overlay has inodes of its own. Overlays show nothing that is mounted inside a
-lower folder, so each mount below a folder becomes a part of its own, and the folders of packages (``masks.py``) are
-covered by two more lower folders: a replacement, and below it a whiteout of what it replaces.
+Locks, leases and watches belong to an inode. A bind mount shows the host's inodes, so a box could see what the host and
+other boxes open and lock there; an overlay has inodes of its own. An overlay does not show what is mounted inside a
+lower folder, so each mount below a folder becomes a part of its own. Folders of packages (``masks.py``) are covered by
+two more lower folders: a replacement, and below it a whiteout of the folder that it replaces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from woodshed.sandbox.guest.masks import installed_packages
 
 
 class Part(NamedTuple):
-    """``lowers``: the overlay's lower folders, relative to the fork server's; ``target``: where in the box."""
+    """One overlay. ``lowers``: its lower folders, relative to the fork server's folder; ``target``: path in the box."""
 
     lowers: str
     target: str
@@ -35,11 +35,11 @@ def build(root: str, owner: int) -> list[Part]:
     return parts
 
 
-def of_whole(parts: list[Part], root: str) -> list[Part]:
-    """What a box shows of the host whose root filesystem ``root`` is not ours: the interpreter that PID 1 is.
+def parts_of_root(parts: list[Part], root: str) -> list[Part]:
+    """Select the parts for a box with its own root filesystem ``root``: only the interpreter that PID 1 runs on.
 
-    An interpreter of the host's /usr is not shown, it would hide the root's own: there ``exec_python`` imports what
-    the root has for the same version. Raises OSError for a root that lacks a folder.
+    An interpreter in the host's /usr is not shown, because it would hide the root's own; ``exec_python`` then imports
+    the packages that the root has for that version. Raises OSError if the root lacks a folder.
     """
     for name in ("proc", "dev", "tmp", "usr"):
         if not os.path.isdir(f"{root}/{name}"):
@@ -52,15 +52,15 @@ def of_whole(parts: list[Part], root: str) -> list[Part]:
 
 
 def mount(part: Part, root: str) -> None:
-    """Show a part in the box whose root folder is ``root``."""
+    """Mount a part in the box whose root folder is ``root``."""
     flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("host", f"{root}/{part.target}", "overlay", flags, f"lowerdir={part.lowers},userxattr")
 
 
 def _stack(root: str, source: str, target: str) -> list[Part]:
-    """Lay out what boxes need to show the host's ``source`` at ``target``, parents first.
+    """Prepare the parts that show the host's ``source`` at ``target``, parents first.
 
-    Single files that something is mounted on are left as they are below that.
+    Mounts on single files are not shown: boxes see the file below the mount.
     """
     masked = installed_packages(source)
     places = [source, *(p for p in mounted_below(source) if not _inside(p, masked))]
@@ -90,7 +90,7 @@ def _lowers(root: str, number: int, place: str, masked: list[str]) -> str:
 
 
 def mounted_below(folder: str, mountinfo: str = "/proc/self/mountinfo") -> list[str]:
-    """Folders that something is mounted on, parents first."""
+    """List the mount points below ``folder`` that are folders, parents first."""
     found = set()
     with open(mountinfo) as file:
         for line in file:

@@ -1,8 +1,8 @@
-"""What the first process of a box does between its birth and its first request: build the box around itself.
+"""Start-up of the first process of a box: it builds the box around itself before it serves requests.
 
 It starts as a clone of the fork server in new user, mount, pid, network, ipc, uts and cgroup namespaces, with all
-capabilities over those and none over anything else. It ends as PID 1 with the box as its root, one capability
-(tracing, so that it can account for every process), the system-call filter on, and only its sockets open.
+capabilities over those and none over anything else. Afterwards it is PID 1 with the box as its root, one capability
+(CAP_SYS_PTRACE, to account for every process), the system-call filter on, and only its sockets open.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PROC = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _RESERVED_PIDS = 300
 _SHM = 64 << 20
 _INODES = 1 << 14
-"""Of a writable file system at least; beyond, one for every 4 KiB. Each is about 1 KiB of the kernel's memory."""
+"""Minimum number of inodes of a writable file system; larger ones have one for every 4 KiB. An inode takes about 1 KiB
+of the kernel's memory."""
 _DESCRIPTORS = 1024
-"""Of one process: what waits in its sockets and pipes is the kernel's memory too. At most half of what the fork server
-and
-the owner may have, or a box could keep them from sending any (see ``fork_server.main``)."""
+"""Descriptors of one process: data that waits in its sockets and pipes is the kernel's memory. It is at most half of
+the limit of fork server and owner, or a box could keep them from sending descriptors (see ``fork_server.main``)."""
 _TERMINALS = 64
 _SHARE = 64
-"""Of what the kernel counts by host user, each of the boxes that have one user for all may take one part of so many."""
+"""Boxes that share one host user may each take this fraction (1/64) of what the kernel counts by host user."""
 _FEWEST_SIGNALS = 64
 _FILTERS = {
     network: seccomp.box_filter(kernel.MACHINE, network=network) if kernel.MACHINE in ("x86_64", "aarch64") else b""
@@ -55,9 +55,9 @@ class Tree(NamedTuple):
 
 
 class Base(NamedTuple):
-    """What a box starts from: the host's folders, the folder of devices, and what is mapped to the box's user.
+    """What a box starts from: parts of the host, the folder of devices, and mounts mapped to the box's user.
 
-    ``alone``: that host user has no other box.
+    ``alone``: no other box has the same host user.
     """
 
     parts: list[hostparts.Part]
@@ -69,13 +69,14 @@ class Base(NamedTuple):
 def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: int, group: Joining | None) -> None:
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
 
-    The working folder is the template's. ``outer``: this process's id in the fork server's user namespace. ``offering``
-    takes the box's listening sockets. ``group``: the control group to join.
+    The working folder is the fork server's. ``outer``: this process's uid in the fork server's user namespace.
+    ``control``: the control socket. ``offering``: socket over which the box's listening sockets are sent. ``group``:
+    the control group to join.
     """
     try:
         for fd in group.join if group is not None else ():
             os.write(fd, b"0")
-        if group is not None:  # the name of its group is nothing to the box
+        if group is not None:  # hides the name of the group from the box
             kernel.unshare(kernel.CLONE_NEWCGROUP)
         for tree in base.trees:
             kernel.move_mount(tree.fd, tree.place)
@@ -99,7 +100,7 @@ def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: in
 
 
 def _report(what: str, detail: str) -> None:
-    """Tell the host, then wait for it to hang up: a socket that closes with unread data loses what it sent."""
+    """Send an error to the host and wait until it hangs up: a socket closed with unread data loses what it sent."""
     try:
         os.write(CONTROL, encode({"id": 0, "error": what, "message": detail}))
         while os.read(CONTROL, 1 << 16):
@@ -109,11 +110,11 @@ def _report(what: str, detail: str) -> None:
 
 
 def _keep(sockets: dict[int, int]) -> None:
-    """Only the sockets stay open, under their fixed numbers; the three standard ones lead nowhere."""
+    """Close all descriptors but the sockets, which get fixed numbers; standard streams become ``/dev/null``."""
     signal.set_wakeup_fd(-1)
     for name in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
-    # First out of the way of the numbers that they get.
+    # Duplicated above the numbers that they will get, so that no dup2 overwrites one that is still needed.
     moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for number, fd in sockets.items()}
     for number, fd in moved.items():
         os.dup2(fd, number, inheritable=False)
@@ -132,7 +133,7 @@ def _become_user(outer: int) -> None:
     os.setresuid(UID, UID, UID)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("900")  # a machine short of memory takes boxes first, and of those the largest process
+        file.write("900")  # a machine short of memory kills processes of boxes first, the largest of them
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
@@ -152,14 +153,14 @@ def _mounts(spec: dict[str, Any], given: Base) -> None:
     if len(options) > 4000:
         raise OSError(7, f"{len(spec['layers'])} layers and {len(spec['snapshots'])} snapshots are too many to stack")
     kernel.mount("box", "new", "overlay", inner, options)
-    for part in hostparts.of_whole(given.parts, "new") if spec["whole"] else given.parts:
+    for part in hostparts.parts_of_root(given.parts, "new") if spec["whole"] else given.parts:
         hostparts.mount(part, "new")
     os.makedirs("new/dev", exist_ok=True)
     kernel.mount(given.dev, "new/dev", flags=kernel.MS_BIND | kernel.MS_REC)
     kernel.mount("proc", "new/proc", "proc", _PROC, "hidepid=2")
     shm = min(_SHM, spec["disk"]) if spec["disk"] is not None else _SHM
     kernel.mount("shm", "new/dev/shm", "tmpfs", inner, f"mode=1777{_size(shm)}")
-    # Terminals of the box's own: many programs run their commands in one.
+    # Terminals that belong to the box: many programs run their commands in one.
     terminals = f"newinstance,ptmxmode=0666,mode=600,max={_TERMINALS}"
     kernel.mount("devpts", "new/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
     os.chdir("new")
@@ -169,7 +170,7 @@ def _mounts(spec: dict[str, Any], given: Base) -> None:
 
 
 def _size(size: int) -> str:
-    """Options of a tmpfs. The kernel's own bound on inodes goes by the machine's memory."""
+    """Return size and inode options of a tmpfs; the kernel's default number of inodes depends on its memory."""
     return f",size={size},nr_inodes={max(_INODES, size >> 12)}"
 
 
@@ -188,8 +189,8 @@ def _limits(spec: dict[str, Any], base: Base) -> None:
     if spec["memory"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (spec["memory"],) * 2)
     if spec["processes"] is not None:
-        # Counted per user namespace (5.14): PID 1 itself is one. pid_max is per pid namespace from 6.14 on and
-        # stays a second fence there; older kernels refuse the write.
+        # RLIMIT_NPROC is counted per user namespace (from Linux 5.14), PID 1 included. pid_max is per pid namespace
+        # from 6.14 on and a second limit there; older kernels refuse the write.
         resource.setrlimit(resource.RLIMIT_NPROC, (spec["processes"] + 1,) * 2)
         try:
             with open("/proc/sys/kernel/pid_max", "w") as file:
@@ -199,9 +200,9 @@ def _limits(spec: dict[str, Any], base: Base) -> None:
 
 
 def _limit_shared() -> None:
-    """Leave other boxes of the same host user their part of what the kernel counts by host user.
+    """Lower the box's limits on inotify and signals, so that other boxes of the same host user keep their share.
 
-    The user namespaces count it too: there is a limit for each, besides that of the host user for all.
+    User namespaces count them too: each has a limit of its own besides that of the host user.
     """
     for what in ("instances", "watches"):
         with open(f"/proc/sys/fs/inotify/max_user_{what}") as file:
@@ -214,15 +215,16 @@ def _limit_shared() -> None:
 
 
 def _confine(spec: dict[str, Any]) -> None:
-    # Nothing in a box makes itself the last that a machine short of memory takes: its first process would go before.
+    # /proc becomes read-only, so that no process can lower its oom_score_adj: a machine short of memory would then
+    # kill the first process of the box before it.
     kernel.mount("proc", "/proc", flags=_PROC | kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY)
     os.umask(0o022)
     environment = {
         "PATH": SYSTEM_PATH if spec["whole"] else command_path(),
         "HOME": HOME,
         "LANG": "C.UTF-8",
-        # Bytecode is trusted by time stamp (whole seconds) and size: an edit of equal length within one second would
-        # run the old code.
+        # Python trusts bytecode by time stamp (whole seconds) and size, so an edit of equal length within one second
+        # would run the old code.
         "PYTHONDONTWRITEBYTECODE": "1",
         **spec["env"],
     }

@@ -1,8 +1,8 @@
-"""The network of a box that has one: a loopback of its own, and sockets that the host answers.
+"""The network of a box that has one: a loopback device of its own, and listening sockets that the host serves.
 
 The box's network namespace has no other device and no route. PID 1 listens on ports of 127.0.0.1 and hands the
 listening sockets to the host, which accepts their connections: a socket stays in the namespace it was made in, whoever
-holds it. So there is nothing in the box that forwards, and nothing to talk to but what the host serves.
+holds it. So nothing in the box forwards, and a box reaches only what the host serves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _BACKLOG = 64
 
 
 def offer(ports: Sequence[int] | None, host: int) -> None:
-    """Listen on ``ports`` and send the sockets over the descriptor ``host``, which is closed.
+    """Listen on ``ports``, send the sockets over the descriptor ``host`` and close it.
 
-    Needs CAP_NET_ADMIN over the namespace. Where ``ports`` is None nothing is made: not even the loopback is up.
+    Needs CAP_NET_ADMIN over the namespace. If ``ports`` is None, nothing is made and the loopback stays down.
     """
     listeners = []
     if ports is not None:

@@ -1,4 +1,4 @@
-"""Finds out what the namespace backend can do on this machine, by doing it."""
+"""Probe of the namespace backend: tries out every operation and limit on this machine."""
 
 from __future__ import annotations
 
@@ -64,13 +64,14 @@ async def attempt(backend: NamespaceBackend) -> Probe:
 
 
 def in_force(said: bytes, enforced: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Of what ``CHECKS`` said: limit -> mechanism for those of ``enforced`` that hold, and why the others do not."""
+    """Evaluate the output of ``CHECKS``: return limit -> mechanism for those of ``enforced`` that hold, and a reason
+    for each of the others."""
     held = {*said.decode(errors="replace").split(), "wall_time", "output"}
     missing = [f"the limit {name!r} is not in force" for name in sorted(set(enforced) - held)]
     return {name: how for name, how in enforced.items() if name in held}, missing
 
 
 def _mechanisms(held: dict[str, str], cgroups: str) -> dict[str, str]:
-    """A box whose first process did not get into its group is never born: where there are any they are in force."""
+    """Add control groups to the mechanisms; a box that cannot join its group is not made, so they are in force."""
     counted = f"cgroup {cgroups}, " if cgroups else ""
     return {name: (counted if name in ("memory", "processes") else "") + how for name, how in held.items()}

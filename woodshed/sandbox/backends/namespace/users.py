@@ -1,9 +1,9 @@
-"""A host user of its own for every box, where root makes them.
+"""Gives every box a host user of its own, where root makes the boxes.
 
-Much of what the kernel bounds it counts by host user: pipe buffers, descriptors that wait in sockets, pending signals,
-watches of files. Boxes that share a user could use that up for each other. A user serves one box after another. It
-owns nothing on the host: what boxes start from belongs to ``BOX_UID`` (or, in a snapshot, to the user of the box that
-was sealed) and is mounted with owners mapped to the user of each box (mount_setattr(2), ``MOUNT_ATTR_IDMAP``).
+The kernel counts many of its limits by host user: pipe buffers, descriptors in flight, pending signals, file watches.
+Boxes that share a user could exhaust them for each other. A user serves one box after another and owns nothing on the
+host: what boxes start from belongs to ``BOX_UID`` (or, in a snapshot, to the user of the box that was sealed) and is
+mounted with owners mapped to the user of each box (mount_setattr(2), ``MOUNT_ATTR_IDMAP``).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from woodshed.sandbox.guest import kernel, template
 from woodshed.sandbox.guest.template import BOX_UID, UID
 
 _FIRST, _END, _BLOCK = 2_000_200_001, 2_147_483_648, 4096
-"""Above what systemd gives to containers and sssd to users of directories, below 2^31. Every fork server takes a
-block."""
+"""Range of uids: above those that systemd gives to containers and sssd to directory users, below 2^31. Every fork
+server takes one block of it."""
 
 
 @dataclass(frozen=True)
 class User:
-    """``of_host``, ``of_boxes``: user namespaces that map the owner of the base, and of a snapshot, to this user.
+    """A host user for one box at a time.
 
-    ``dev``: a folder with device nodes of its own.
+    ``of_host``, ``of_boxes``: descriptors of user namespaces that map the owner of the base, and of a snapshot, to this
+    user. ``dev``: folder with device nodes of its own.
     """
 
     uid: int
@@ -35,10 +36,10 @@ class User:
 
 
 class Users:
-    """Made by real root in the fork server's folder, which is the working folder and has a folder ``devs``."""
+    """Pool of host users. Made by real root in the fork server's folder, the working folder, which has ``devs``."""
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel maps no owners, or there are too few users."""
+        """Raises OSError if the kernel cannot map owners of mounts or there are too few users."""
         self._next = _FIRST + _BLOCK * secrets.randbelow((_END - _FIRST) // _BLOCK)
         self._last = self._next + _BLOCK - 1
         for uid in (self._next, self._last):
@@ -51,11 +52,11 @@ class Users:
         self._free.append(first)
 
     def take(self) -> User:
-        """A user that no living box has. Raises OSError where there is none."""
+        """Return a user that no living box has. Raises OSError if all are taken."""
         return self._free.pop() if self._free else self._make()
 
     def give(self, user: User) -> None:
-        """The box has ended."""
+        """Take a user back after its box has ended."""
         self._free.append(user)
 
     def _make(self) -> User:
@@ -79,7 +80,7 @@ class Users:
 
 
 def _namespace(inside: int, outside: int) -> int:
-    """A descriptor of a user namespace that knows one user and its group."""
+    """Open a descriptor of a user namespace that maps one user and the group of the same number."""
     pid = kernel.clone(kernel.CLONE_NEWUSER)
     if pid == 0:
         try:

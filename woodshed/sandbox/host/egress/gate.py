@@ -1,4 +1,4 @@
-"""The host's end of a box's listening sockets: they lie in the box's network namespace, their connections end here."""
+"""The host's end of a box's listening sockets, which lie in the box's network namespace: serves their connections."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .rules import parse_rule, split_host
 
 PROXY_PORT = 3128
 MAX_OPEN = 128
-"""Connections of one box at once: each takes up to two of this process's descriptors."""
+"""Maximum number of open connections of one box; each takes up to two of this process's descriptors."""
 _PROXY = f"http://127.0.0.1:{PROXY_PORT}"
 _LOCAL = "localhost,127.0.0.1,::1"
 PROXY_ENVIRONMENT = {
     "http_proxy": _PROXY, "https_proxy": _PROXY, "HTTP_PROXY": _PROXY, "HTTPS_PROXY": _PROXY, "no_proxy": _LOCAL,
     "NO_PROXY": _LOCAL, "NODE_USE_ENV_PROXY": "1", "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
 }  # fmt: skip
-"""What tells programs in a box about the proxy."""
+"""Environment variables that tell programs in a box about the proxy."""
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 def ports_of(egress: Egress) -> list[int]:
-    """Ports of 127.0.0.1 that listen in the box. Raises SandboxError for a rule or a route that makes no sense."""
+    """List the ports of 127.0.0.1 that listen in the box. Raises SandboxError for a malformed rule or route."""
     _parsed(egress)
     return [*([PROXY_PORT] if egress.allow else []), *egress.routes]
 
 
 class Gate:
-    """Answers the connections of one box until ``close``. Raises SandboxError as ``ports_of`` does.
+    """Serves the connections of one box until ``close``. Raises SandboxError as ``ports_of`` does.
 
-    They come from listening sockets that the box hands over (``listen``) or one by one (``accept``), where ``shut``
-    makes the box refuse them.
+    Connections come from listening sockets that the box hands over (``listen``), or one by one (``accept``); in that
+    case ``shut`` makes the box refuse further ones.
     """
 
     def __init__(self, egress: Egress, note: Note, shut: Callable[[], None] = lambda: None) -> None:
@@ -55,7 +55,10 @@ class Gate:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def listen(self, taking: socket.socket) -> None:
-        """``taking`` holds the box's listening sockets, in the order of ``ports_of``, once the box has answered."""
+        """Receive the box's listening sockets from ``taking``, in the order of ``ports_of``, and serve them.
+
+        Call after the box's first answer.
+        """
         taking.setblocking(False)
         fds = socket.recv_fds(taking, 64, len(self._serves))[1] if self._serves else []
         listeners = [socket.socket(fileno=fd) for fd in fds]
@@ -63,7 +66,7 @@ class Gate:
             self._servers.append(await asyncio.start_server(self._tracked(serve), sock=listener, limit=32 << 10))
 
     def accept(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection; one to a port that nothing is served on is closed."""
+        """Serve one connection; close it if nothing is served on its port."""
         serve = self._serves.get(port)
         if serve is None:
             writer.close()
@@ -86,7 +89,7 @@ class Gate:
                 writer.close()
                 reason = f"the box has opened the {self._most} connections that it may"
                 self._note(_entry("", "", 0, "", reason))
-                self.close()  # from now on the box's kernel refuses: a flood costs the host nothing
+                self.close()  # from now on the box's kernel refuses connections, so a flood costs the host nothing
                 return
             if len(self._connections) >= MAX_OPEN:
                 writer.close()
@@ -121,7 +124,7 @@ def _parsed(egress: Egress) -> tuple[list[Any], Mapping[int, tuple[str, int]]]:
 
 
 def _route(port: int, place: tuple[str, int], budget: Budget, note: Note) -> Serve:
-    """Connections to one service, which is named by whoever made the box and may be anywhere."""
+    """Return a server that connects to one service; the creator of the box chose it, so any address is allowed."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up, down, reason = Meter(budget), Meter(budget), ""

@@ -1,6 +1,6 @@
 """The forward proxy of one box: HTTP and CONNECT to the hosts that its rules allow; the rest is refused and noted.
 
-The head of a proxy request, read strictly: what two programs could read differently is refused.
+Requests are parsed strictly: what two programs could read differently is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rules import Rule, allowed, reachable, split_host
 MAX_HEAD = 32 << 10
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"[!-~]+")
-# Between the client and this proxy only, or decided here.
+# Header fields that are not forwarded: they concern client and proxy only, or the proxy sets them itself.
 _HOP = frozenset(
     ["host", "connection", "proxy-connection", "proxy-authorization", "proxy-authenticate", "keep-alive", "te",
      "trailer", "upgrade", "content-length"]
@@ -29,7 +29,7 @@ _HOP = frozenset(
 
 
 class BadRequest(ValueError):
-    """Not a request that this proxy takes; ``status`` is the answer's."""
+    """The request is malformed or of a kind that this proxy does not take; ``status`` is the response's."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """``head`` is what goes to the server (empty for CONNECT), followed by ``length`` bytes of body."""
+    """A parsed request. ``head`` goes to the server (empty for CONNECT), followed by ``length`` bytes of body."""
 
     method: str
     host: str
@@ -49,7 +49,7 @@ class Request:
 
 
 def parse_request(data: bytes) -> Request:
-    """``data`` ends with the empty line. Raises BadRequest."""
+    """Parse the head of a request; ``data`` ends with the empty line. Raises BadRequest."""
     try:
         first, *lines = data.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
         method, target, version = first.split(" ")
@@ -72,13 +72,13 @@ def parse_request(data: bytes) -> Request:
     kept = [f"{name}: {value}" for name, value in fields if name.lower() not in _HOP]
     if length or method in ("POST", "PUT", "PATCH"):
         kept.append(f"Content-Length: {length}")
-    # One request a connection: a second one could name another host.
+    # One request per connection: a second one could name another host.
     head = [f"{method} {path} HTTP/1.1", f"Host: {url.netloc}", *kept, "Connection: close", "", ""]
     return Request(method, host, port or 80, path, "\r\n".join(head).encode("latin-1"), length)
 
 
 def answer(status: int, phrase: str, text: str = "") -> bytes:
-    """A whole response with a plain text, after which the connection ends."""
+    """Return a whole response with a plain text, after which the connection ends."""
     body = (text + "\n").encode() if text else b""
     head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"Connection: close\r\n\r\n" + body
@@ -115,11 +115,13 @@ _HEAD_SECONDS, _CONNECT_SECONDS = 30.0, 15.0
 _LOGGED = 500
 
 Note = Callable[[dict[str, Any]], None]
-"""Is given what happened to each request: ``method``, ``host``, ``port``, ``path``, ``status``, ``reason``, ``up`` and
-``down`` (bytes), ``seconds``."""
+"""Callback that gets the outcome of each request: ``method``, ``host``, ``port``, ``path``, ``status``, ``reason``,
+``up`` and ``down`` (bytes), ``seconds``."""
 
 
 class Refused(Exception):
+    """The request is refused with an HTTP status."""
+
     def __init__(self, status: int, phrase: str, reason: str) -> None:
         super().__init__(reason)
         self.status, self.phrase = status, phrase
@@ -133,7 +135,7 @@ class Proxy:
         self._open = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
+        """Serve one connection, which carries one request."""
         started = time.monotonic()
         up, down = Meter(self._budget), Meter(self._budget)
         entry: dict[str, Any] = {"method": "", "host": "", "port": 0, "path": "", "status": 0, "reason": ""}
@@ -147,7 +149,7 @@ class Proxy:
                 await writer.drain()
         except Spent:
             entry["reason"] = "the box has moved all the bytes that it may"
-        except (OSError, ValueError) as error:  # ValueError: a line of the response that has no end
+        except (OSError, ValueError) as error:  # ValueError: a line of the response is too long
             entry["reason"] = f"broken off: {error or type(error).__name__}"
         finally:
             self._open -= 1
@@ -174,7 +176,7 @@ class Proxy:
                 entry["status"] = await _status(far[0], near[1], down)
                 await copy(far[0], near[1], down)
             finally:
-                sending.cancel()  # the server answered and closed: what is left of the body is for nobody
+                sending.cancel()  # the server answered and closed: nobody reads the rest of the body
                 await asyncio.gather(sending, return_exceptions=True)
         finally:
             far[1].close()
@@ -198,7 +200,7 @@ class Proxy:
                 addresses = reachable([str(f[4][0]) for f in found], host=host, private=self._private)
                 if not addresses:
                     raise Refused(403, "Forbidden", f"{host} stands for an address that is not public")
-                return await _first(addresses, port)  # the address that was looked at, not the name again
+                return await _first(addresses, port)  # the checked address: the name could resolve differently now
         except TimeoutError:
             raise Refused(504, "Gateway Timeout", f"{host}:{port} does not answer") from None
         except OSError as error:
@@ -213,7 +215,7 @@ async def _first(addresses: Sequence[str], port: int) -> Stream:
 
 
 async def _status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, meter: Meter) -> int:
-    """Pass on the response's first line; its status."""
+    """Forward the response's first line; return its status."""
     line = await reader.readline()
     meter.add(len(line))
     writer.write(line)

@@ -1,4 +1,4 @@
-"""Bytes to and fro between two connections, counted and within a budget."""
+"""Copies bytes between two connections, counted and within a budget."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Meter:
         self.bytes = 0
 
     def add(self, count: int) -> None:
-        """Raises Spent."""
+        """Count bytes. Raises Spent if the budget is exceeded."""
         self.bytes += count
         self._budget.left -= count
         if self._budget.left < 0:
@@ -41,7 +41,7 @@ class Meter:
 async def copy(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, meter: Meter, count: int | None = None
 ) -> None:
-    """Copy ``count`` bytes, or all until the end. TimeoutError where nothing moves for long, Spent, ConnectionError."""
+    """Copy ``count`` bytes, or all until the end. Raises TimeoutError if nothing moves, Spent, ConnectionError."""
     while count is None or count > 0:
         async with asyncio.timeout(IDLE_SECONDS):
             data = await reader.read(_CHUNK if count is None else min(_CHUNK, count))
@@ -54,7 +54,7 @@ async def copy(
 
 
 async def tunnel(near: Stream, far: Stream, up: Meter, down: Meter) -> None:
-    """Both directions until both have ended, or one breaks off. Raises Spent."""
+    """Copy in both directions until both have ended or one breaks off. Raises Spent."""
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, meter: Meter) -> None:
         await copy(reader, writer, meter)

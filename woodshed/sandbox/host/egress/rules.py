@@ -1,7 +1,4 @@
-"""Which hosts a box may reach: rules by name, and which addresses a name may stand for.
-
-What became of a box's requests to the outside: counted, and one JSON line each where a log is kept.
-"""
+"""Egress rules: which hosts a box may reach and which addresses a name may resolve to; records of its requests."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*
 
 @dataclass(frozen=True)
 class Rule:
-    """``host`` is a name or an address; ``subdomains`` means every name below it and not itself."""
+    """One allowed host: a name or an address. ``subdomains``: every name below ``host``, but not ``host`` itself."""
 
     host: str
     ports: frozenset[int]
@@ -36,9 +33,9 @@ class Rule:
 
 
 def parse_rule(text: str) -> Rule:
-    """``HOST``, ``*.DOMAIN``, ``HOST:PORT`` or an address (IPv6 in brackets); without a port 80 and 443.
+    """Parse ``HOST``, ``*.DOMAIN``, ``HOST:PORT`` or an address (IPv6 in brackets); default ports are 80 and 443.
 
-    Raises ValueError that names the rule.
+    Raises ValueError naming the rule.
     """
     rest, subdomains = text.strip(), False
     if rest.startswith("*."):
@@ -55,7 +52,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def split_host(text: str) -> tuple[str, int | None]:
-    """``HOST[:PORT]`` as (normal form of the host, port). Raises ValueError."""
+    """Split ``HOST[:PORT]`` into (normal form of the host, port). Raises ValueError."""
     if text.startswith("["):
         host, bracket, port = text[1:].partition("]")
         if not bracket or (port and not port.startswith(":")):
@@ -71,15 +68,15 @@ def split_host(text: str) -> tuple[str, int | None]:
 
 
 def allowed(rules: Iterable[Rule], host: str, port: int) -> bool:
-    """``host`` in the normal form that ``split_host`` gives."""
+    """Whether a rule allows ``host`` (in the normal form of ``split_host``) and ``port``."""
     return any(rule.allows(host, port) for rule in rules)
 
 
 def reachable(addresses: Iterable[str], *, host: str, private: bool) -> list[str]:
-    """Those of a host's addresses that may be connected to.
+    """Return the addresses of a host that may be connected to.
 
-    A name must stand for public addresses, else a name under somebody's control would open the machine's own network;
-    ``private`` lifts that. An address that a rule names is meant.
+    A name must resolve to public addresses: otherwise whoever controls a name could open this machine's own network.
+    ``private`` lifts that. An address that a rule names is always allowed.
     """
     found = list(addresses)
     if private or _address(host) is not None:
@@ -120,11 +117,11 @@ def _address(host: str) -> Address | None:
 
 
 _LOGGED = 500
-"""Characters of any text of a line: a box may ask for names as long as a request's head."""
+"""Maximum characters of a text in a log line: a box may ask for names as long as a request's head."""
 
 
 class Record:
-    """``counts``: ``requests``, ``refused``, ``up`` and ``down`` (bytes) so far."""
+    """Counts and logs the requests of one box. ``counts``: ``requests``, ``refused``, ``up`` and ``down`` (bytes)."""
 
     def __init__(self, box: str, log: JsonLines | None) -> None:
         self.box = box

@@ -1,8 +1,4 @@
-"""Boxes that a box supervisor owns, one process of its own for each: what gVisor's and QEMU's have in common on the
-host.
-
-Several boxes at once, or none.
-"""
+"""Boxes run by a box supervisor, one program each: the host side that the gvisor and microvm backends share."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from woodshed.sandbox.faults import of_the_machine
+from woodshed.sandbox.faults import convert_host_errors
 from woodshed.sandbox.protocol import BoxSpec, Sandbox, SandboxError, Snapshot, Unsupported
 
 from .box import ChannelBox
@@ -22,7 +18,7 @@ from .spawner import Spawner
 
 
 async def all_or_none(starting: Iterable[Awaitable[Sandbox]]) -> list[Sandbox]:
-    """The boxes; where one cannot be made the others are closed and its error is raised."""
+    """Make several boxes; if one cannot be made, close the others and raise its error."""
     made = await asyncio.gather(*starting, return_exceptions=True)
     boxes = [m for m in made if not isinstance(m, BaseException)]
     failed = [m for m in made if isinstance(m, BaseException)]
@@ -32,9 +28,11 @@ async def all_or_none(starting: Iterable[Awaitable[Sandbox]]) -> list[Sandbox]:
     return boxes
 
 
-class KeptBox(ChannelBox):
+class SupervisedBox(ChannelBox):
+    """A box run by a box supervisor; ``number`` is the supervisor's number for it."""
+
     def __init__(
-        self, backend: KeptBackend[Any], spec: BoxSpec, number: int, channel: Channel, id: str | None = None
+        self, backend: SupervisedBackend[Any], spec: BoxSpec, number: int, channel: Channel, id: str | None = None
     ) -> None:
         super().__init__(id or f"box-{secrets.token_hex(6)}", spec, channel)
         self.number = number
@@ -42,7 +40,7 @@ class KeptBox(ChannelBox):
         self._backend = backend
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Of files alone or of everything. The box and its processes go on either way."""
+        """Snapshot the files (``fs``) or everything (``full``). The box and its processes go on either way."""
         async with self._moving:
             self._check_running()
             async with self._explained():
@@ -64,13 +62,14 @@ class KeptBox(ChannelBox):
         return await self._backend.end_of(self)
 
 
-B = TypeVar("B", bound=KeptBox)
+B = TypeVar("B", bound=SupervisedBox)
 
 
-class KeptBackend(Generic[B]):
-    """See ``protocol.Backend``. Belongs to the event loop that first uses it; ``root`` holds one folder while it runs.
+class SupervisedBackend(Generic[B]):
+    """Implements ``protocol.Backend``, apart from ``probe`` and ``create``.
 
-    ``ends``: how a box may bring itself to an end, by what the box supervisor reports, and what is said of it.
+    Belongs to the event loop that first uses it; ``root`` holds one folder while it runs. ``ends``: the ways in which
+    a box can end itself: start of the box supervisor's report -> error message.
     """
 
     name: str
@@ -84,9 +83,9 @@ class KeptBackend(Generic[B]):
         self._snapshots: dict[str, BoxSpec] = {}
         self._starting = asyncio.Semaphore(max_starting)
 
-    @of_the_machine
+    @convert_host_errors
     async def fork(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox]:
-        """``n`` boxes that go on from the snapshot, each by itself."""
+        """Make ``n`` boxes that go on from the snapshot independently."""
         spec = self._known(snapshot)
         return await all_or_none(self._resume(spec, snapshot) for _ in range(n))
 
@@ -129,15 +128,15 @@ class KeptBackend(Generic[B]):
         return self._spawner.is_gone(box.number)
 
     async def end_of(self, box: B) -> str:
-        """Why a box that answers no more is gone; it is, afterwards."""
+        """End a box that no longer answers, if it has not ended yet; return why it ended."""
         return await self._spawner.end_of(box.number)
 
     async def _resume(self, spec: BoxSpec, snapshot: Snapshot) -> B:
-        """A box that goes on from a snapshot."""
+        """Make a box that goes on from a snapshot."""
         raise NotImplementedError
 
     async def _save(self, box: B, name: str) -> int:
-        """Make the image ``name`` of a box, which goes on; its bytes."""
+        """Write the image ``name`` of a box, which goes on; return its size in bytes."""
         raise NotImplementedError
 
     def _known(self, snapshot: Snapshot) -> BoxSpec:
@@ -146,6 +145,6 @@ class KeptBackend(Generic[B]):
         return self._snapshots[snapshot.id]
 
     def _forget(self) -> None:
-        """The box supervisor died: boxes and snapshots are gone."""
+        """Drop all boxes and snapshots: the box supervisor is gone."""
         self._boxes.clear()
         self._snapshots.clear()
