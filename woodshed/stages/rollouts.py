@@ -62,7 +62,7 @@ def _grammars(run: RunDirectory) -> Grammars:
 
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     settings = recipe.evaluate
-    main = load_split(run, recipe.tasks.main, "heldout")
+    main = load_split(run, recipe.tasks.family, "heldout")
     # By digest: a few of the tasks are then a sample over all packages, the same in every run.
     main = sorted(main, key=lambda t: hashlib.sha256(t.name.encode()).digest())[: settings.tasks]
     transfer: list[Task] = []
@@ -163,7 +163,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     async with open_arena(recipe, run, grading=grading, training=True) as arena:
         controller = Controller(
             arena,
-            load_split(run, recipe.tasks.main, "train"),
+            load_split(run, recipe.tasks.family, "train"),
             ledger,
             store,
             settings,

@@ -1,4 +1,4 @@
-"""Settings of generated tasks."""
+"""Settings of tasks that are not built from packages: synthetic ones, and those of a source of the user's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from woodshed.record.settings import Settings
 
 
 class SyntheticSettings(Settings):
-    """How many synthetic tasks of each split are drawn (``tasks/studies``)."""
+    """How many synthetic tasks of each split are drawn (``tasks/generators/synthetic``)."""
 
     train: int = Field(default=1_000, ge=0)
     """Synthetic tasks for RL. A prompt is never trained twice, so at least rl.steps x rl.groups_per_step."""
@@ -25,3 +25,16 @@ class SyntheticSettings(Settings):
     checked: int = Field(default=16, ge=0)
     """Synthetic tasks of each split that go through every validation gate in sandboxes; the others only through the
     generator's own checks."""
+
+
+class CustomSettings(Settings):
+    """How many tasks of each split a source of the user's own is asked for (``tasks/sources/custom.py``)."""
+
+    train: int = Field(default=100, ge=1)
+    """Tasks for demonstrations and RL. A prompt is never trained twice, so at least rl.steps x rl.groups_per_step."""
+
+    heldout: int = Field(default=32, ge=1)
+    """Tasks that are only evaluated."""
+
+    seed: int = 0
+    """Given to the source; for training tasks the run's own ``seed`` is added."""

@@ -5,29 +5,34 @@ from __future__ import annotations
 import asyncio
 import fcntl
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Protocol
 
-from woodshed.record.task import Task
+from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.build import Progress, build_tasks, separated
 from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
 from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield
+from woodshed.tasks.generators.packages.proof import GATES
+from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield, Rejected
 from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.packages.stream import clear_staging
+from woodshed.tasks.generators.packages.stream import STAGING, Attempt, Stream, clear_staging
 from woodshed.tasks.generators.packages.work import Propose
 from woodshed.tasks.generators.prompts.reword import Reworder
 from woodshed.tasks.generators.prompts.write import Writer
 from woodshed.tasks.library.cost import Cost
+from woodshed.tasks.validate.gates import check_task
 
 from .asked import check_held_out, held_out, same_wishes
+from .custom import draw_tasks, is_source_reference, load_source
 from .lock import NAME, SourceLock
 from .pin import Pinned, Pinner, Wishes
-from .spec import SourceSpec, distinct_names, parse_source
+from .spec import SourceSpec, distinct_names, parse_source, source_name
 
 
 @dataclass(frozen=True)
@@ -73,23 +78,28 @@ async def build_from_sources(
 ) -> list[Task]:
     """Build tasks from ``sources`` (see ``parse_source``) under ``out``, and return them sorted by name.
 
-    ``collections`` are benchmarks by name; sources written ``NAME:PATH`` with one of these names come first and are
-    read anew each time.
-    Sources that ``out/sources.toml`` holds are taken from there; others are pinned first. Killed at any moment, the
-    same call goes on and ends with the same folder. A source that cannot be used is reported and left out;
-    PackageError where none can be, a source is not written properly, an option would change nothing, or ``out`` cannot
-    be used. ``reworder`` puts instructions into a policy's words.
+    ``collections`` are benchmarks by name; sources written ``NAME:PATH`` with one of these names, and sources of the
+    user's own (``"module:function"``), come first and are read again each time. Sources that ``out/sources.toml`` holds
+    are taken from there; others are pinned first. Killed at any moment, the same call goes on and ends with the same
+    folder. A source that cannot be used is reported and left out; PackageError where none can be, a source is not
+    written properly, an option would change nothing, or ``out`` cannot be used. ``reworder`` puts instructions into a
+    policy's words.
     """
     report = report if report is not None else BuildReport()
-    builders = collections or {}
-    copies = list(dict.fromkeys(text for text in sources if _name(text) in builders))
-    specs = list(dict.fromkeys(parse_source(text) for text in sources if _name(text) not in builders))
+    collected: dict[str, tuple[str, BuildCollection]] = {}
+    for text in sources:
+        prefix = text.partition(":")[0]
+        if collections and prefix in collections:
+            collected[text] = prefix, collections[prefix]
+        elif is_source_reference(text):
+            collected[text] = source_name(text), build_custom
+    specs = list(dict.fromkeys(parse_source(text) for text in sources if text not in collected))
     settings = held_out(settings)
     with claim(out):
         cost, lock = Cost(out), SourceLock(out, settings)
         new = [spec for spec in specs if lock.find(spec) is None]
         names = dict(zip(new, distinct_names(new, lock.catalogue.packages)))
-        check_held_out(settings, {*lock.catalogue.packages, *names.values(), *map(_name, copies)})
+        check_held_out(settings, {*lock.catalogue.packages, *names.values(), *(name for name, _ in collected.values())})
         if reworder is not None and settings.level != "precise":
             reworder.claim()
 
@@ -103,7 +113,7 @@ async def build_from_sources(
         pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history, settings.suite_seconds)
         writer, ledgers = Writer(settings, reworder), dict[str, Ledger]()
         read, tasks = list[tuple[list[Task], PackageYield]](), list[Task]()
-        if copies:
+        if collected:
             clear_staging(out)
             lock.write()  # makes the folder ours before the first task is there
         context = BuildContext(
@@ -118,11 +128,11 @@ async def build_from_sources(
             progress=told,
             cache=cache,
         )
-        for text in copies:
+        for text, (name, builder) in collected.items():
             try:
-                read.append(await builders[_name(text)](text, context))
+                read.append(await builder(text, context))
             except PackageError as error:
-                read.append(([], PackageYield(_name(text), error=str(error), finished=True)))
+                read.append(([], PackageYield(name, error=str(error), finished=True)))
         chosen, failed = await _pinned(specs, names, lock, pinner, told)
         if chosen:
             with suppress(PackageError):  # none of them could be used: each line says why
@@ -151,8 +161,50 @@ async def build_from_sources(
         return sorted(tasks, key=lambda task: task.name)
 
 
-def _name(source: str) -> str:
-    return source.partition(":")[0]
+async def build_custom(source: str, context: BuildContext) -> tuple[list[Task], PackageYield]:
+    """Tasks of a source of the user's own, ``"module:function"``, each through every gate; resumable.
+
+    ``tasks_per_package`` are asked for, a ``heldout_share`` of them held out. A task that fails a gate is left out.
+    """
+    settings, start, name = context.settings, perf_counter(), source_name(source)
+    heldout = round(settings.tasks_per_package * (1 if name in settings.heldout_packages else settings.heldout_share))
+    drafts = context.out / f"{STAGING}{name}"
+    written: list[Task] = []
+    try:
+        load_source(source)
+        for split, count in (("train", settings.tasks_per_package - heldout), ("heldout", heldout)):
+            if count:
+                drawn = draw_tasks(source, drafts / split, split=split, count=count, seed=settings.seed)
+                written += await asyncio.to_thread(list, drawn)
+    except (TaskError, ValueError) as error:
+        raise PackageError(str(error)) from error
+
+    async def gated(draft: Task, place: Path) -> Task:
+        report = await check_task(draft, context.backend, context.layers)
+        if report.failures:
+            raise Rejected("; ".join(f"{draft.path.name}: {gate}: {why}" for gate, why in report.failures.items()))
+        draft.path.rename(place)
+        return Task.load(place)
+
+    line, made = PackageYield(name), list[Task]()
+    ledger = context.ledgers[name] = Ledger(context.out / f".{name}.jsonl", str(GATES))
+    stream = Stream(ledger, context.out, context.boxes, settings.parallel)
+    attempts = (
+        Attempt(f"{name}-{draft.path.name}-{draft.digest[:8]}", draft.info.kind, partial(gated, draft))
+        for draft in written
+    )
+    async with aclosing(stream.judged(attempts)) as verdicts:
+        async for verdict in verdicts:
+            line.tried += 1
+            line.count(verdict.kind, verdict.task is not None)
+            if verdict.task is None:
+                line.rejected[verdict.why] += 1
+            else:
+                made.append(verdict.task)
+            context.progress(line.tried, len(written), f"{verdict.slug}: {verdict.why or 'kept'}")
+    clear_staging(context.out)
+    line.kept, line.seconds, line.finished = len(made), perf_counter() - start, True
+    return made, line
 
 
 def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
