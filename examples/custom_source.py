@@ -8,7 +8,7 @@ makes tasks to look at, and a recipe trains on such tasks:
     main = "custom_source:wrong_operator"
     custom = { train = 60, heldout = 16 }
 
-Every task goes through the gates of `woodshed tasks check` before it is used; docs/tasks.md says what else a task can be.
+Every task goes through the gates of `woodshed tasks check` before it is used. docs/tasks.md has the rest.
 """
 
 import json
