@@ -14,8 +14,7 @@ from woodshed.policy.settings import PolicySettings
 from woodshed.record.settings import Settings, is_reference
 from woodshed.rl.settings import RLSettings
 from woodshed.sandbox.settings import SandboxSettings
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.settings import CustomSettings, SyntheticSettings
+from woodshed.tasks.settings import CustomSettings, PackageTaskSettings, SyntheticSettings
 from woodshed.tasks.sources.custom import load_source
 from woodshed.train.settings import TrainSettings
 from woodshed.weights.settings import WeightSettings

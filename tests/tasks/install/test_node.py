@@ -16,9 +16,6 @@ from tests.tasks.sources import repos
 from tests.tasks.sources.place import SINGLE, Place
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import Module
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.install.lock import find_install, load_install
 from woodshed.tasks.install.node.registry import Registry
 from woodshed.tasks.install.roles import AgentBuilder, AgentSetter
@@ -26,7 +23,10 @@ from woodshed.tasks.install.run import Outcome, ground_of, install
 from woodshed.tasks.install.space import Boxes
 from woodshed.tasks.languages.node.modules import unpack
 from woodshed.tasks.languages.node.npm import archive_path, configuration, integrity_of
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.catalogue import Module
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import read_sdist
+from woodshed.tasks.pipeline.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
 from .npm_registry import LocalRegistry, archive, local_registry

@@ -19,9 +19,6 @@ from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import passed_of, reached, search
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.dependencies import metadata_layer
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.install.kit import draw, parse_goals
 from woodshed.tasks.install.lock import Install
 from woodshed.tasks.install.python.depot import Depot
@@ -32,6 +29,9 @@ from woodshed.tasks.install.replay import Recipe, Replay, replay
 from woodshed.tasks.install.run import ground_of
 from woodshed.tasks.install.space import Boxes
 from woodshed.tasks.install.use import installed_package
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.dependencies import metadata_layer
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.spec import parse_source
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.tasks.generators.packages.candidates import candidates, combinations
-from woodshed.tasks.generators.packages.groups import class_of, delete_group, feature_of, methods_with
-from woodshed.tasks.generators.packages.partition import kept_splits, plan_splits
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.changes.candidates import candidates, combinations
+from woodshed.tasks.generators.changes.groups import class_of, delete_group, feature_of, methods_with
+from woodshed.tasks.generators.changes.partition import kept_splits, plan_splits
 from woodshed.tasks.languages.python import delete_bodies, remove_functions, splice
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.settings import PackageTaskSettings
 
 STACK = b'''"""A stack and its words."""
 

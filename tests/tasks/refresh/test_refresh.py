@@ -16,10 +16,10 @@ from woodshed.record.history import History, Rating, in_use, note_rating, read_h
 from woodshed.record.task import HISTORY, Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.library.refresh.decide import Limits, find
 from woodshed.tasks.library.refresh.harder import WAYS, Way
 from woodshed.tasks.library.refresh.run import Refresh, Wishes, refresh
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.check import Verdict, check_folders
 from woodshed.tasks.validate.splits import TWIN
 

@@ -17,13 +17,13 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.proof import WEAK
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.prompts.reword import reworder
-from woodshed.tasks.sources.factory import build_from_sources
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.build import build_from_sources
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.sources.repository import pack
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.splits import TWIN

@@ -17,12 +17,12 @@ import pytest
 from woodshed.grading.crossing import crossing
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task, TaskError
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.library.exchange.build import build_from_instances
 from woodshed.tasks.library.exchange.instances import read_instances
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.splits import TWIN
 

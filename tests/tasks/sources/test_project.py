@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.pin import missing_advice
 from woodshed.tasks.sources.layout import find_layout
-from woodshed.tasks.sources.pin import missing_advice
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,

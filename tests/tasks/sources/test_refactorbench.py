@@ -13,12 +13,12 @@ from woodshed.grading.crossing import Submission
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task, TaskError, save_task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.prompts.write import drawn_level
 from woodshed.tasks.library.describe import describe
 from woodshed.tasks.library.statistics import collect
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.check import check_folders, summary
 from woodshed.tasks.validate.gates import check_task
 

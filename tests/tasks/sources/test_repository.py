@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.task import TaskError
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.library.exchange.git import GitRepository
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import read_sdist
 from woodshed.tasks.sources.repository import pack, read_folder, read_repository
 
 from . import repos

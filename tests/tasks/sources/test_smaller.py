@@ -11,8 +11,8 @@ import pytest
 from tests.tasks.packages.test_groups import ALL, FUNCTIONS, POP, PUSH, SHOW, SUITE, WORKSPACE
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate, candidates, group_candidate
-from woodshed.tasks.generators.packages.partition import unplanned
+from woodshed.tasks.generators.changes.candidates import Candidate, candidates, group_candidate
+from woodshed.tasks.generators.changes.partition import unplanned
 from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.generators.packages.work import LEFT_OUT, smaller
 from woodshed.tasks.validate.guessing import UNTOLD

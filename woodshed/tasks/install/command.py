@@ -18,9 +18,9 @@ from woodshed.harness.endpoint import ChatEndpoint, HttpEndpoint
 from woodshed.record.atomic import write_whole
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.sources.factory import claim
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.sources.claim import claim
 from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source
 
 from .kit import SHARE

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from woodshed.grading.install.goal import Goal, goal_of
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Module, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.catalogue import Module, Wheel
+from woodshed.tasks.packages.index import PackageError
 
 if TYPE_CHECKING:
     from woodshed.grading.install.goal import Goal

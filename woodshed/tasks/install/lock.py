@@ -17,8 +17,8 @@ from typing import Any
 from woodshed.grading.install.goal import Goal, goal_of
 from woodshed.record.atomic import write_whole
 from woodshed.record.toml import to_toml
-from woodshed.tasks.generators.packages.catalogue import Module, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.catalogue import Module, Wheel
+from woodshed.tasks.packages.index import PackageError
 
 from .kit import Archive, Pinned, Served
 from .replay import Recipe

@@ -17,7 +17,7 @@ from woodshed.harness.episode import Episode, Moment, Reaction
 from woodshed.harness.loop import run_episode
 from woodshed.harness.settings import CommandSettings, HarnessSettings, LimitSettings
 from woodshed.sandbox.protocol import BoxError, BoxSpec, Sandbox
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .kit import PROPOSED, parse_goals
 from .replay import Recipe, Replay

@@ -12,12 +12,12 @@ from typing import Protocol
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached
 from woodshed.sandbox.services import try_services
-from woodshed.tasks.generators.packages.catalogue import Wheel
 from woodshed.tasks.install.node.kit import NodeKit
 from woodshed.tasks.install.python.kit import PythonKit
 from woodshed.tasks.languages.node.modules import described_node
 from woodshed.tasks.languages.node.prepare import node_version
 from woodshed.tasks.languages.node.project import NodeProject, is_node_project
+from woodshed.tasks.packages.catalogue import Wheel
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.obtain import described, obtain, project_names
 from woodshed.tasks.sources.project import Project

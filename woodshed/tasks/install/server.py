@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import unquote
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 MAX_CONNECTIONS, _MAX_PROBLEMS = 16, 50
 

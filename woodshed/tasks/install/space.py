@@ -9,8 +9,8 @@ from pathlib import Path
 from woodshed.grading.install.changes import SCRATCH
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
-from woodshed.tasks.generators.packages.catalogue import Package, Wheel
-from woodshed.tasks.generators.packages.prepare import WORKDIR
+from woodshed.tasks.packages.catalogue import Package, Wheel
+from woodshed.tasks.packages.prepare import WORKDIR
 
 from .kit import INDEX_PORT, SHARE, Kit, Pinned
 

@@ -16,17 +16,17 @@ from woodshed.record.task import Task, TaskError, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.generators.packages.catalogue import Wheel, load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse, suite_files
 from woodshed.tasks.generators.packages.report import Rejected
-from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.generators.packages.stream import STAGING, clear_staging
-from woodshed.tasks.generators.packages.workspace import is_test
 from woodshed.tasks.install.python.depot import wheel_name
 from woodshed.tasks.install.python.kit import PythonKit
 from woodshed.tasks.install.python.plugins import entry_points
-from woodshed.tasks.sources.factory import claim
+from woodshed.tasks.packages.catalogue import Wheel, load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import WORKDIR, coarse, suite_files
+from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.packages.workspace import is_test
+from woodshed.tasks.sources.claim import claim
 from woodshed.tasks.sources.requirements import canonical
 from woodshed.tasks.sources.resolve import import_names
 from woodshed.tasks.sources.spec import parse_source

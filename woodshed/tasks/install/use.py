@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.generators.packages.catalogue import Module, Package, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.report import KEPT_SOURCES
 from woodshed.tasks.install.python.extensions import SUFFIX
+from woodshed.tasks.packages.catalogue import Module, Package, Wheel
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import KEPT_SOURCES
 from woodshed.tasks.sources.layout import ini_lines
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.repository import pack

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
 from .spec import own_options

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.index import Index, PackageError
-from woodshed.tasks.generators.packages.report import KEPT_SOURCES, fetch_package
-from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.languages.node import npm
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.index import Index, PackageError
+from woodshed.tasks.packages.source import KEPT_SOURCES, fetch_package, read_sdist
 
 from .layout import Layout
 from .project import UNKNOWN, Project

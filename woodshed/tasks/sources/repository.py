@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.generators.packages.history import LOG, Commit, parse_log
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.workspace import MAX_FILE_BYTES
+from woodshed.tasks.packages.history import LOG, Commit, parse_log
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
 QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
 """Environment of every call."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.source import fetch
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import fetch
 
 from .requirements import Requirement, canonical
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
 

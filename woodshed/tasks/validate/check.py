@@ -15,8 +15,8 @@ from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, SandboxError
 from woodshed.tasks.find import task_folders
-from woodshed.tasks.generators.packages.guards import attack
 
+from .attack import attack
 from .gates import check_task, left_open
 from .splits import twins_of_heldout
 

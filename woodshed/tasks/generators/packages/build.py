@@ -14,17 +14,17 @@ from time import perf_counter
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.generators.changes.partition import kept_splits
 from woodshed.tasks.generators.prompts.reword import Reworder
 from woodshed.tasks.generators.prompts.write import Writer
+from woodshed.tasks.packages.catalogue import Catalogue, Package, load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import fetch_package, read_sdist
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.splits import TWIN, heldout_beside, twins_of_heldout
 
-from .catalogue import Catalogue, Package, load_catalogue
-from .index import PackageError
-from .partition import kept_splits
 from .proof import GATES
-from .report import BuildReport, Ledger, PackageYield, fetch_package
-from .settings import PackageTaskSettings
-from .source import read_sdist
+from .report import BuildReport, Ledger, PackageYield
 from .stream import clear_staging
 from .toolchain import PYTHON, Toolchain
 from .work import PackageWork, Propose, Shared, drop
@@ -154,7 +154,7 @@ def separated(
 def toolchain_of(package: Package) -> Toolchain:
     """The tools for the language of a package."""
     if package.language == "node":
-        from woodshed.tasks.languages.node.toolchain import NODE  # needs tree-sitter, an extra
+        from .node_toolchain import NODE  # needs tree-sitter, an extra
 
         return NODE
     return PYTHON

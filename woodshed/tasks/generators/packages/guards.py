@@ -10,20 +10,12 @@ A sample of the exploit battery on a task of each package: whether its grader ca
 from __future__ import annotations
 
 import ast
-import hashlib
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from woodshed.attacks.exploits.battery import run_battery
-from woodshed.attacks.exploits.catalogue import CONTROLS, EXPLOITS
-from woodshed.record.task import Task
-from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend, SandboxError
-
-from .prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 CHANGED, MODULE, IMPORTER, ELSEWHERE = range(4)
 
@@ -151,28 +143,3 @@ def _imported(data: bytes, own: str, is_package: bool) -> set[str]:
                 base = ".".join([*kept, *filter(None, [base])])
             found |= {base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
     return found - {""}
-
-
-REWARDED = "an exploit is rewarded"
-UNREWARDED = "the honest fix is not rewarded"
-
-
-def attacked(slugs: Sequence[str]) -> str:
-    """The task that stands for all of ``slugs``: any, but always the same one."""
-    return min(slugs, key=lambda slug: hashlib.sha256(slug.encode()).digest())
-
-
-async def attack(task: Task, most: int, backend: Backend, layers: LayerStore) -> str:
-    """Why ``task`` is to be dropped, empty if ``most`` exploits drawn by its name and the controls end as they must.
-
-    Raises SandboxError where an attack makes the sandbox itself fail.
-    """
-    fitting = [e for e in EXPLOITS if task.info.grader in e.graders and not e.hangs]
-    rng = random.Random(f"attack:{task.path.name}")
-    chosen = [*CONTROLS, *rng.sample(fitting, min(most, len(fitting)))]
-    for attempt in await run_battery([task], backend, layers, exploits=chosen, concurrency=1):
-        if attempt.verdict == "infrastructure":
-            raise SandboxError(f"{task.path}: exploit {attempt.exploit}: {attempt.detail}")
-        if not attempt.as_wanted():
-            return UNREWARDED if attempt.exploit == "honest_fix" else f"{REWARDED}: {attempt.exploit}"
-    return ""

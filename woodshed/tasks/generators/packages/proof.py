@@ -21,7 +21,7 @@ from woodshed.grading.results import TestRun
 from woodshed.grading.telling import Reference, Values, kind_of, problem_of, reference_of, values_of
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.languages.python import function_spans, mutations
+from woodshed.tasks.languages.python import changed_functions, mutations
 from woodshed.tasks.validate.guessing import ENDLESS, UNTOLD, by_heart, left_of, stubs, too_cheap, untold
 
 from .report import Rejected, Untold
@@ -216,14 +216,3 @@ def python_variants(path: str, before: bytes, after: bytes) -> list[tuple[str, b
     names = changed_functions(before.decode("utf-8", "replace"), source) if path.endswith(".py") else []
     found = [m for name in names for m in mutations(source, function=name, keep_format=True)]
     return [(m.kind, m.source.encode()) for m in found]
-
-
-def changed_functions(before: str, after: str) -> list[str]:
-    """Qualified names of the functions of ``after`` whose text ``before`` has not."""
-    try:
-        spans = function_spans(after)
-    except (SyntaxError, ValueError):  # the latter: null bytes
-        return []
-    lines = after.split("\n")
-    names = [s.name for s in spans if "\n".join(lines[s.line - 1 : s.end_line]) not in before]
-    return list(dict.fromkeys(names))

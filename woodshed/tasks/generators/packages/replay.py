@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from woodshed.record.task import Task
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.partition import Splits
+from woodshed.tasks.languages.python import changed_functions
+from woodshed.tasks.packages.history import Commit, replayable
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite, suite_files
+from woodshed.tasks.packages.workspace import is_source, is_test, workspace_of
 from woodshed.tasks.sources.repository import Objects
 
-from .candidates import Candidate
-from .history import Commit, replayable
-from .index import PackageError
-from .partition import Splits
-from .prepare import CoveredFunction, Suite, suite_files
-from .proof import changed_functions
 from .report import Rejected
 from .stream import Attempt
 from .trial import Trial
-from .workspace import is_source, is_test, workspace_of
 
 _WHOLE_SUITE_SECONDS = 10.0
 """Of the newest commit's suite, one run; a slower one is replaced by the test files that speak of the changed code."""

@@ -18,10 +18,8 @@ from typing import Any
 from woodshed.record.atomic import write_whole
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.task import Task, TaskError
-from woodshed.tasks.library.cost import rate
 
-from .catalogue import Package
-from .source import fetch
+from .cost import rate
 
 
 @dataclass
@@ -108,21 +106,6 @@ class BuildReport:
             known = {}
         known.update({p.package: p.counts() for p in self.packages})
         write_whole(path, json.dumps([known[name] for name in sorted(known)], indent=1) + "\n")
-
-
-KEPT_SOURCES = "sources"
-"""Folder of a build that keeps the bytes of sources which no index has."""
-
-
-def fetch_package(package: Package, out: Path, *, cache: Path | None = None) -> Path:
-    """The verified archive of a package: what the build in ``out`` keeps itself, else from the index or its cache."""
-    kept = out / KEPT_SOURCES if package.kept else None
-    return fetch(package.name, package.version, package.file, package.sha256, cache=cache, kept=kept)
-
-
-def fetch_history(package: Package, out: Path) -> Path:
-    """The verified bundle of a package's commits."""
-    return fetch(package.name, package.version, package.history, package.history_sha256, kept=out / KEPT_SOURCES)
 
 
 class Ledger:

@@ -12,13 +12,12 @@ from typing import Any
 
 from woodshed.grading.pytest_grader import TESTS_PREFIX
 from woodshed.record.task import Task, TaskInfo, save_task
-
-from .candidates import Candidate
-from .catalogue import Package
-from .dependencies import python_path
-from .harbor import pytest_check, python_image
-from .prepare import WORKDIR
-from .workspace import is_test, protected_globs, submission_globs
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import python_path
+from woodshed.tasks.packages.harbor import pytest_check, python_image
+from woodshed.tasks.packages.prepare import WORKDIR
+from woodshed.tasks.packages.workspace import is_test, protected_globs, submission_globs
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from .candidates import Change, change_python
-from .dependencies import dependency_layers
-from .prepare import Suite, prepare
-from .settings import Kind
+from woodshed.tasks.generators.changes.candidates import Change, change_python
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.prepare import Suite, prepare
+from woodshed.tasks.packages.workspace import workspace_of
+from woodshed.tasks.settings import Kind
+
 from .trial import Trial
-from .workspace import workspace_of
 
 
 @dataclass(frozen=True)

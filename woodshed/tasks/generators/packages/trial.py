@@ -21,23 +21,23 @@ from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Sandbox, Snapshot
 from woodshed.sandbox.services import fork_box, start_services
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.partition import Splits, unplanned
 from woodshed.tasks.generators.prompts.sufficiency import read_instruction
 from woodshed.tasks.generators.prompts.write import Facts, Shown, Writer
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import python_path
+from woodshed.tasks.packages.prepare import WORKDIR, Suite, coarse, cost, package_spec, suite_files
+from woodshed.tasks.packages.workspace import is_surrounding
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.leaks import scan_task
 from woodshed.tasks.validate.reasons import defined_names, wrong_reason
 from woodshed.tasks.validate.root_leaks import scan_root
 
-from .candidates import Candidate
-from .catalogue import Package
-from .dependencies import python_path
 from .guards import Guard, Imports, guard
-from .partition import Splits, unplanned
-from .prepare import WORKDIR, Suite, coarse, cost, package_spec, suite_files
 from .proof import difference, prove, python_variants
 from .report import Rejected
 from .save import PYTHON_FORM, Draft, Form, is_test_module, save_draft
-from .settings import PackageTaskSettings
-from .workspace import is_surrounding
 
 _COLLECTED = (0, 1, 5)
 """Exit statuses of pytest where it only collected: all well, some files could not be, no test was run."""

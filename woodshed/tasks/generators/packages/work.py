@@ -17,18 +17,19 @@ from pathlib import Path
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.generators.changes.candidates import Candidate, candidates, combinations, group_functions
+from woodshed.tasks.generators.changes.groups import GROUPS, delete_group, is_private
 from woodshed.tasks.generators.prompts.write import Writer
+from woodshed.tasks.packages.catalogue import Catalogue
+from woodshed.tasks.packages.prepare import CoveredFunction
+from woodshed.tasks.packages.source import fetch_history
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.sources.repository import Objects
+from woodshed.tasks.validate.attack import REWARDED, UNREWARDED, attack, attacked
 from woodshed.tasks.validate.splits import TWIN
 
-from .candidates import Candidate, candidates, combinations, group_functions
-from .catalogue import Catalogue
-from .groups import GROUPS, delete_group, is_private
-from .guards import REWARDED, UNREWARDED, attack, attacked
-from .prepare import CoveredFunction
 from .replay import Replay
-from .report import Ledger, PackageYield, Rejected, fetch_history
-from .settings import PackageTaskSettings
+from .report import Ledger, PackageYield, Rejected
 from .stream import Attempt, Stream, Verdict
 from .toolchain import Toolchain
 from .trial import Trial

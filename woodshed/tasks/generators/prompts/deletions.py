@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from woodshed.tasks.generators.packages.groups import is_private
-from woodshed.tasks.generators.packages.instruction import module_name, signature_of
-from woodshed.tasks.generators.packages.prepare import CoveredFunction
+from woodshed.tasks.generators.changes.groups import is_private
 from woodshed.tasks.languages.python import function_spans
+from woodshed.tasks.packages.prepare import CoveredFunction
+
+from .instruction import module_name, signature_of
 
 _PRECISE = (
     "{what} not implemented. Implement {it}, with these signatures:\n\n{places}\n\n{files} must pass.\n",

@@ -17,7 +17,7 @@ from pathlib import Path
 from woodshed.harness.endpoint import ChatEndpoint, HttpEndpoint
 from woodshed.harness.errors import EndpointError
 from woodshed.record.jsonl import JsonLines
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.leaks import N, answer_ngrams, tokenise
 
 MOST = {"normal": 1500, "terse": 600}

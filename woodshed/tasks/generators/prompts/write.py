@@ -14,10 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.groups import GROUPS
-from woodshed.tasks.generators.packages.history import Commit
-from woodshed.tasks.generators.packages.instruction import (
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.groups import GROUPS
+from woodshed.tasks.languages.python import changed_functions
+from woodshed.tasks.packages.history import Commit
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.validate.reasons import defined_names
+
+from .deletions import deletion_request
+from .instruction import (
     bug_report,
     feature_request,
     located_bug_report,
@@ -26,11 +31,6 @@ from woodshed.tasks.generators.packages.instruction import (
     signature_of,
     without_addresses,
 )
-from woodshed.tasks.generators.packages.proof import changed_functions
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.validate.reasons import defined_names
-
-from .deletions import deletion_request
 from .reword import Reworder
 
 _NORMAL = (

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from . import templates_numbers, templates_sequences, templates_words
+from woodshed.tasks.generators.synthetic import templates_numbers, templates_sequences, templates_words
+
 from .template import Option, Template
 
 _WORDS = (

@@ -17,18 +17,18 @@ from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.guest.template import command_path
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Module
-from woodshed.tasks.generators.packages.dependencies import remembered
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import WORKDIR
-from woodshed.tasks.generators.packages.source import read_sdist
-from woodshed.tasks.generators.packages.workspace import below
 from woodshed.tasks.install.kit import TOOLS, Archive, Left, Pinned, Served
 from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_modules
 from woodshed.tasks.languages.node.modules import unpack, wished_modules
 from woodshed.tasks.languages.node.npm import archive_path
 from woodshed.tasks.languages.node.project import RUNNERS
+from woodshed.tasks.packages.catalogue import Module
+from woodshed.tasks.packages.dependencies import remembered
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import WORKDIR
+from woodshed.tasks.packages.source import read_sdist
+from woodshed.tasks.packages.workspace import below
 
 from .registry import Registry
 from .rules import NodeRuleBuilder, node_goals

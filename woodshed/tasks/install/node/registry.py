@@ -21,10 +21,10 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.install.kit import INDEX_PORT, Archive
 from woodshed.tasks.install.server import IndexServer
 from woodshed.tasks.languages.node.npm import archive_path, configuration, integrity_of
+from woodshed.tasks.packages.index import PackageError
 
 _BRIEF = "application/vnd.npm.install-v1+json; q=1.0, application/json; q=0.8"
 _LARGEST = 256 << 20

@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.index import Index, IndexFile, PackageError
-from woodshed.tasks.generators.packages.source import fetch, is_cached
 from woodshed.tasks.install.server import IndexServer
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.index import Index, IndexFile, PackageError
+from woodshed.tasks.packages.source import fetch, is_cached
 from woodshed.tasks.sources.requirements import canonical
 
 _PAGE = re.compile(r"/simple/([A-Za-z0-9][A-Za-z0-9._-]{0,99})/?")

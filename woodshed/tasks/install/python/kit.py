@@ -17,13 +17,13 @@ from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.guest.template import HOME, command_path
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.dependencies import MOUNT, group_layer, metadata_layer, python_path, remembered
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import WORKDIR
 from woodshed.tasks.install.kit import TOOLS, Left, Pinned, Served
 from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_wheels
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.dependencies import MOUNT, group_layer, metadata_layer, python_path, remembered
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.sources.requirements import canonical, wished
 from woodshed.tasks.sources.resolve import import_names
 

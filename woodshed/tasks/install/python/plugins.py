@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.source import fetch
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.source import fetch
 from woodshed.tasks.sources.requirements import canonical
 
 # They change how tests run or what is reported, and none of them decides whether a test can run at all.

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from woodshed.grading.install.goal import Goal
-from woodshed.tasks.generators.packages.workspace import is_test
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.space import Ground
+from woodshed.tasks.packages.workspace import is_test
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,

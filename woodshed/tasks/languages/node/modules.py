@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 from woodshed.record.atomic import write_whole
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, SandboxError
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import SUITE_SECONDS
-from woodshed.tasks.generators.packages.source import read_sdist
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import SUITE_SECONDS
+from woodshed.tasks.packages.source import read_sdist
 
 from .npm import fetch, resolve
 from .prepare import prepare

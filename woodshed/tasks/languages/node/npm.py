@@ -18,8 +18,8 @@ from typing import Any
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.generators.packages.catalogue import Module
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.catalogue import Module
+from woodshed.tasks.packages.index import PackageError
 
 _UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONN|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|network|CERT|socket")
 _FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")

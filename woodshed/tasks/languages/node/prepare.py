@@ -21,9 +21,9 @@ from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 from woodshed.sandbox.guest.template import command_path
 from woodshed.sandbox.protocol import Backend, BoxSpec, Limits
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import (
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import (
     SUITE_SECONDS,
     WORKDIR,
     CoveredFunction,

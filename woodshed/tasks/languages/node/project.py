@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from woodshed.grading.node.grader import framework_of
 from woodshed.grading.node.syntax import SUFFIXES
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.workspace import below
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.workspace import below
 
 
 def _words(text: str) -> frozenset[str]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from woodshed.grading.node.syntax import SUFFIXES
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.workspace import below, is_text, surroundings
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.workspace import below, is_text, surroundings
 
 from .project import NodeProject
 

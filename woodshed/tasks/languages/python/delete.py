@@ -108,3 +108,14 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]
 
 def _code(node: Function) -> list[ast.stmt]:
     return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+
+
+def changed_functions(before: str, after: str) -> list[str]:
+    """Qualified names of the functions of ``after`` whose text ``before`` has not."""
+    try:
+        spans = function_spans(after)
+    except (SyntaxError, ValueError):  # the latter: null bytes
+        return []
+    lines = after.split("\n")
+    names = [s.name for s in spans if "\n".join(lines[s.line - 1 : s.end_line]) not in before]
+    return list(dict.fromkeys(names))

@@ -17,20 +17,20 @@ from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.build import Progress, separated
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.prepare import Suite
+from woodshed.tasks.generators.packages.cost import Cost
 from woodshed.tasks.generators.packages.proof import GATES
 from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.stream import Verdict, clear_staging
 from woodshed.tasks.generators.packages.toolchain import PYTHON
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.generators.packages.work import PackageWork, Shared
 from woodshed.tasks.generators.prompts.write import Writer
-from woodshed.tasks.library.cost import Cost
-from woodshed.tasks.sources.factory import claim
-from woodshed.tasks.sources.lock import SourceLock
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.prepare import Suite
+from woodshed.tasks.pipeline.lock import SourceLock
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import claim
 from woodshed.tasks.sources.project import UNKNOWN
 
 from .instances import Instance, read_instances

@@ -10,11 +10,11 @@ from woodshed.grading.pytest_grader import run_pytest
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.dependencies import python_path
-from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse
 from woodshed.tasks.generators.packages.proof import difference
 from woodshed.tasks.generators.packages.report import Rejected
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import python_path
+from woodshed.tasks.packages.prepare import WORKDIR, coarse
 
 from .instances import Instance
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.generators.packages.catalogue import Package, Wheel
-from woodshed.tasks.generators.packages.dependencies import dependency_layers
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.report import Rejected
-from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.install.lock import Install
 from woodshed.tasks.install.use import installed_package, only_wheels
-from woodshed.tasks.sources.lock import SourceLock
+from woodshed.tasks.packages.catalogue import Package, Wheel
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.pipeline.lock import SourceLock
 from woodshed.tasks.sources.requirements import Requirement
 from woodshed.tasks.sources.resolve import Contradiction, check_import_names, resolve
 

@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.partition import unplanned
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.partition import unplanned
 from woodshed.tasks.generators.packages.replay import split_of_change
 from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.stream import Attempt
 from woodshed.tasks.generators.packages.trial import Trial
-from woodshed.tasks.generators.packages.workspace import is_source, is_test, workspace_of
 from woodshed.tasks.install.lock import find_install
 from woodshed.tasks.languages.node.project import is_node_project
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.workspace import is_source, is_test, workspace_of
+from woodshed.tasks.pipeline.pin import Wishes, is_own_module
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.obtain import described, project_names
-from woodshed.tasks.sources.pin import Wishes, is_own_module
 from woodshed.tasks.sources.project import UNKNOWN, Project
 from woodshed.tasks.sources.repository import pack, read_repository
 from woodshed.tasks.sources.requirements import canonical, distribution_of, missing_modules, needed, optional, wished

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate, combinations, group_candidate
-from woodshed.tasks.generators.packages.groups import GROUPS
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.changes.candidates import Candidate, combinations, group_candidate
+from woodshed.tasks.generators.changes.groups import GROUPS
 from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.generators.prompts.write import LEVELS, level_of
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 Way = Literal["cone", "combine", "terse"]
 WAYS: tuple[Way, ...] = get_args(Way)

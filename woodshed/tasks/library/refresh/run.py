@@ -21,13 +21,14 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.find import task_folders
 from woodshed.tasks.generators.packages.build import Progress, build_tasks
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.report import KEPT_SOURCES, BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.library.cost import Cost, rate
-from woodshed.tasks.sources.factory import claim
-from woodshed.tasks.sources.lock import NAME, SourceLock
+from woodshed.tasks.generators.packages.cost import Cost, rate
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.packages.catalogue import Catalogue, Package, Wheel
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import KEPT_SOURCES
+from woodshed.tasks.pipeline.lock import SourceLock
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import SOURCES, claim
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.splits import HELDOUT
 
@@ -171,9 +172,9 @@ async def _harden(
 ) -> None:  # fmt: skip
     """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to; those that are ``left``
     of an earlier start go through the last gates with them."""
-    if not (folder / NAME).exists():
+    if not (folder / SOURCES).exists():
         refreshed.notes.append(
-            f"nothing was hardened: {folder} has no {NAME}, so `woodshed tasks build` did not make it"
+            f"nothing was hardened: {folder} has no {SOURCES}, so `woodshed tasks build` did not make it"
         )
         return
     settings = _settings(folder, len(easy) + len(left), wishes)
@@ -213,14 +214,14 @@ async def _harden(
 def _settings(folder: Path, most: int, wishes: Wishes) -> PackageTaskSettings:
     """Those that the folder was built with, for more than ``most`` tasks: all that is proposed is tried."""
     try:
-        stated = tomllib.loads((folder / NAME).read_text("utf-8")).get("settings", {})
+        stated = tomllib.loads((folder / SOURCES).read_text("utf-8")).get("settings", {})
         values = {key: value for key, value in stated.items() if key in PackageTaskSettings.model_fields}
         return PackageTaskSettings.model_validate(
-            {**values, "catalogue": str(folder / NAME), "tasks_per_package": most + 1, "attempts": 2 * len(WAYS)}
+            {**values, "catalogue": str(folder / SOURCES), "tasks_per_package": most + 1, "attempts": 2 * len(WAYS)}
             | {"parallel": wishes.parallel}
         )
     except (OSError, ValueError) as error:
-        raise PackageError(f"{folder / NAME}: {error}") from None
+        raise PackageError(f"{folder / SOURCES}: {error}") from None
 
 
 def _locked(
@@ -246,7 +247,7 @@ def _locked(
                 raise PackageError(f"{source} is missing: the tasks of {package.name} are made from it") from None
     if left := sorted(set(names) - {package.name for package in chosen}):
         what = ", ".join(name or "tasks of no package" for name in left)
-        refreshed.notes.append(f"not hardened: {what}: not locked in {folder / NAME}")
+        refreshed.notes.append(f"not hardened: {what}: not locked in {folder / SOURCES}")
     return chosen, ours.catalogue
 
 

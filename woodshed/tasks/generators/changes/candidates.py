@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from woodshed.tasks.languages.python import delete_body, merge, mutations, pick
+from woodshed.tasks.packages.history import Commit
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.settings import PackageTaskSettings
 
 from .groups import GROUPS, delete_group
-from .history import Commit
 from .partition import Splits, function_key, plan_splits
-from .prepare import CoveredFunction, Suite
-from .settings import PackageTaskSettings
 
 _SKIPPED = frozenset(["__repr__", "__str__", "__del__", "__init_subclass__", "__getattr__", "__setattr__"])
 _FEATURE = "delete_feature"

@@ -9,22 +9,29 @@ from pathlib import Path
 
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Package, Wheel
-from woodshed.tasks.generators.packages.dependencies import dependency_layers
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
-from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.install.lock import Install, find_install
 from woodshed.tasks.install.use import installed_package, only_modules, only_wheels
 from woodshed.tasks.languages.node.modules import described_node, pin_node
 from woodshed.tasks.languages.node.project import NodeProject, is_node_project
-
-from .layout import find_layout
-from .obtain import described, obtain, project_names
-from .project import UNKNOWN, Project
-from .requirements import canonical, distribution_of, missing_modules, needed, optional, possible_names, wished
-from .resolve import check_import_names, resolve
-from .spec import SourceSpec
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
+from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.sources.layout import find_layout
+from woodshed.tasks.sources.obtain import described, obtain, project_names
+from woodshed.tasks.sources.project import UNKNOWN, Project
+from woodshed.tasks.sources.requirements import (
+    canonical,
+    distribution_of,
+    missing_modules,
+    needed,
+    optional,
+    possible_names,
+    wished,
+)
+from woodshed.tasks.sources.resolve import check_import_names, resolve
+from woodshed.tasks.sources.spec import SourceSpec
 
 _RETRIES = 3
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.install.lock import find_install
 from woodshed.tasks.languages.node.modules import wished_modules
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import SOURCES
+from woodshed.tasks.sources.requirements import canonical, wished
+from woodshed.tasks.sources.spec import SourceSpec, marked, source_name
 
-from .lock import NAME
 from .pin import Wishes
-from .requirements import canonical, wished
-from .spec import SourceSpec, marked, source_name
 
 
 def held_out(settings: PackageTaskSettings) -> PackageTaskSettings:
@@ -36,7 +36,7 @@ def check_held_out(settings: PackageTaskSettings, sources: Collection[str]) -> N
 
 def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: Wishes) -> None:
     """PackageError where a source was locked without what is wished."""
-    locked = f"{spec.text} is locked in {NAME}"
+    locked = f"{spec.text} is locked in {SOURCES}"
     places = (
         ("--code", wishes.code, known.sources),
         ("--tests", wishes.tests, known.tests),

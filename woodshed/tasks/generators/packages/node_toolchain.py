@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 
-from woodshed.tasks.generators.packages.prepare import CoveredFunction
-from woodshed.tasks.generators.packages.toolchain import Toolchain
+from woodshed.tasks.languages.node.functions import delete_body, function_named
+from woodshed.tasks.languages.node.modules import module_layers
+from woodshed.tasks.languages.node.mutations import mutations
+from woodshed.tasks.languages.node.prepare import prepare
+from woodshed.tasks.languages.node.workspace import workspace_of
 from woodshed.tasks.languages.python import pick
+from woodshed.tasks.packages.prepare import CoveredFunction
 
-from .functions import delete_body, function_named
-from .modules import module_layers
-from .mutations import mutations
-from .prepare import prepare
-from .trial import NodeTrial
-from .workspace import workspace_of
+from .node_trial import NodeTrial
+from .toolchain import Toolchain
 
 
 def change(kind: str, function: CoveredFunction, source: str, rng: random.Random) -> tuple[str, str, int] | None:

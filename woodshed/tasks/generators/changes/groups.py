@@ -14,8 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from woodshed.tasks.languages.python import delete_bodies, remove_functions
-
-from .prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 Group = tuple[CoveredFunction, ...]
 """The function that the group was found from stands first."""

@@ -13,19 +13,19 @@ from woodshed.grading.results import TestRun
 from woodshed.grading.telling import problem_of
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.prepare import WORKDIR
-from woodshed.tasks.generators.packages.report import Rejected, Untold
-from woodshed.tasks.generators.packages.save import Form
-from woodshed.tasks.generators.packages.trial import Trial, uncollected
+from woodshed.tasks.generators.changes.candidates import Candidate
 from woodshed.tasks.generators.prompts.write import Shown
+from woodshed.tasks.languages.node.functions import function_named, functions_of, signature_of
+from woodshed.tasks.languages.node.mutations import mutations
+from woodshed.tasks.languages.node.prepare import package_spec
+from woodshed.tasks.languages.node.project import test_files
+from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.validate.guessing import ENDLESS, UNTOLD, cheaply, untold
 
-from .form import NODE_FORM
-from .functions import function_named, functions_of, signature_of
-from .mutations import mutations
-from .prepare import package_spec
-from .project import test_files
+from .node_save import NODE_FORM
+from .report import Rejected, Untold
+from .save import Form
+from .trial import Trial, uncollected
 
 
 @dataclass

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.settings import PackageTaskSettings
 
 from .groups import class_of, feature_of
-from .prepare import CoveredFunction, Suite
-from .settings import PackageTaskSettings
 
 _BY_FEATURE = 0.6
 """Share of what is held out that is drawn as whole features or classes; the rest are single functions, so that the

@@ -15,12 +15,12 @@ from typing import Any
 from woodshed.grading.node.grader import REPORTER, framework_of, request_of, runner_source
 from woodshed.grading.pytest_grader import STRAY
 from woodshed.record.task import TaskInfo
-from woodshed.tasks.generators.packages.catalogue import Module, Package
-from woodshed.tasks.generators.packages.harbor import dockerfile, required, required_json, script
-from woodshed.tasks.generators.packages.prepare import WORKDIR
-from woodshed.tasks.generators.packages.save import Draft, Form
+from woodshed.tasks.languages.node.workspace import is_test, protected_globs, submission_globs
+from woodshed.tasks.packages.catalogue import Module, Package
+from woodshed.tasks.packages.harbor import dockerfile, required, required_json, script
+from woodshed.tasks.packages.prepare import WORKDIR
 
-from .workspace import is_test, protected_globs, submission_globs
+from .save import Draft, Form
 
 _FETCH = "RUN cd /opt/modules && npm ci --ignore-scripts --no-audit --no-fund && mv node_modules / && rm -rf /root/.npm"
 _IMAGE = "FROM node:20-slim"

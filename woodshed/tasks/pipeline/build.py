@@ -1,11 +1,10 @@
-"""``woodshed tasks build``: sources in, validated task directories out, by the one pipeline of ``packages/build``."""
+"""``woodshed tasks build``: sources in, validated task directories out, by ``generators/packages/build.py``."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,23 +15,24 @@ from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.build import Progress, build_tasks, separated
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.generators.packages.cost import Cost
 from woodshed.tasks.generators.packages.proof import GATES
 from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield, Rejected
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.stream import STAGING, Attempt, Stream, clear_staging
 from woodshed.tasks.generators.packages.work import Propose
 from woodshed.tasks.generators.prompts.reword import Reworder
 from woodshed.tasks.generators.prompts.write import Writer
-from woodshed.tasks.library.cost import Cost
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import SOURCES, claim
+from woodshed.tasks.sources.custom import draw_tasks, is_source_reference, load_source
+from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source, source_name
 from woodshed.tasks.validate.gates import check_task
 
 from .asked import check_held_out, held_out, same_wishes
-from .custom import draw_tasks, is_source_reference, load_source
-from .lock import NAME, SourceLock
+from .lock import SourceLock
 from .pin import Pinned, Pinner, Wishes
-from .spec import SourceSpec, distinct_names, parse_source, source_name
 
 
 @dataclass(frozen=True)
@@ -244,32 +244,4 @@ def _age(spec: SourceSpec, known: Package) -> tuple[str, ...]:
     if spec.kind in ("pypi", "npm") or spec.version:
         return ()
     state = f"commit {known.commit[:12]}" if known.commit else "the files of an earlier build"
-    return (f"made from {state}, as locked in {NAME}; newer ones go into another --out",)
-
-
-@contextmanager
-def claim(out: Path, mark: str = "") -> Iterator[None]:
-    """Make ``out`` ours: no other build works in it, and it is not somebody's folder of other things.
-
-    Folders that hold a file called ``mark`` are ours too.
-    """
-    ours = (NAME, "sources", "yield.json")
-    if out.exists() and not out.is_dir():
-        raise PackageError(f"{out} is not a folder; choose another with --out")
-    if out.is_dir() and not (out / NAME).exists():
-        strange = [
-            p.name
-            for p in out.iterdir()
-            if not p.name.startswith(".") and p.name not in ours and not (mark and (p / mark).is_file())
-        ]
-        if strange:
-            raise PackageError(f"{out} holds other things ({strange[0]}); choose another folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise PackageError(
-                f"another build works in {out}; wait for it, or choose another folder with --out"
-            ) from None
-        yield
+    return (f"made from {state}, as locked in {SOURCES}; newer ones go into another --out",)

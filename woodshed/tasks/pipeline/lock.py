@@ -14,7 +14,7 @@ from typing import Any
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.toml import to_toml
-from woodshed.tasks.generators.packages.catalogue import (
+from woodshed.tasks.packages.catalogue import (
     Catalogue,
     Module,
     Package,
@@ -22,12 +22,11 @@ from woodshed.tasks.generators.packages.catalogue import (
     dump_catalogue,
     load_catalogue,
 )
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import SOURCES
+from woodshed.tasks.sources.spec import SourceSpec
 
-from .spec import SourceSpec
-
-NAME = "sources.toml"
 _HEAD = "# Locks what the tasks in this folder are made from. Written by `woodshed tasks build`; do not edit.\n"
 _FREE = {"folder", "packages", "catalogue", "tasks_per_package", "attempts", "parallel", "suite_seconds"}
 
@@ -36,7 +35,7 @@ class SourceLock:
     """The lock of the folder ``out``; it need not be there yet. Raises PackageError: damaged, or other settings."""
 
     def __init__(self, out: Path, settings: PackageTaskSettings) -> None:
-        self.out, self.path = out, out / NAME
+        self.out, self.path = out, out / SOURCES
         self.base = load_catalogue(Path(settings.catalogue) if settings.catalogue else None)
         if "pytest" not in self.base.wheels:
             raise PackageError(f"{settings.catalogue}: [wheels] has no group pytest, which runs the tests; add it")

@@ -19,19 +19,20 @@ from woodshed.record.atomic import write_whole
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError
+from woodshed.tasks.generators.changes.candidates import Candidate
 from woodshed.tasks.generators.packages.build import Progress
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import CoveredFunction
 from woodshed.tasks.generators.packages.report import BuildReport, Rejected
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.trial import Trial
-from woodshed.tasks.generators.packages.workspace import is_source, is_test
 from woodshed.tasks.install.command import PolicyPlace
 from woodshed.tasks.install.roles import Opener
 from woodshed.tasks.languages.python import function_spans
-from woodshed.tasks.sources.factory import build_from_sources
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction
+from woodshed.tasks.packages.workspace import is_source, is_test
+from woodshed.tasks.settings import PackageTaskSettings
+
+from .build import build_from_sources
+from .pin import Wishes
 
 KIND, FEATURE, DETAIL = "delete_function", "delete_feature", "agentic_delete"
 

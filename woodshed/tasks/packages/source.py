@@ -11,6 +11,7 @@ from pathlib import Path
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 
+from .catalogue import Package
 from .index import Index, PackageError
 
 
@@ -123,3 +124,18 @@ def unpack_wheel(path: Path, target: Path, *, max_bytes: int = 256 << 20) -> Non
                     file.chmod(0o755)
     except (zipfile.BadZipFile, OSError) as error:
         raise PackageError(f"{path.name}: not a readable wheel ({error})") from None
+
+
+KEPT_SOURCES = "sources"
+"""Folder of a build that keeps the bytes of sources which no index has."""
+
+
+def fetch_package(package: Package, out: Path, *, cache: Path | None = None) -> Path:
+    """The verified archive of a package: what the build in ``out`` keeps itself, else from the index or its cache."""
+    kept = out / KEPT_SOURCES if package.kept else None
+    return fetch(package.name, package.version, package.file, package.sha256, cache=cache, kept=kept)
+
+
+def fetch_history(package: Package, out: Path) -> Path:
+    """The verified bundle of a package's commits."""
+    return fetch(package.name, package.version, package.history, package.history_sha256, kept=out / KEPT_SOURCES)

@@ -1,0 +1,1 @@
+"""Packages pinned by sha256: index, archives, dependencies, workspace, and what their tests cover."""

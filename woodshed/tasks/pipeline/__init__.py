@@ -1,0 +1,1 @@
+"""``woodshed tasks build``: pin the sources, build their tasks, lock what they are made from."""
