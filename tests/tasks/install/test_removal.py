@@ -38,7 +38,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "files were added or deleted": {"src/prices/spare.py": "x"},
     "no test runs what was removed": {MODULE: "\n".join(LINES[1:])},
     "the module does not parse any more": {MODULE: "\n".join([*LINES[:4], *LINES[9:]])},
-    "what was changed is no code": {"src/prices/rates.txt": "pass"},
+    "what was changed is not code": {"src/prices/rates.txt": "pass"},
 }  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.generators.packages import prepare as preparation
 from woodshed.tasks.generators.packages.build import build_package_tasks
 from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.packages import prepare as preparation
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.index import PackageError

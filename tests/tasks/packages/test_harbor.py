@@ -15,7 +15,7 @@ import pytest
 
 from woodshed.record.task import Task, TaskInfo
 from woodshed.sandbox.images.dockerfile import read_dockerfile
-from woodshed.tasks.generators.packages import harbor_check
+from woodshed.tasks.packages import harbor_check
 from woodshed.tasks.packages.catalogue import Catalogue, Package, Wheel, load_catalogue
 from woodshed.tasks.packages.harbor import python_image
 

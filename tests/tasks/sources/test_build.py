@@ -102,7 +102,7 @@ def test_folder_sdist_and_the_commit_asked_for(place: Place, tmp_path: Path) -> 
     assert 'licence = "MIT"' in (tmp_path / "out" / "sources.toml").read_text()
     kept_bytes = next((tmp_path / "out" / "sources").glob("plain-*.tar.gz"))
     kept_bytes.write_bytes(b"other")
-    with pytest.raises(PackageError, match=r"plain-.*\.tar\.gz has been changed, and its bytes are locked"):
+    with pytest.raises(PackageError, match=r"plain-.*\.tar\.gz has been changed, but its bytes are locked"):
         place.build(str(folder), out=tmp_path / "out", heldout_share=0.0)
 
 

@@ -1,1 +1,1 @@
-"""``woodshed tasks build``: pin the sources, build their tasks, lock what they are made from."""
+"""``woodshed tasks build``: pin and lock the sources, and build their tasks."""

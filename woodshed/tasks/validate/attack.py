@@ -1,4 +1,4 @@
-"""A sample of the exploit battery on a task: whether its grader can be fooled where it is used."""
+"""Try a sample of the exploit battery on a task: can its grader be fooled?"""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ UNREWARDED = "the honest fix is not rewarded"
 
 
 def attacked(slugs: Sequence[str]) -> str:
-    """The task that stands for all of ``slugs``: any, but always the same one."""
+    """The task that is attacked for all of ``slugs``: always the same one."""
     return min(slugs, key=lambda slug: hashlib.sha256(slug.encode()).digest())
 
 
 async def attack(task: Task, most: int, backend: Backend, layers: LayerStore) -> str:
-    """Why ``task`` is to be dropped, empty if ``most`` exploits drawn by its name and the controls end as they must.
+    """Why ``task`` must be dropped; empty if the controls and ``most`` exploits, drawn by its name, end as they must.
 
-    Raises SandboxError where an attack makes the sandbox itself fail.
+    Raises SandboxError if an attack makes the sandbox itself fail.
     """
     fitting = [e for e in EXPLOITS if task.info.grader in e.graders and not e.hangs]
     rng = random.Random(f"attack:{task.path.name}")

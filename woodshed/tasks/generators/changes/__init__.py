@@ -1,1 +1,1 @@
-"""Changes that make a task of a package: single functions, groups of them, and their splits."""
+"""Changes that turn a package into tasks: which functions are changed, in which groups, and in which split."""

@@ -1,7 +1,7 @@
-"""Tasks from pinned packages: fetch, prepare, try candidates, keep the valid ones. Resumable.
+"""Build tasks from pinned packages: fetch, prepare, try candidates, keep the valid ones. Resumable.
 
-Where a package comes from (the catalogue, the index, a repository, a folder) is decided before; here it is a pinned
-source distribution like any other.
+Wherever a package comes from (the catalogue, the index, a repository, a folder), it is a pinned source distribution
+here.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ async def build_tasks(
     reworder: Reworder | None = None,
     against: Sequence[Task] = (),
 ) -> list[Task]:
-    """Build tasks from the ``chosen`` packages under ``out``, one folder each, and return them sorted by name.
+    """Build tasks from the ``chosen`` packages, one directory each below ``out``, and return them sorted by name.
 
-    ``propose`` says what is tried; rules over the covered functions where it is None. No training task is kept that
-    tells on a held-out one, of these, of others in ``out`` or of ``against``. Tasks and rejections that are already
-    recorded there are not tried again. ``report`` is filled in and written to ``out/yield.json``. A package that cannot
-    be used is reported and left out; PackageError is raised only where not a single package could be (no network and
-    nothing cached, say).
+    ``propose`` yields the candidates (None: rules over the covered functions). Training tasks that are nearly the same
+    as a held-out task (of this build, in ``out`` or in ``against``) are dropped. Tasks and rejections that are recorded
+    in ``out`` are not tried again. ``report`` is filled in and written to ``out/yield.json``. A package that cannot be
+    used is reported and left out. Raises PackageError if no package at all can be used (for example without network and
+    cache).
     """
     report = report if report is not None else BuildReport()
     start = perf_counter()
@@ -140,8 +140,11 @@ def separated(
     tasks: list[Task], report: BuildReport, ledgers: dict[str, Ledger], out: Path, against: Sequence[Task] = (),
     source: str = "",
 ) -> list[Task]:  # fmt: skip
-    """``tasks`` without the training tasks that tell on a held-out one, of theirs, of others in ``out`` or of
-    ``against``. ``source``: what the line and the ledger of all of them are called, if not as their packages."""
+    """``tasks`` without training tasks that are nearly the same as a held-out one; those are dropped from disk.
+
+    Held-out tasks are those of ``tasks``, of ``out`` and of ``against``. ``source``: name of the report line and ledger
+    of all tasks, if it is not the name of their package.
+    """
     twins = twins_of_heldout([*tasks, *heldout_beside(out, tasks), *against])
     lines = {line.package: line for line in report.packages}
     for task in tasks:
@@ -152,9 +155,9 @@ def separated(
 
 
 def toolchain_of(package: Package) -> Toolchain:
-    """The tools for the language of a package."""
+    """The toolchain for the language of a package."""
     if package.language == "node":
-        from .node_toolchain import NODE  # needs tree-sitter, an extra
+        from .node_toolchain import NODE  # imports tree-sitter, which is an extra
 
         return NODE
     return PYTHON
@@ -175,6 +178,6 @@ def _fetch(shared: Shared, package: Package) -> tuple[tuple[str, ...], dict[str,
 
 
 def _fingerprint(settings: PackageTaskSettings, package: Package) -> str:
-    """What decides the verdict on a candidate besides the candidate itself."""
+    """Everything that the verdict on a candidate depends on, apart from the candidate itself."""
     limits = (settings.max_tests, settings.guard_seconds, settings.test_timeout_sec, settings.min_mutation_score)
     return ":".join(map(str, (GATES, package.sha256[:12], *limits, settings.mutants)))

@@ -1,10 +1,8 @@
-"""Which tests a task requires: all of the suite where that is quick, else those nearest to the change first.
+"""The tests that a task requires: the whole suite if it is quick, else those nearest to the change.
 
-A change that repairs its own function and breaks the neighbour must not be rewarded. So what guards a task are the
-tests that run the changed functions, then those that run anything of the touched modules, then those that run modules
-which import these, then all others, as far as the time allows.
-
-A sample of the exploit battery on a task of each package: whether its grader can be fooled where it is used.
+A submission that repairs its own function and breaks another must not be rewarded. So a task requires the tests that
+run the changed functions, then those that run anything in the changed modules, then those that run modules which import
+these, then all others, as far as time and number allow.
 """
 
 from __future__ import annotations
@@ -22,16 +20,16 @@ CHANGED, MODULE, IMPORTER, ELSEWHERE = range(4)
 
 @dataclass(frozen=True)
 class Guard:
-    """``tests``: what is required, nearest first. ``scope``: ``suite`` where that is every stable test, ``modules``
-    where it is every test of the touched modules and of what imports them, ``part`` where time or number did not
-    allow that. ``share``: of the stable tests."""
+    """The required ``tests``, nearest to the change first. ``scope``: ``suite`` if they are all stable tests,
+    ``modules`` if they include all tests of the changed modules and of modules that import them, else ``part``.
+    ``share``: of the stable tests."""
 
     tests: tuple[str, ...]
     scope: str
     share: float
 
     def quality(self, required: int, stable: int) -> dict[str, str]:
-        """What is recorded of it in a task that requires so many of so many tests."""
+        """The entries of ``TaskInfo.quality`` for a task that requires ``required`` of ``stable`` tests."""
         return {"guard": self.scope, "guard_share": f"{required / max(1, stable):.2f}"}
 
 
@@ -45,8 +43,10 @@ def guard(
     most: int,
     seconds: float,
 ) -> Guard:
-    """The guard of a change to ``functions`` in ``files``: at most ``most`` tests of ``seconds`` measured time in all,
-    one set of parameters of every test of a rank before a second one of any. ``must`` stand first whatever they take.
+    """The guard of a change to ``functions`` in ``files``: at most ``most`` tests that take at most ``seconds`` in all.
+
+    Within a rank, one set of parameters of every test is taken before a second one of any. ``must`` come first, however
+    long they take.
     """
     ranks = _ranks(suite, functions, set(files), imports)
     chosen = dict.fromkeys(must)
@@ -81,15 +81,15 @@ def _ranks(suite: Suite, functions: Sequence[CoveredFunction], files: set[str], 
 
 @dataclass(frozen=True)
 class Imports:
-    """Which modules of a workspace import which. ``path``: import roots, as in ``Package``."""
+    """The import graph of a workspace. ``path``: import roots, as in ``Package``."""
 
     workspace: Mapping[str, bytes] = field(repr=False)
     path: tuple[str, ...]
 
     def importers(self, files: Iterable[str]) -> frozenset[str]:
-        """Files that import one of ``files``, or a file that does, without these themselves.
+        """Files that import one of ``files``, directly or through others, without ``files`` themselves.
 
-        A package's ``__init__.py`` that only hands names on does not count: everything imports it.
+        Imports by an ``__init__.py`` are not followed: everything in a package imports it.
         """
         found, queue = set[str](), list(files)
         first = frozenset(queue)
@@ -126,7 +126,7 @@ class Imports:
 
 
 def _imported(data: bytes, own: str, is_package: bool) -> set[str]:
-    """Dotted names that a module imports anywhere, of modules or of what may be one."""
+    """Dotted names that a module imports anywhere; a name may be a module or an attribute of one."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""The tools of Node projects, for ``packages/build.py``."""
+"""The toolchain of Node projects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .toolchain import Toolchain
 
 
 def change(kind: str, function: CoveredFunction, source: str, rng: random.Random) -> tuple[str, str, int] | None:
-    """A ``Change`` of JavaScript."""
+    """Change JavaScript code; see ``Change``."""
     found = function_named(source.encode(), function.name)
     if kind == "delete_function":
         if function.statements < 3:

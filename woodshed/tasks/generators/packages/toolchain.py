@@ -1,4 +1,4 @@
-"""What differs between languages on the way from a pinned package to its candidates; the pipeline is the same."""
+"""The language-specific steps from a pinned package to its tasks; the rest of the pipeline is the same for all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .trial import Trial
 
 @dataclass(frozen=True)
 class Toolchain:
-    """``layers``: dependencies below the workspace. ``workspace``: what an agent may see of the archive. ``prepare``:
-    the suite. ``trial``: tries candidates. ``change``: makes single ones. ``kinds``: those that can be made."""
+    """``layers``: makes the layers of the dependencies. ``workspace``: selects the files that an agent may see.
+    ``prepare``: runs and traces the suite. ``trial``: tries candidates. ``change``: makes single changes. ``kinds``:
+    the kinds of tasks that can be made."""
 
     layers: Callable[..., tuple[str, ...]]
     workspace: Callable[..., dict[str, bytes]]
