@@ -117,7 +117,7 @@ def test_import_roots_of_a_monorepo() -> None:
 
 
 def test_what_cannot_be_found_is_said() -> None:
-    with pytest.raises(PackageError, match=r"no tests.*give their place with --tests"):
+    with pytest.raises(PackageError, match=r"no tests.*give their path with --tests"):
         find_layout(Project({"a.py": b""}))
     with pytest.raises(PackageError, match=r"no Python code.*--code"):
         find_layout(Project({"tests/test_a.py": TEST}))

@@ -37,7 +37,7 @@ from .pin import Pinned, Pinner, Wishes
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a build shares among its sources; ``boxes`` bounds how many work at once."""
+    """What all sources of a build share; ``boxes`` limits how many boxes work at once."""
 
     settings: PackageTaskSettings
     catalogue: Catalogue
@@ -52,10 +52,10 @@ class BuildContext:
 
 
 class BuildCollection(Protocol):
-    """Turns a local copy of somebody's benchmark, written ``NAME:PATH``, into tasks.
+    """Builds tasks from one source, such as a local copy of a benchmark, written ``NAME:PATH``.
 
-    Puts its verdicts among ``context.ledgers`` where its tasks can be near-duplicates of others. Raises PackageError
-    where the copy cannot be used.
+    Adds its ledger to ``context.ledgers`` if its tasks can be near-duplicates of others. Raises PackageError if the
+    source cannot be used.
     """
 
     async def __call__(self, source: str, context: BuildContext) -> tuple[list[Task], PackageYield]: ...
@@ -115,7 +115,7 @@ async def build_from_sources(
         read, tasks = list[tuple[list[Task], PackageYield]](), list[Task]()
         if collected:
             clear_staging(out)
-            lock.write()  # makes the folder ours before the first task is there
+            lock.write()  # marks the folder as that of a build before it has a task
         context = BuildContext(
             settings=settings,
             catalogue=lock.catalogue,
@@ -135,7 +135,7 @@ async def build_from_sources(
                 read.append(([], PackageYield(name, error=str(error), finished=True)))
         chosen, failed = await _pinned(specs, names, lock, pinner, told)
         if chosen:
-            with suppress(PackageError):  # none of them could be used: each line says why
+            with suppress(PackageError):  # none of them can be used; each line of the report says why
                 tasks = await build_tasks(
                     settings,
                     lock.catalogue,
@@ -162,7 +162,7 @@ async def build_from_sources(
 
 
 async def build_custom(source: str, context: BuildContext) -> tuple[list[Task], PackageYield]:
-    """Tasks of a source of the user's own, ``"module:function"``, each through every gate; resumable.
+    """Build tasks from a source of the user's own, ``"module:function"``, each through every gate; resumable.
 
     ``tasks_per_package`` are asked for, a ``heldout_share`` of them held out. A task that fails a gate is left out.
     """
@@ -216,7 +216,7 @@ async def _pinned(
     specs: Sequence[SourceSpec], names: Mapping[SourceSpec, str], lock: SourceLock, pinner: Pinner,
     progress: Progress | None,
 ) -> tuple[list[Pinned], list[PackageYield]]:  # fmt: skip
-    """What each spec is locked to, in their order, and a line for each that cannot be used. ``names``: of new ones."""
+    """(the pinned package of each spec, in order; a report line for each that cannot be used). ``names``: of new specs."""
 
     async def one(spec: SourceSpec) -> Pinned | PackageYield:
         known = lock.find(spec)
@@ -244,4 +244,4 @@ def _age(spec: SourceSpec, known: Package) -> tuple[str, ...]:
     if spec.kind in ("pypi", "npm") or spec.version:
         return ()
     state = f"commit {known.commit[:12]}" if known.commit else "the files of an earlier build"
-    return (f"made from {state}, as locked in {SOURCES}; newer ones go into another --out",)
+    return (f"made from {state}, as locked in {SOURCES}; use another --out for newer ones",)

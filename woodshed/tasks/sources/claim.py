@@ -1,4 +1,4 @@
-"""The folder that a build writes to: its lock file, and that nobody else works in it."""
+"""Claim the folder that a build writes to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SOURCES = "sources.toml"
 
 @contextmanager
 def claim(out: Path, mark: str = "") -> Iterator[None]:
-    """Make ``out`` ours: no other build works in it, and it is not somebody's folder of other things.
+    """Create and lock the folder ``out``. Raises PackageError if another build works in it or if it holds other things.
 
-    Folders that hold a file called ``mark`` are ours too.
+    Folders in it that hold a file called ``mark`` are part of the build.
     """
     ours = (SOURCES, "sources", "yield.json")
     if out.exists() and not out.is_dir():

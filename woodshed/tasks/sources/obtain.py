@@ -1,4 +1,4 @@
-"""The bytes of a source: from the index, of a folder, of one commit of a repository."""
+"""Fetch the files of a source: from the index, a folder, or one commit of a repository."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .spec import SourceSpec
 def obtain(
     spec: SourceSpec, name: str, out: Path, *, history: bool = False, cache: Path | None = None
 ) -> tuple[Package, dict[str, bytes], list[str]]:
-    """The package without its layout, its files, and notes. Bytes that no index has are kept below ``out``, and
-    with ``history`` the commits of a repository.
+    """(package without its layout, its files, notes). Archives that no index has are kept below ``out``, and with
+    ``history`` the commits of a repository.
 
     Raises PackageError, which says what is wrong with the source and what to do.
     """
@@ -85,7 +85,7 @@ def _archive_name(filename: str) -> str:
 
 
 def described(package: Package, project: Project, layout: Layout) -> Package:
-    """The package with its licence and its layout."""
+    """The package with its licence and layout filled in."""
     return replace(
         package,
         licence=project.licence,
@@ -98,7 +98,7 @@ def described(package: Package, project: Project, layout: Layout) -> Package:
 
 
 def project_names(spec: SourceSpec, project: Project) -> list[str]:
-    """What the project calls itself."""
+    """The names that the project gives itself."""
     if spec.kind == "pypi":
         return [spec.place]
     stated = (

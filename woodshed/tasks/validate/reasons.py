@@ -44,7 +44,7 @@ def names_missing(text: str, defined: Iterable[str]) -> bool:
 
 
 def defined_names(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> frozenset[str]:
-    """Names that the files of the solution define, and their module names, if the same files in ``before`` lack them."""
+    """Names that the solution's files define, and their module names, if the same files in ``before`` lack them."""
     known = {name for path in gold if path in before for name in _names(path, before[path])}
     return frozenset(name for path, data in gold.items() for name in _names(path, data)) - known
 
