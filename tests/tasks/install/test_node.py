@@ -135,7 +135,7 @@ def test_needs_and_tasks_of_it(place: Place, tmp_path: Path) -> None:
         place.catalogue,
     )
     assert "digits 3.0.0" in said.stdout and said.returncode == 1, said.stdout + said.stderr
-    assert "tasks of installs are made of Python projects only" in said.stdout
+    assert "install tasks are made from Python projects only" in said.stdout
     with pytest.raises(PackageError, match="--needs has no effect beside --install"):
         place.build(str(place.root / "intervals"), out=tmp_path / "x", wishes=Wishes(installs=out, needs=("digits",)))
 
@@ -248,7 +248,7 @@ def test_the_registry_of_a_box(place: Place, registry: LocalRegistry, tmp_path: 
         assert locked.package("late") == {} and locked.archive("digits", "3.0.0") is None
         assert locked.archive("digits", "2.5.0") == data
     with Registry(only=served, cache=tmp_path / "empty") as bare:
-        assert bare.archive("digits", "2.5.0") is None and "locked and not in the cache" in bare.problems[0]
+        assert bare.archive("digits", "2.5.0") is None and "locked but not in the cache" in bare.problems[0]
     assert len(registry.asked) == asked
     registry.archives["/late/-/late-2.0.1.tgz"] += b"\n"
     try:

@@ -1,4 +1,4 @@
-"""The two stages: goals for a repository at a fixed state, then a recipe for some of them, tried and proved."""
+"""The two stages of an install: find goals for a repository, then find a recipe that reaches some of them."""
 
 from __future__ import annotations
 
@@ -32,20 +32,24 @@ Say = Callable[[str], None]
 
 
 class Setter(Protocol):
+    """Finds goals for a repository."""
+
     async def goals(self, ground: Ground) -> list[Goal]: ...
 
 
 class Builder(Protocol):
+    """Writes recipes. ``name``: as the lock records it."""
+
     @property
     def name(self) -> str: ...
 
     async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
-        """The next recipe to try after ``last``; None where the builder has nothing better."""
+        """The next recipe to try after ``last``; None if the builder has nothing better."""
         ...
 
 
 class RuleSetter:
-    """Goals by rule."""
+    """Finds goals by rules."""
 
     async def goals(self, ground: Ground) -> list[Goal]:
         return ground.kit.goals(ground)
@@ -53,7 +57,7 @@ class RuleSetter:
 
 @dataclass
 class Outcome:
-    """What came of one source. ``install`` is None where it was discarded, and ``error`` says why."""
+    """The result for one source. ``install`` is None if it failed, and ``error`` says why."""
 
     source: str
     targets: tuple[Goal, ...] = ()
@@ -68,8 +72,8 @@ def ground_of(
     tests: Sequence[str] = (), roots: Sequence[str] = (), markers: str = "", cache: Path | None = None,
     passing_share: float = SHARE,
 ) -> Ground:  # fmt: skip
-    """The initial state of a source. ``passing_share``: of the tests that ran, so many have to pass. ``code``,
-    ``tests``, ``roots`` and ``markers`` as in ``find_layout``; the last two are of Python.
+    """The initial state of a source. ``passing_share``: as in ``Ground``. ``code``, ``tests``, ``roots`` and
+    ``markers``: as in ``find_layout``; the last two are for Python only.
 
     Raises PackageError as ``obtain`` and ``find_layout`` do.
     """
@@ -113,7 +117,7 @@ async def install(
         if good is None:
             outcome.error = "; ".join(filter(None, [_why(last), uncompiled]))
             return outcome
-        said(f"{name}: replaying it offline")
+        said(f"{name}: replaying the recipe offline")
         last = await _proved(ground, good[0], targets, good[1], boxes, judge)
         outcome.last = last.reached
         if not last.problems:
@@ -143,12 +147,12 @@ async def install(
 async def _proved(
     ground: Ground, recipe: Recipe, targets: Sequence[Goal], first: Replay, boxes: Boxes, judge: Judge | None
 ) -> Replay:
-    """``first``, with problems where it does not hold: offline, from what it fetched, and as tasks will meet it."""
+    """``first``, with problems added if it fails offline with the fetched files, or in a box as tasks will have it."""
     again = await replay(ground, recipe, (), boxes, only=first.served)
     if not again.ok:
         return replace(
             again,
-            problems=("replayed offline, from what it fetched before, it fails", *again.problems),
+            problems=("it fails when replayed offline, from what it fetched before", *again.problems),
             reached=first.reached,
         )
     if again.installed != first.installed or again.added != first.added:
@@ -162,13 +166,14 @@ async def _proved(
     finally:
         await box.close()
     if not all(r.ok for r in found):
-        why = "what it relies on besides locked packages and files in the repository is not kept"
+        why = "it relies on something that is not kept: only locked packages and files in the repository are"
         return replace(first, problems=(why,), reached=found)
     return replace(first, reached=found)
 
 
 async def _needs_more(ground: Ground, recipe: Recipe, first: Replay, boxes: Boxes) -> str:
-    """Why services do not start from locked packages alone; empty where they do. A task's own code is broken."""
+    """Why services do not start from locked packages alone; empty if they do. The code of a task is broken, so services
+    must not need it."""
     box = await boxes.without_repository(ground, first.installed)
     try:
         why = await try_services(box, recipe.start)
@@ -179,10 +184,10 @@ async def _needs_more(ground: Ground, recipe: Recipe, first: Replay, boxes: Boxe
 
 def _why(last: Replay | None) -> str:
     if last is None:
-        return "no recipe was handed in"
+        return "no recipe was written"
     failed = [f"`{r.goal.command}`: {r.why}" for r in last.reached if not r.ok]
     tail = last.output.strip().splitlines()[-1:] if last.problems else []
-    return "; ".join([*last.problems, *failed, *tail]) or "no recipe was proved"
+    return "; ".join([*last.problems, *failed, *tail]) or "no recipe could be verified"
 
 
 def _left_out(found: Replay, why: str) -> tuple[str, ...]:
@@ -191,7 +196,7 @@ def _left_out(found: Replay, why: str) -> tuple[str, ...]:
 
 
 def _stated_version(project: Project) -> str:
-    """As its files state it, else ``0.0.0``."""
+    """The version that the project's files state, else ``0.0.0``."""
     stated = (
         project.table("project").get("version"),
         project.table("tool", "poetry").get("version"),

@@ -216,7 +216,7 @@ async def _pinned(
     specs: Sequence[SourceSpec], names: Mapping[SourceSpec, str], lock: SourceLock, pinner: Pinner,
     progress: Progress | None,
 ) -> tuple[list[Pinned], list[PackageYield]]:  # fmt: skip
-    """(the pinned package of each spec, in order; a report line for each that cannot be used). ``names``: of new specs."""
+    """(pinned package of each spec, in order; report line of each that cannot be used). ``names``: of new specs."""
 
     async def one(spec: SourceSpec) -> Pinned | PackageYield:
         known = lock.find(spec)

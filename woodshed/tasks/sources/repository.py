@@ -56,7 +56,7 @@ _SKIPPED = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Files of a source (path -> content). ``commit``: hex digits, empty for a plain folder. ``notes``: what was left out."""
+    """The ``files`` of a source. ``commit``: hex digits, empty for a plain folder. ``notes``: what was left out."""
 
     files: Mapping[str, bytes]
     commit: str = ""
