@@ -157,7 +157,7 @@ def test_what_nobody_solves_is_checked_again(bank: Place, tmp_path: Path) -> Non
 def test_where_nothing_can_be_hardened_it_is_said(bank: Place, tmp_path: Path) -> None:
     folder, out = tmp_path / "tasks", tmp_path / "refreshed"
     tasks = copied(bank, folder)
-    with pytest.raises(TaskError, match=r"none of its \d training tasks has a rating of it as it is; make them with"):
+    with pytest.raises(TaskError, match=r"none of its \d training tasks has a rating in its present form; rate"):
         refreshed(bank, folder, out)
     with pytest.raises(PackageError, match="is the folder of the tasks themselves: give another"):
         refreshed(bank, folder, folder)

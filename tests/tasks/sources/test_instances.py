@@ -191,7 +191,7 @@ def test_what_cannot_be_one_says_why(place: Place, data: Data, tmp_path: Path) -
     wrong: dict[str, tuple[dict[str, Any], str]] = {
         "django": ({"FAIL_TO_PASS": ["test_refund (tests.test_prices.Refunds)"]}, "not named as pytest names them"),
         "bare": ({"FAIL_TO_PASS": ["test_refund"]}, "not named as pytest names them"),
-        "place": ({"FAIL_TO_PASS": ["tests/other.py::test_refund"]}, "in no file of tests that was found"),
+        "place": ({"FAIL_TO_PASS": ["tests/other.py::test_refund"]}, "in no test file that was found"),
         "absent": ({"FAIL_TO_PASS": ["tests/test_prices.py::test_no"]}, "not pass after the fix: .*test_no missing"),
         "early": ({"FAIL_TO_PASS": [refund, "tests/test_prices.py::test_cheapest"]}, "before the fix: .*est passed"),
         "none": ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),

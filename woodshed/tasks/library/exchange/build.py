@@ -1,7 +1,4 @@
-"""``woodshed tasks import FILE --repositories FOLDER``: instances of datasets in, tasks out, through every gate.
-
-The repositories that instances are about, in a folder of the user's.
-"""
+"""``woodshed tasks import FILE --repositories FOLDER``: build tasks from instances of datasets, through every gate."""
 
 from __future__ import annotations
 
@@ -39,19 +36,19 @@ from .trials import InstanceTrials
 
 
 def find_repository(folder: Path, instance: Instance) -> Path | None:
-    """The repository of an instance, bare or not; None where it is in none of ``places``."""
+    """The repository of an instance, bare or not; None if it is in none of ``places``."""
     return next((place for place in places(folder, instance) if _is_repository(place)), None)
 
 
 def places(folder: Path, instance: Instance) -> list[Path]:
-    """Where the repository of an instance may be, in the order of looking."""
+    """Paths where the repository of an instance may be, in the order in which they are tried."""
     owner, name = instance.owner, instance.name
     stems = [f"{owner}__{name}", f"{owner}/{name}", name]
     return [folder / f"{stem}{end}" for stem in stems for end in (".git", "")]
 
 
 def looked_for(folder: Path, instance: Instance) -> str:
-    """For a person: the places that were looked at."""
+    """Error text with the paths that were tried."""
     names = ", ".join(place.relative_to(folder).as_posix() for place in places(folder, instance))
     return f"{folder} has none of {names}; clone {instance.owner}/{instance.name} there"
 
@@ -77,12 +74,11 @@ async def build_from_instances(
     only: Collection[str] = (),
     cache: Path | None = None,
 ) -> tuple[list[Task], dict[str, str]]:
-    """(tasks under ``out`` by name, instance -> why it is none) of the instances in ``file``, or ``only`` of some.
+    """(tasks in ``out`` by name, instance -> why it became none) of the instances in ``file``, or ``only`` of some.
 
-    Verdicts are kept: killed at any moment, the same call goes on. What tests need is locked in ``out/sources.toml``.
-    ``report`` has a line for each repository; its reasons are those of the instances up to the first colon. Raises
-    TaskError for a file that cannot be read or where no repository is there, PackageError where ``out`` or the index
-    cannot be used.
+    Verdicts are recorded, so the same call continues after a kill. Dependencies are locked in ``out/sources.toml``.
+    ``report`` has a line for each repository, with the reasons of its instances up to the first colon. Raises TaskError
+    if the file cannot be read or no repository is found, PackageError if ``out`` or the index cannot be used.
     """
     report = report if report is not None else BuildReport()
     start, wishes = perf_counter(), wishes or Wishes()
@@ -95,7 +91,7 @@ async def build_from_instances(
         raise TaskError(f"{first.where}: {first.id}: {NOT_THERE}: {looked_for(repositories, first)}")
     with claim(out):
         cost, lock = Cost(out), SourceLock(out, settings)
-        lock.write()  # makes the folder ours before the first task is there
+        lock.write()  # marks the folder as that of a build before it has a task
         clear_staging(out)
         report.packages = [PackageYield(name, functions=len(own)) for name, own in by_package.items()]
 
@@ -156,7 +152,7 @@ async def _of_one(
 
 
 class _Work(PackageWork):
-    """Counts reasons without what is special about one instance, and keeps them whole for a person."""
+    """Counts reasons up to the first colon, and keeps the whole reason of each instance in ``left_out``."""
 
     ids: dict[str, str]
     left_out: dict[str, str]
@@ -169,7 +165,7 @@ class _Work(PackageWork):
 
 
 def _absent(line: PackageYield, own: Sequence[Instance], why: str, left_out: dict[str, str]) -> None:
-    """Noted nowhere: the repository may be there the next time."""
+    """Count the instances of a missing repository. Not recorded in a ledger: it may be there the next time."""
     for instance in own:
         line.tried += 1
         line.count(instance.format, False)
@@ -178,7 +174,7 @@ def _absent(line: PackageYield, own: Sequence[Instance], why: str, left_out: dic
 
 
 def _apart(tasks: list[Task], report: BuildReport, shared: Shared, left_out: dict[str, str]) -> list[Task]:
-    """Without training tasks that tell on a held-out one, of these or of others in the folder."""
+    """``tasks`` without training tasks that nearly repeat a held-out one of these or of others in the folder."""
     kept = separated(tasks, report, shared.ledgers, shared.out)
     for task in tasks:
         if task not in kept:
@@ -188,7 +184,7 @@ def _apart(tasks: list[Task], report: BuildReport, shared: Shared, left_out: dic
 
 
 def _fingerprint(settings: PackageTaskSettings, wishes: Wishes) -> str:
-    """What decides the verdict on an instance besides the instance itself."""
+    """Everything that the verdict on an instance depends on, apart from the instance itself."""
     limits = (settings.test_timeout_sec, settings.suite_seconds)
     asked = repr((GATES, *limits, settings.mutants, settings.min_mutation_score, wishes))
     return hashlib.sha256(asked.encode()).hexdigest()[:12]
