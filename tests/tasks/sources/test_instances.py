@@ -116,9 +116,15 @@ class Imported:
 
 
 def bring(
-    place: Place, data: Data, tmp: Path, rows: list[dict[str, Any]], only: Collection[str] = (),
-    wishes: Wishes | None = None, repositories: Path | None = None, **settings: Any,
-) -> Imported:  # fmt: skip
+    place: Place,
+    data: Data,
+    tmp: Path,
+    rows: list[dict[str, Any]],
+    only: Collection[str] = (),
+    wishes: Wishes | None = None,
+    repositories: Path | None = None,
+    **settings: Any,
+) -> Imported:
     file, found = tmp / "instances.jsonl", Imported(tmp / "out", [], {})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     values = {"catalogue": str(place.catalogue), "mutants": 1, "heldout_share": 0.0, **settings}

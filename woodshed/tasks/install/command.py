@@ -89,9 +89,14 @@ class InstallWishes:
 
 
 async def install_sources(
-    sources: Sequence[str], backend: Backend, layers: LayerStore, out: Path, wishes: InstallWishes,
-    progress: Callable[[int, int, str], None] | None = None, cache: Path | None = None,
-) -> list[Outcome]:  # fmt: skip
+    sources: Sequence[str],
+    backend: Backend,
+    layers: LayerStore,
+    out: Path,
+    wishes: InstallWishes,
+    progress: Callable[[int, int, str], None] | None = None,
+    cache: Path | None = None,
+) -> list[Outcome]:
     """Install the sources and return their outcomes, in order; installs that ``out`` holds already are reused.
 
     Raises PackageError if a source is not written properly or ``out`` cannot be used.
@@ -112,7 +117,17 @@ async def install_sources(
                     progress(len(outcomes), len(specs), text)
 
             say(f"{names[spec]}: reading it")
-            outcomes.append(await _one(spec, names[spec], Boxes(backend, layers), out, wishes, say, cache))
+            outcomes.append(
+                await _one(
+                    spec=spec,
+                    name=names[spec],
+                    boxes=Boxes(backend, layers),
+                    out=out,
+                    wishes=wishes,
+                    say=say,
+                    cache=cache,
+                )
+            )
     return outcomes
 
 
@@ -121,9 +136,14 @@ def _known(found: Install) -> Outcome:
 
 
 async def _one(
-    spec: SourceSpec, name: str, boxes: Boxes, out: Path, wishes: InstallWishes, say: Callable[[str], None],
+    spec: SourceSpec,
+    name: str,
+    boxes: Boxes,
+    out: Path,
+    wishes: InstallWishes,
+    say: Callable[[str], None],
     cache: Path | None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     base = load_catalogue(Path(wishes.catalogue) if wishes.catalogue else None).wheels.get("pytest")
     if base is None:
         raise PackageError(f"{wishes.catalogue}: [wheels] has no group pytest, which runs the tests; add it")

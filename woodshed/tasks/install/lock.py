@@ -127,21 +127,21 @@ def _install(folder: Path, table: dict[str, Any]) -> Install:
         raise ValueError(f"{bad[0]}: needs an integrity of the form sha512-BASE64")
     installed: list[Pinned] = [*(by_file[file] for file in table["installed"]), *modules]
     return Install(
-        table["origin"],
-        table["commit"],
-        table["source"],
-        table["name"],
-        table["version"],
-        table["builder"],
-        int(table["tries"]),
-        Recipe(setup.decode(), start.decode()),
-        tuple(g for g, _ in marked),
-        tuple(g for g, t in marked if t),
-        (*wheels, *archives),
-        tuple(installed),
-        tuple(table["plugins"]),
-        added,
-        tuple(table["notes"]),
+        origin=table["origin"],
+        commit=table["commit"],
+        source=table["source"],
+        name=table["name"],
+        version=table["version"],
+        builder=table["builder"],
+        tries=int(table["tries"]),
+        recipe=Recipe(setup.decode(), start.decode()),
+        goals=tuple(g for g, _ in marked),
+        targets=tuple(g for g, t in marked if t),
+        served=(*wheels, *archives),
+        installed=tuple(installed),
+        plugins=tuple(table["plugins"]),
+        added=added,
+        notes=tuple(table["notes"]),
     )
 
 

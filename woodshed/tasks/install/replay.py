@@ -56,9 +56,14 @@ class Replay:
 
 
 async def replay(
-    ground: Ground, recipe: Recipe, targets: Sequence[Goal], boxes: Boxes, *, only: Sequence[Served] | None = None,
+    ground: Ground,
+    recipe: Recipe,
+    targets: Sequence[Goal],
+    boxes: Boxes,
+    *,
+    only: Sequence[Served] | None = None,
     judge: Judge | None = None,
-) -> Replay:  # fmt: skip
+) -> Replay:
     """Run ``recipe`` in a fresh box and try ``targets``; with ``only``, the index serves just those files."""
     with ground.kit.index(ground, only) as index:
         box = await boxes.build(ground, index.port, recipe.files())
@@ -70,7 +75,11 @@ async def replay(
                 problems.append(f"setup.sh {how}")
             left = await ground.kit.left(box, ground, index.served.values())
             problems += left.problems
-            found = () if done.returncode else await try_targets(box, recipe, targets, boxes, judge)
+            found = (
+                ()
+                if done.returncode
+                else await try_targets(box=box, recipe=recipe, targets=targets, boxes=boxes, judge=judge)
+            )
         except BoxError as error:
             return Replay("", (f"the workspace cannot be read back: {error}",), ())
         finally:
@@ -78,7 +87,14 @@ async def replay(
         output = done.stdout.decode("utf-8", "replace")
         served = tuple(one for _, one in sorted(index.served.items()))
         output += "".join(f"index: {problem}\n" for problem in index.problems)
-        return Replay(output, tuple(problems), found, served, left.installed, left.added)
+        return Replay(
+            output=output,
+            problems=tuple(problems),
+            reached=found,
+            served=served,
+            installed=left.installed,
+            added=left.added,
+        )
 
 
 async def try_targets(

@@ -68,10 +68,18 @@ class Outcome:
 
 
 def ground_of(
-    spec: SourceSpec, name: str, base: tuple[Wheel, ...], out: Path, *, code: Sequence[str] = (),
-    tests: Sequence[str] = (), roots: Sequence[str] = (), markers: str = "", cache: Path | None = None,
+    spec: SourceSpec,
+    name: str,
+    base: tuple[Wheel, ...],
+    out: Path,
+    *,
+    code: Sequence[str] = (),
+    tests: Sequence[str] = (),
+    roots: Sequence[str] = (),
+    markers: str = "",
+    cache: Path | None = None,
     passing_share: float = SHARE,
-) -> Ground:  # fmt: skip
+) -> Ground:
     """The initial state of a source. ``passing_share``: as in ``Ground``. ``code``, ``tests``, ``roots`` and
     ``markers``: as in ``find_layout``; the last two are for Python only.
 
@@ -82,19 +90,43 @@ def ground_of(
         node_version()
         node = NodeProject(files)
         package = described_node(package, node, code, tests)
-        return Ground(package, files, (name, node.name or name), node.version, NodeKit(), (), cache, passing_share)
+        return Ground(
+            package=package,
+            files=files,
+            names=(name, node.name or name),
+            version=node.version,
+            kit=NodeKit(),
+            base=(),
+            cache=cache,
+            passing_share=passing_share,
+        )
     project = Project(files)
     package = described(package, project, find_layout(project, sources=code, tests=tests, roots=roots, markers=markers))
     stated = [n for n in project_names(spec, project) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}", n)]
     names = tuple(dict.fromkeys([name, *stated]))
     version = spec.version if spec.kind == "pypi" else _stated_version(project)
-    return Ground(package, files, names, version, PythonKit(), base, cache, passing_share)
+    return Ground(
+        package=package,
+        files=files,
+        names=names,
+        version=version,
+        kit=PythonKit(),
+        base=base,
+        cache=cache,
+        passing_share=passing_share,
+    )
 
 
 async def install(
-    ground: Ground, setter: Setter, builder: Builder, boxes: Boxes, *, seed: int = 0, say: Say | None = None,
+    ground: Ground,
+    setter: Setter,
+    builder: Builder,
+    boxes: Boxes,
+    *,
+    seed: int = 0,
+    say: Say | None = None,
     judge: Judge | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run both stages on one repository; at most ``TRIES`` recipes, each from the initial state."""
     said = say or (lambda _: None)
     name = ground.package.name
@@ -118,28 +150,28 @@ async def install(
             outcome.error = "; ".join(filter(None, [_why(last), uncompiled]))
             return outcome
         said(f"{name}: replaying the recipe offline")
-        last = await _proved(ground, good[0], targets, good[1], boxes, judge)
+        last = await _proved(ground=ground, recipe=good[0], targets=targets, first=good[1], boxes=boxes, judge=judge)
         outcome.last = last.reached
         if not last.problems:
             break
         good = None
     recipe, found = good[0], last
     outcome.install = Install(
-        ground.package.origin,
-        ground.package.commit,
-        ground.package.sha256,
-        ground.names[-1],
-        ground.version,
-        builder.name,
-        outcome.tries,
-        recipe,
-        tuple(goals),
-        tuple(targets),
-        found.served,
-        found.installed,
-        await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache),
-        {**{file: ground.files[file] for file in ground.built}, **found.added},
-        (*_left_out(found, ground.kit.absent), *filter(None, [uncompiled])),
+        origin=ground.package.origin,
+        commit=ground.package.commit,
+        source=ground.package.sha256,
+        name=ground.names[-1],
+        version=ground.version,
+        builder=builder.name,
+        tries=outcome.tries,
+        recipe=recipe,
+        goals=tuple(goals),
+        targets=tuple(targets),
+        served=found.served,
+        installed=found.installed,
+        plugins=await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache),
+        added={**{file: ground.files[file] for file in ground.built}, **found.added},
+        notes=(*_left_out(found, ground.kit.absent), *filter(None, [uncompiled])),
     )
     return outcome
 
@@ -162,7 +194,7 @@ async def _proved(
     given = {**first.added, **recipe.files()}
     box = await boxes.locked(ground, first.installed, given, services=bool(recipe.start))
     try:
-        found = await try_targets(box, recipe, targets, boxes, judge)
+        found = await try_targets(box=box, recipe=recipe, targets=targets, boxes=boxes, judge=judge)
     finally:
         await box.close()
     if not all(r.ok for r in found):

@@ -57,9 +57,7 @@ Commands that must work, and what they must print:
 """
 
 
-async def make_install_task(
-    ground: Ground, found: Install, depot: Sequence[Wheel], boxes: Boxes, out: Path
-) -> Task:  # fmt: skip
+async def make_install_task(ground: Ground, found: Install, depot: Sequence[Wheel], boxes: Boxes, out: Path) -> Task:
     """Write the task of a verified install to ``out``. Raises Rejected, and then leaves no ``out``.
 
     ``depot``: wheels that its index has besides those of the install, so that the index does not give the answer away.
@@ -75,7 +73,15 @@ async def make_install_task(
     layers = [*build_layers(ground, boxes.layers), _depot_layer(list(wheels.values()), ground, boxes.layers)]
     spec = _spec(ground, found, list(wheels.values()))
     try:
-        draft = _save(ground, found, spec, layers, out, (target_id(1, spec.targets[0]),), ())
+        draft = _save(
+            ground=ground,
+            found=found,
+            spec=spec,
+            layers=layers,
+            out=out,
+            broken=(target_id(1, spec.targets[0]),),
+            whole=(),
+        )
         before = await _observed(draft, {}, boxes)
         after = await _observed(draft, draft.solution_files(), boxes)
         task = _save(ground, found, spec, layers, out, *_required(before, after))
@@ -110,7 +116,7 @@ async def _observed(task: Task, submission: Mapping[str, bytes], boxes: Boxes) -
     box = await boxes.backend.create(box_spec(task, boxes.layers))
     try:
         await box.put({f"{WORKDIR}/{name}": data for name, data in submission.items()})
-        return await observe(task, box, boxes.backend, boxes.layers, None)
+        return await observe(task=task, box=box, backend=boxes.backend, layers=boxes.layers, tests=None)
     finally:
         await box.close()
 
@@ -118,16 +124,16 @@ async def _observed(task: Task, submission: Mapping[str, bytes], boxes: Boxes) -
 def _spec(ground: Ground, found: Install, wheels: Sequence[Wheel]) -> InstallSpec:
     package = ground.package
     return InstallSpec(
-        found.targets,
-        {
+        targets=found.targets,
+        wheels={
             "-".join(wheel_name(w.file)): (_place(w), entry_points([w], cache=ground.cache))
             for w in sorted(wheels, key=lambda w: w.file)
         },
-        ground.names,
-        tuple(sorted({".", *package.path, *_test_folders(ground)})),
-        tuple(sorted(import_names((*ground.base, *wheels), cache=ground.cache))),
-        tuple(suite_files(package, ground.files)),
-        (f"pythonpath = {' '.join(package.path)}", *package.ini, *plugin_lines(ground.files)),
+        own=ground.names,
+        roots=tuple(sorted({".", *package.path, *_test_folders(ground)})),
+        taken=tuple(sorted(import_names((*ground.base, *wheels), cache=ground.cache))),
+        tests=tuple(suite_files(package, ground.files)),
+        ini=(f"pythonpath = {' '.join(package.path)}", *package.ini, *plugin_lines(ground.files)),
     )
 
 
@@ -138,9 +144,14 @@ def _test_folders(ground: Ground) -> set[str]:
 
 
 def _save(
-    ground: Ground, found: Install, spec: InstallSpec, layers: Sequence[str], out: Path, broken: tuple[str, ...],
+    ground: Ground,
+    found: Install,
+    spec: InstallSpec,
+    layers: Sequence[str],
+    out: Path,
+    broken: tuple[str, ...],
     whole: tuple[str, ...],
-) -> Task:  # fmt: skip
+) -> Task:
     package = ground.package
     info = TaskInfo(
         family="install",
@@ -218,9 +229,15 @@ def _test_script(spec: InstallSpec) -> bytes:
 
 
 async def install_tasks(
-    outcomes: Sequence[Outcome], backend: Backend, layers: LayerStore, installs: Path, out: Path,
-    wishes: InstallWishes, progress: Callable[[int, int, str], None] | None = None, cache: Path | None = None,
-) -> tuple[list[Task], dict[str, str]]:  # fmt: skip
+    outcomes: Sequence[Outcome],
+    backend: Backend,
+    layers: LayerStore,
+    installs: Path,
+    out: Path,
+    wishes: InstallWishes,
+    progress: Callable[[int, int, str], None] | None = None,
+    cache: Path | None = None,
+) -> tuple[list[Task], dict[str, str]]:
     """(tasks, source -> why it became none) of the ``outcomes`` that have an install in the folder ``installs``.
 
     Tasks that ``out`` holds already are kept. Raises PackageError if ``out`` cannot be used.
@@ -257,7 +274,9 @@ async def install_tasks(
                 if ground.package.sha256 != install.source:
                     raise Rejected("its source has changed since; install it into another folder")
                 staged = out / f"{STAGING}{target.name}"
-                await make_install_task(ground, install, depot, Boxes(backend, layers), staged)
+                await make_install_task(
+                    ground=ground, found=install, depot=depot, boxes=Boxes(backend, layers), out=staged
+                )
                 shutil.rmtree(target, ignore_errors=True)
                 staged.rename(target)
                 made.append(Task.load(target))

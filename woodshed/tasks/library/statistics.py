@@ -153,22 +153,28 @@ def collect(paths: Iterable[Path]) -> Statistics:
     changes = [change_of(task) for task in tasks]
     sizes = [
         Size(
-            t.name,
-            generator_of(t),
-            source_of(t),
-            t.info.split,
-            t.info.provenance.get("licence") or "not stated",
-            c.lines,
-            len(c.files),
-            len(t.instruction),
-            len(t.info.fail_to_pass),
-            len(t.info.pass_to_pass),
-            _score(t),
-            h.status,
+            name=t.name,
+            generator=generator_of(t),
+            source=source_of(t),
+            split=t.info.split,
+            licence=t.info.provenance.get("licence") or "not stated",
+            changed_lines=c.lines,
+            files=len(c.files),
+            prompt=len(t.instruction),
+            fail_to_pass=len(t.info.fail_to_pass),
+            pass_to_pass=len(t.info.pass_to_pass),
+            mutation_score=_score(t),
+            status=h.status,
         )
         for t, c, h in zip(tasks, changes, histories)
     ]
-    return Statistics(sizes, near_duplicates(tasks, changes), broken, spread(histories), sum(t.withheld for t in tasks))
+    return Statistics(
+        sizes=sizes,
+        duplicates=near_duplicates(tasks, changes),
+        broken=broken,
+        difficulty=spread(histories),
+        withheld=sum(t.withheld for t in tasks),
+    )
 
 
 def _score(task: Task) -> float | None:

@@ -38,7 +38,15 @@ def parse_log(output: bytes) -> list[Commit]:
         if not parents or not stats:
             continue
         lines = sum(int(added) + int(removed) for added, removed, _ in stats if added.isdigit())
-        found.append(Commit(commit, parents.split()[0], message.strip(), tuple(path for _, _, path in stats), lines))
+        found.append(
+            Commit(
+                id=commit,
+                parent=parents.split()[0],
+                message=message.strip(),
+                files=tuple(path for _, _, path in stats),
+                lines=lines,
+            )
+        )
     return found
 
 

@@ -133,11 +133,11 @@ class Index:
         if "json" in reply.headers.get("content-type", ""):
             return [
                 IndexFile(
-                    f["filename"],
-                    urljoin(str(reply.url), f["url"]),
-                    f.get("hashes", {}).get("sha256", ""),
-                    f.get("requires-python") or "",
-                    bool(f.get("yanked")),
+                    filename=f["filename"],
+                    url=urljoin(str(reply.url), f["url"]),
+                    sha256=f.get("hashes", {}).get("sha256", ""),
+                    requires_python=f.get("requires-python") or "",
+                    yanked=bool(f.get("yanked")),
                 )
                 for f in reply.json()["files"]
             ]
@@ -167,7 +167,7 @@ def _html_files(text: str, page: str) -> list[IndexFile]:
         url, _, fragment = urljoin(page, href).partition("#")
         filename = unquote(urlsplit(url).path.rsplit("/", 1)[-1])
         sha256 = fragment.removeprefix("sha256=") if "sha256=" in fragment else ""
-        files.append(IndexFile(filename, url, sha256, python, yanked))
+        files.append(IndexFile(filename=filename, url=url, sha256=sha256, requires_python=python, yanked=yanked))
     return files
 
 

@@ -228,16 +228,23 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, sec
             if tests and names.count(span.name) == 1:  # a property's setter shares its name with the getter
                 functions.append(
                     CoveredFunction(
-                        module,
-                        span.name,
-                        span.line,
-                        span.end_line,
-                        span.statements,
-                        tuple(tests),
+                        module=module,
+                        name=span.name,
+                        line=span.line,
+                        end_line=span.end_line,
+                        statements=span.statements,
+                        tests=tuple(tests),
                         at_import=(module, span.name) in imported,
                     )
                 )
-    return Suite(package.name, stable, tuple(functions), unstable, first.seconds + second.seconds, first.detail)
+    return Suite(
+        package=package.name,
+        tests=stable,
+        functions=tuple(functions),
+        unstable=unstable,
+        seconds=first.seconds + second.seconds,
+        problems=first.detail,
+    )
 
 
 def cost(result: TestResult) -> float:

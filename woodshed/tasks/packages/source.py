@@ -21,9 +21,15 @@ def is_cached(filename: str, sha256: str, *, cache: Path | None = None) -> bool:
 
 
 def fetch(
-    project: str, version: str, filename: str, sha256: str, *, cache: Path | None = None, index: Index | None = None,
+    project: str,
+    version: str,
+    filename: str,
+    sha256: str,
+    *,
+    cache: Path | None = None,
+    index: Index | None = None,
     kept: Path | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Path of the verified file in the cache; downloads it if it is not there.
 
     With ``kept``, the file must be in that folder, because no index has it. Raises PackageError if project or version

@@ -67,7 +67,16 @@ def removal_of(trial: Trial, left: Mapping[str, bytes]) -> Candidate:
         raise Rejected("it changes functions of both splits")
     files = {module: after[module] for module in changed}
     kind = KIND if len(public) <= 1 and len(changed) == 1 else FEATURE
-    return Candidate(trial.package.name, function, kind, DETAIL, files, 0, split, tuple(also))
+    return Candidate(
+        package=trial.package.name,
+        function=function,
+        kind=kind,
+        detail=DETAIL,
+        files=files,
+        line=0,
+        split=split,
+        also=tuple(also),
+    )
 
 
 def without_caches(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -188,19 +197,26 @@ def _kept(path: Path) -> dict[str, bytes] | None:
 
 
 async def removals(
-    sources: Sequence[str], settings: PackageTaskSettings, backend: Backend, layers: LayerStore, out: Path,
-    policy: PolicyPlace, progress: Progress | None = None, *, wishes: Wishes | None = None,
+    sources: Sequence[str],
+    settings: PackageTaskSettings,
+    backend: Backend,
+    layers: LayerStore,
+    out: Path,
+    policy: PolicyPlace,
+    progress: Progress | None = None,
+    *,
+    wishes: Wishes | None = None,
     report: BuildReport | None = None,
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """``build_from_sources`` with a policy that proposes removals. Raises like that, and EndpointLost."""
     try:
         return await build_from_sources(
-            sources,
-            settings,
-            backend,
-            layers,
-            out,
-            progress,
+            sources=sources,
+            settings=settings,
+            backend=backend,
+            layers=layers,
+            out=out,
+            progress=progress,
             wishes=wishes,
             report=report,
             propose=Proposer(policy.open, out),

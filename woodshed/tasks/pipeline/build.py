@@ -110,7 +110,17 @@ async def build_from_sources(
 
         boxes = asyncio.Semaphore(settings.parallel)
         base, history = lock.catalogue.wheels["pytest"], "replay" in settings.kinds
-        pinner = Pinner(out, base, backend, layers, boxes, wishes or Wishes(), cache, history, settings.suite_seconds)
+        pinner = Pinner(
+            out=out,
+            base=base,
+            backend=backend,
+            layers=layers,
+            boxes=boxes,
+            wishes=wishes or Wishes(),
+            cache=cache,
+            history=history,
+            suite_seconds=settings.suite_seconds,
+        )
         writer, ledgers = Writer(settings, reworder), dict[str, Ledger]()
         read, tasks = list[tuple[list[Task], PackageYield]](), list[Task]()
         if collected:
@@ -133,17 +143,17 @@ async def build_from_sources(
                 read.append(await builder(text, context))
             except PackageError as error:
                 read.append(([], PackageYield(name, error=str(error), finished=True)))
-        chosen, failed = await _pinned(specs, names, lock, pinner, told)
+        chosen, failed = await _pinned(specs=specs, names=names, lock=lock, pinner=pinner, progress=told)
         if chosen:
             with suppress(PackageError):  # none of them can be used; each line of the report says why
                 tasks = await build_tasks(
-                    settings,
-                    lock.catalogue,
-                    [p.package for p in chosen],
-                    backend,
-                    layers,
-                    out,
-                    told,
+                    settings=settings,
+                    catalogue=lock.catalogue,
+                    chosen=[p.package for p in chosen],
+                    backend=backend,
+                    layers=layers,
+                    out=out,
+                    progress=told,
                     report=report,
                     cache=cache,
                     propose=propose,
@@ -213,9 +223,12 @@ def _finish(report: BuildReport, cost: Cost, out: Path) -> None:
 
 
 async def _pinned(
-    specs: Sequence[SourceSpec], names: Mapping[SourceSpec, str], lock: SourceLock, pinner: Pinner,
+    specs: Sequence[SourceSpec],
+    names: Mapping[SourceSpec, str],
+    lock: SourceLock,
+    pinner: Pinner,
     progress: Progress | None,
-) -> tuple[list[Pinned], list[PackageYield]]:  # fmt: skip
+) -> tuple[list[Pinned], list[PackageYield]]:
     """(pinned package of each spec, in order; report line of each that cannot be used). ``names``: of new specs."""
 
     async def one(spec: SourceSpec) -> Pinned | PackageYield:

@@ -146,13 +146,13 @@ class Pinner:
             modules, notes = only_modules(found.installed), [*notes, *found.notes]
         async with self.boxes:
             made, modules, said = await pin_node(
-                package,
-                files,
-                wishes.code,
-                wishes.tests,
-                wishes.needs,
-                self.backend,
-                self.layers,
+                package=package,
+                files=files,
+                code=wishes.code,
+                tests=wishes.tests,
+                needs=wishes.needs,
+                backend=self.backend,
+                layers=self.layers,
                 locked=modules,
                 cache=self.cache,
                 seconds=self.suite_seconds,
@@ -181,7 +181,13 @@ class Pinner:
         try:
             async with self.boxes:
                 suite = await prepare(
-                    package, catalogue, files, self.backend, paths, cache=self.cache, seconds=self.suite_seconds
+                    package=package,
+                    catalogue=catalogue,
+                    files=files,
+                    backend=self.backend,
+                    layers=paths,
+                    cache=self.cache,
+                    seconds=self.suite_seconds,
                 )
         except SuiteError as error:
             return None, error, error.text

@@ -77,7 +77,9 @@ def find_layout(
         path = (*(p for p in path if p != "."), ".")  # tests may import each other as tests.something
     if "conftest.py" in project.files:
         found_tests = (*found_tests, "conftest.py")
-    return Layout(found, found_tests, path, ini_lines(project), own_options(project, markers))
+    return Layout(
+        sources=found, tests=found_tests, path=path, ini=ini_lines(project), options=own_options(project, markers)
+    )
 
 
 def _tests(project: Project) -> tuple[str, ...]:

@@ -47,7 +47,16 @@ def obtain(
         file = f"{name}-{version}.tar.gz"
         write_whole(out / KEPT_SOURCES / file, data)
     package = Package(
-        name, version, file, sha256, UNKNOWN, (), (), origin=spec.origin, commit=commit, integrity=integrity
+        name=name,
+        version=version,
+        file=file,
+        sha256=sha256,
+        licence=UNKNOWN,
+        sources=(),
+        tests=(),
+        origin=spec.origin,
+        commit=commit,
+        integrity=integrity,
     )
     if history and commit:
         bundle = f"{name}-{version}.bundle"

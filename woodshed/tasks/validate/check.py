@@ -146,7 +146,7 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: i
             report = await check_task(task, backend, layers)
             verdict.failures, verdict.unchecked = report.failures, report.unchecked
             if exploits and report.passed:
-                await _attack(task, exploits, backend, layers, verdict)
+                await _attack(task=task, exploits=exploits, backend=backend, layers=layers, verdict=verdict)
     except TaskError as error:
         verdict.failures["task"] = str(error)
     except BoxError as error:  # the task's code may have ended its box

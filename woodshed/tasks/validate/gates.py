@@ -173,7 +173,7 @@ async def _guesses(task: Task, backend: Backend, layers: LayerStore, report: Gat
     how = NODE if task.info.grader == "node" else PYTEST
     try:
         found = await reference(task, backend, layers, how)
-        why = problem_of(found) or (await cheaply(task, found, backend, layers, how))[0]
+        why = problem_of(found) or (await cheaply(task=task, found=found, backend=backend, layers=layers, how=how))[0]
     except EndlessError:
         why = ENDLESS
     if why:

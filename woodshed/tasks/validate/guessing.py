@@ -78,7 +78,10 @@ async def cheaply(
     """(why the task is rejected, else empty; ``found`` without the values that guesses give), each guess in a box of
     its own."""
     teacher, pupils = by_heart(task)
-    cheap = [await answers(task, stub, backend, layers, how) for stub in stubs(task)]
-    known = [await answers(task, pupil, backend, layers, how, teacher) for pupil in pupils]
+    cheap = [await answers(task=task, submission=stub, backend=backend, layers=layers, how=how) for stub in stubs(task)]
+    known = [
+        await answers(task=task, submission=pupil, backend=backend, layers=layers, how=how, taught=teacher)
+        for pupil in pupils
+    ]
     left = left_of(found, (*cheap, *known))
     return too_cheap(found, cheap, known) or problem_of(left), left

@@ -95,9 +95,13 @@ Change = Callable[[str, CoveredFunction, str, random.Random], tuple[str, str, in
 
 
 def candidates(
-    settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes], change: Change | None = None,
-    groups: Collection[str] = tuple(GROUPS), splits: Splits | None = None,
-) -> Iterator[Candidate]:  # fmt: skip
+    settings: PackageTaskSettings,
+    suite: Suite,
+    workspace: Mapping[str, bytes],
+    change: Change | None = None,
+    groups: Collection[str] = tuple(GROUPS),
+    splits: Splits | None = None,
+) -> Iterator[Candidate]:
     """Yield candidates in the order in which they are tried: ``per_function`` rounds with one for each function.
 
     The order depends on the seed only. Each function is changed by the kind that was used least so far, or by another
@@ -128,7 +132,15 @@ def candidates(
             if room < 1:  # only mutations are left, and the counts of other kinds must not hold features back
                 offered = {kind: count for kind, count in offered.items() if kind == "mutate"}
             for kind in sorted(offered, key=lambda k: offered[k]):
-                candidate = _candidate(suite, workspace, kind, function, rng, change or change_python, splits)
+                candidate = _candidate(
+                    suite=suite,
+                    workspace=workspace,
+                    kind=kind,
+                    function=function,
+                    rng=rng,
+                    change=change or change_python,
+                    splits=splits,
+                )
                 if candidate is not None and (files := frozenset(candidate.files.items())) not in made:
                     room -= kind != "mutate"
                     made.add(files)
@@ -152,7 +164,12 @@ def _features(
     suite: Suite, workspace: Mapping[str, bytes], splits: Splits, functions: Sequence[CoveredFunction]
 ) -> list[Candidate]:
     """Deletions of features, those over several files first, without features that largely overlap an earlier one."""
-    found = [c for f in functions if (c := group_candidate(suite, workspace, _FEATURE, f, splits)) is not None]
+    found = [
+        c
+        for f in functions
+        if (c := group_candidate(suite=suite, workspace=workspace, kind=_FEATURE, function=f, splits=splits))
+        is not None
+    ]
     chosen: list[tuple[Candidate, set[CoveredFunction]]] = []
     for candidate in sorted(found, key=lambda c: len(c.files) < 2):
         own = set(candidate.functions)
@@ -179,7 +196,15 @@ def combinations(
             if files is not None:
                 also = tuple(f for p in parts for f in p.functions if f != first.function)
                 yield Candidate(
-                    first.package, first.function, "combine", "combine", files, 0, split, also, tuple(parts)
+                    package=first.package,
+                    function=first.function,
+                    kind="combine",
+                    detail="combine",
+                    files=files,
+                    line=0,
+                    split=split,
+                    also=also,
+                    parts=tuple(parts),
                 )
 
 
@@ -193,7 +218,7 @@ def _candidate(
     splits: Splits,
 ) -> Candidate | None:
     if kind in GROUPS:
-        return group_candidate(suite, workspace, kind, function, splits)
+        return group_candidate(suite=suite, workspace=workspace, kind=kind, function=function, splits=splits)
     # Python only: in JavaScript, a test that expects any error still passes without the function.
     if kind == "delete_function" and change is change_python and _needed_by_all([function], suite):
         return None
@@ -202,7 +227,15 @@ def _candidate(
         return None
     detail, changed, line = one
     files = {function.module: changed.encode()}
-    return Candidate(suite.package, function, kind, detail, files, line, splits.of(function))
+    return Candidate(
+        package=suite.package,
+        function=function,
+        kind=kind,
+        detail=detail,
+        files=files,
+        line=line,
+        split=splits.of(function),
+    )
 
 
 def group_candidate(
@@ -212,14 +245,23 @@ def group_candidate(
 
     None if there is no such group or too little of it is left.
     """
-    chosen = group_functions(suite, workspace, kind, function, splits)
+    chosen = group_functions(suite=suite, workspace=workspace, kind=kind, function=function, splits=splits)
     if not chosen:
         return None
     # The deletion of a class gets the same name whichever method it was found from.
     first = min(chosen, key=lambda f: f.line) if kind == "delete_class" else function
     files = delete_group(chosen, workspace)
     also = tuple(f for f in chosen if f != first)
-    return Candidate(suite.package, first, kind, kind, files, 0, splits.of(function), also)
+    return Candidate(
+        package=suite.package,
+        function=first,
+        kind=kind,
+        detail=kind,
+        files=files,
+        line=0,
+        split=splits.of(function),
+        also=also,
+    )
 
 
 def group_functions(

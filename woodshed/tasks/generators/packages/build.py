@@ -46,7 +46,17 @@ async def build_package_tasks(
     """Build the tasks of ``settings`` from the catalogue; see ``build_tasks``."""
     catalogue = load_catalogue(Path(settings.catalogue) if settings.catalogue else None)
     chosen = catalogue.select(settings.packages)
-    return await build_tasks(settings, catalogue, chosen, backend, layers, out, progress, report=report, cache=cache)
+    return await build_tasks(
+        settings=settings,
+        catalogue=catalogue,
+        chosen=chosen,
+        backend=backend,
+        layers=layers,
+        out=out,
+        progress=progress,
+        report=report,
+        cache=cache,
+    )
 
 
 async def build_tasks(
@@ -85,7 +95,18 @@ async def build_tasks(
             progress(done, each * len(chosen), f"{line.package}: {line.error or f'{line.kept} of {line.tried} kept'}")
 
     boxes, writer = asyncio.Semaphore(settings.parallel), Writer(settings, reworder)
-    shared = Shared(settings, catalogue, backend, layers, out, cache, boxes, say, writer, propose)
+    shared = Shared(
+        settings=settings,
+        catalogue=catalogue,
+        backend=backend,
+        layers=layers,
+        out=out,
+        cache=cache,
+        boxes=boxes,
+        say=say,
+        writer=writer,
+        propose=propose,
+    )
 
     async def one(package: Package, line: PackageYield) -> list[Task]:
         begun = perf_counter()
@@ -98,7 +119,9 @@ async def build_tasks(
         return tasks
 
     done = await asyncio.gather(*map(one, chosen, report.packages))
-    tasks = separated([task for made in done for task in made], report, shared.ledgers, out, against)
+    tasks = separated(
+        tasks=[task for made in done for task in made], report=report, ledgers=shared.ledgers, out=out, against=against
+    )
     report.seconds = perf_counter() - start
     if all(line.error for line in report.packages):
         raise PackageError("\n".join(line.error for line in report.packages) or "no package was chosen")
@@ -126,7 +149,7 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
         settings, furnished, suite, workspace, shared.backend, shared.layers, names, shared.writer, splits
     )
     try:
-        work = PackageWork(shared, trial, tools, ledger, line)
+        work = PackageWork(shared=shared, trial=trial, tools=tools, ledger=ledger, line=line)
         await work.kinds()
         if settings.exploits and work.slugs:
             async with shared.boxes:
@@ -137,9 +160,13 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
 
 
 def separated(
-    tasks: list[Task], report: BuildReport, ledgers: dict[str, Ledger], out: Path, against: Sequence[Task] = (),
+    tasks: list[Task],
+    report: BuildReport,
+    ledgers: dict[str, Ledger],
+    out: Path,
+    against: Sequence[Task] = (),
     source: str = "",
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """``tasks`` without training tasks that are nearly the same as a held-out one; those are dropped from disk.
 
     Held-out tasks are those of ``tasks``, of ``out`` and of ``against``. ``source``: name of the report line and ledger

@@ -106,4 +106,13 @@ def _environment(package: Package) -> dict[str, Any]:
     return {}
 
 
-NODE_FORM = Form("node", is_test, submission_globs, protected_globs, _command, _check, _image, _environment)
+NODE_FORM = Form(
+    grader="node",
+    is_test=is_test,
+    submission=submission_globs,
+    protected=protected_globs,
+    command=_command,
+    check=_check,
+    image=_image,
+    environment=_environment,
+)

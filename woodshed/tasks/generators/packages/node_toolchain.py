@@ -31,5 +31,10 @@ def change(kind: str, function: CoveredFunction, source: str, rng: random.Random
 
 
 NODE = Toolchain(
-    module_layers, workspace_of, prepare, NodeTrial, change, frozenset(["mutate", "delete_function", "combine"])
+    layers=module_layers,
+    workspace=workspace_of,
+    prepare=prepare,
+    trial=NodeTrial,
+    change=change,
+    kinds=frozenset(["mutate", "delete_function", "combine"]),
 )

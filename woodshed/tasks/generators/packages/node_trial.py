@@ -57,7 +57,7 @@ class NodeTrial(Trial):
             found = await reference(task, self.backend, self.layers, NODE)
             why = problem_of(found)
             if not why:
-                why, left = await cheaply(task, found, self.backend, self.layers, NODE)
+                why, left = await cheaply(task=task, found=found, backend=self.backend, layers=self.layers, how=NODE)
                 if not why and (names := guessable(left, functions)):
                     raise Guessable(GUESSABLE, names)
         except EndlessError:

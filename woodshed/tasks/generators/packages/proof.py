@@ -50,10 +50,16 @@ Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
 
 
 async def prove(
-    task: Task, run: Callable[[list[Phase]], Awaitable[list[TestRun]]], base: Mapping[str, bytes],
-    most_mutants: int, variants: Variants, *, guesses: bool, functions: Mapping[str, Sequence[str]],
+    task: Task,
+    run: Callable[[list[Phase]], Awaitable[list[TestRun]]],
+    base: Mapping[str, bytes],
+    most_mutants: int,
+    variants: Variants,
+    *,
+    guesses: bool,
+    functions: Mapping[str, Sequence[str]],
     least_score: float = 0.0,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Run the gates of ``task`` and return the entries for ``TaskInfo.quality``.
 
     ``run`` runs phases in a box whose workdir holds ``base``. ``guesses``: whether to test, with altered inputs, that
@@ -71,17 +77,17 @@ async def prove(
     write, delete = difference(base, {**start, **gold, **tests})
     back, new = {n: start[n] for n in gold if n in start}, [n for n in gold if n not in start]
     submitted = crossing(info, start)
-    mutants = draw_mutants(task.path.name, start, gold, most_mutants, variants)
+    mutants = draw_mutants(seed=task.path.name, start=start, gold=gold, most=most_mutants, variants=variants)
     required = [*info.fail_to_pass, *info.pass_to_pass]
     files = sorted({test.partition("::")[0] for test in required})
     whole, one = info.timeout_sec, test_timeout(task)
 
     def phase(write: Mapping[str, bytes], delete: Sequence[str]) -> Phase:
-        return Phase(files, required, write, delete, whole, one)
+        return Phase(files=files, ids=required, write=write, delete=delete, timeout=whole, test_timeout=one)
 
     solved, given = {**submitted, **gold}, {**submitted, **back}
     if guesses:  # first, because these runs are shorter
-        asked = _other_inputs(task, write, delete, given, new)
+        asked = _other_inputs(task=task, write=write, delete=delete, given=given, new=new)
         answers = await run(asked[:1])
         if not answers[0].complete:
             raise Rejected(ENDLESS)
@@ -132,18 +138,28 @@ def _other_inputs(
     return [
         # Writes bytecode: pytest rewrites the asserts of all these tests once, and later runs use it.
         Phase(
-            all_files,
-            both,
-            {**write, **files, **same},
-            delete,
-            whole,
-            hang,
+            files=all_files,
+            ids=both,
+            write={**write, **files, **same},
+            delete=delete,
+            timeout=whole,
+            test_timeout=hang,
             encoder=text,
             bytecode=True,
             stop_at="hang",
         ),
-        Phase(sorted(files), ids, {}, (), whole, one, encoder=text, fresh=True),
-        Phase(all_files, both, start, [n for n in new if n not in start], brief, one, encoder=text),
+        Phase(
+            files=sorted(files), ids=ids, write={}, delete=(), timeout=whole, test_timeout=one, encoder=text, fresh=True
+        ),
+        Phase(
+            files=all_files,
+            ids=both,
+            write=start,
+            delete=[n for n in new if n not in start],
+            timeout=brief,
+            test_timeout=one,
+            encoder=text,
+        ),
     ]
 
 

@@ -68,7 +68,7 @@ class Replay:
             parent = workspace_of(package, await asyncio.to_thread(self.objects.files, commit.parent)) | added
         except PackageError:
             raise Rejected("the commit is laid out otherwise") from None
-        suite = Suite(package.name, {}, (), {}, 0.0)
+        suite = Suite(package=package.name, tests={}, functions=(), unstable={}, seconds=0.0)
         trial = replace(self.like, suite=suite, workspace=child, kept={})
         try:
             yield trial, parent
@@ -88,9 +88,21 @@ class Replay:
         about = tuple(t for t in trial.suite.tests if t.partition("::")[0] in touched)
         if not about:
             raise Rejected("no test of the commit passes twice")
-        function = CoveredFunction(changed[0], commit.id[:12], 1, 1, 0, about)
+        function = CoveredFunction(
+            module=changed[0], name=commit.id[:12], line=1, end_line=1, statements=0, tests=about
+        )
         files = {name: parent.get(name, b"") for name in changed}
-        return Candidate(package.name, function, "replay", "replay", files, 0, split, start=parent, commit=commit)
+        return Candidate(
+            package=package.name,
+            function=function,
+            kind="replay",
+            detail="replay",
+            files=files,
+            line=0,
+            split=split,
+            start=parent,
+            commit=commit,
+        )
 
     async def _suite(self, trial: Trial, changed: list[str], touched: set[str]) -> Suite:
         """The tests of the commit that pass in both orders, with their times."""
@@ -106,11 +118,11 @@ def split_of_change(of: Splits, changed: list[str], before: Mapping[str, bytes],
     for name in changed:
         old, new = (files.get(name, b"").decode("utf-8", "replace") for files in (before, after))
         for function in {*changed_functions(old, new), *changed_functions(new, old)}:
-            splits.add(of.of(CoveredFunction(name, function, 1, 1, 1, ())))
+            splits.add(of.of(CoveredFunction(module=name, name=function, line=1, end_line=1, statements=1, tests=())))
     if len(splits) > 1:
         raise Rejected("it changes functions of both splits")
     if not splits:  # a constant, for example
-        return of.of(CoveredFunction(changed[0], "", 1, 1, 1, ()))
+        return of.of(CoveredFunction(module=changed[0], name="", line=1, end_line=1, statements=1, tests=()))
     return splits.pop()
 
 

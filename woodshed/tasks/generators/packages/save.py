@@ -176,4 +176,13 @@ def _environment(package: Package) -> dict[str, Any]:
     return {"env": {"PYTHONPATH": ":".join(python_path(package, WORKDIR)), "PYTHONDONTWRITEBYTECODE": "1"}}
 
 
-PYTHON_FORM = Form("pytest", is_test, submission_globs, protected_globs, _command, _check, _image, _environment)
+PYTHON_FORM = Form(
+    grader="pytest",
+    is_test=is_test,
+    submission=submission_globs,
+    protected=protected_globs,
+    command=_command,
+    check=_check,
+    image=_image,
+    environment=_environment,
+)

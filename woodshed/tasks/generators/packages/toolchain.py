@@ -29,4 +29,11 @@ class Toolchain:
     kinds: frozenset[str]
 
 
-PYTHON = Toolchain(dependency_layers, workspace_of, prepare, Trial, change_python, frozenset(get_args(Kind)))
+PYTHON = Toolchain(
+    layers=dependency_layers,
+    workspace=workspace_of,
+    prepare=prepare,
+    trial=Trial,
+    change=change_python,
+    kinds=frozenset(get_args(Kind)),
+)

@@ -88,22 +88,31 @@ class Trial:
         slowest = sum(self.suite.tests[t] for t in (*broken, *whole))
         texts = {t: r.text for t, r in run.results.items() if t in broken}
         parts = [self.kept[part.slug] for part in candidate.parts]
-        facts = Facts(candidate, self.workspace, start, gold, tuple(broken), texts, parts, self.shown(candidate))
+        facts = Facts(
+            candidate=candidate,
+            workspace=self.workspace,
+            start=start,
+            gold=gold,
+            broken=tuple(broken),
+            texts=texts,
+            parts=parts,
+            shown=self.shown(candidate),
+        )
         text = await self.writer.write(facts)
         if candidate.commit is not None:
             text, start = self._with_tests_shown(text, start, gold, broken)
         draft = Draft(
-            candidate,
-            self.package,
-            self.workspace,
-            start,
-            gold,
-            broken,
-            whole,
-            slowest,
-            self.layer_names,
-            self.settings.test_timeout_sec,
-            text,
+            candidate=candidate,
+            package=self.package,
+            workspace=self.workspace,
+            start=start,
+            gold=gold,
+            broken=broken,
+            whole=whole,
+            seconds=slowest,
+            layers=self.layer_names,
+            test_timeout=self.settings.test_timeout_sec,
+            instruction=text,
         )
         try:
             draft, task = self._without_leaks(draft, save_draft(draft, out, self.form), out)
@@ -129,7 +138,13 @@ class Trial:
         changed = {n: d for n, d in self.workspace.items() if self.form.is_test(self.package, n) and start.get(n) != d}
         files = {test.partition("::")[0] for test in broken}
         start = {**start, **{n: d for n, d in changed.items() if n not in files and not is_test_module(n)}}
-        reading = read_instruction(text, start, gold, {n: changed[n] for n in files if n in changed}, broken)
+        reading = read_instruction(
+            instruction=text,
+            start=start,
+            gold=gold,
+            tests={n: changed[n] for n in files if n in changed},
+            failing=broken,
+        )
         if reading.suffices:
             return text, start
         if shown := reading.shown():
@@ -245,11 +260,11 @@ class Trial:
         box = await self.fork()
         try:
             return await prove(
-                task,
-                partial(self._phases, box),
-                self.workspace,
-                self.settings.mutants,
-                self.variants,
+                task=task,
+                run=partial(self._phases, box),
+                base=self.workspace,
+                most_mutants=self.settings.mutants,
+                variants=self.variants,
                 guesses=self.guesses(task),
                 functions=functions,
                 least_score=self._least_score(task),
@@ -295,7 +310,7 @@ class Trial:
             for t, r in first.results.items()
             if r.status == "passed" and t in second.results and second.results[t].status == "passed"
         }
-        return Suite(self.package.name, stable, (), {}, first.seconds)
+        return Suite(package=self.package.name, tests=stable, functions=(), unstable={}, seconds=first.seconds)
 
     async def runs(self, phases: list[Phase]) -> list[TestRun]:
         """Run the phases in a box of their own."""

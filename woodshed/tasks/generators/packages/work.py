@@ -62,7 +62,12 @@ def smaller(trial: Trial, candidate: Candidate, guessable: Collection[str]) -> C
 def _offered(trial: Trial, left: Sequence[CoveredFunction]) -> bool:
     """Whether rules propose exactly this group, starting from one of its functions."""
     return any(
-        set(group_functions(trial.suite, trial.workspace, kind, function, trial.splits)) == set(left)
+        set(
+            group_functions(
+                suite=trial.suite, workspace=trial.workspace, kind=kind, function=function, splits=trial.splits
+            )
+        )
+        == set(left)
         for kind in GROUPS.keys() & set(trial.settings.kinds)
         for function in left
     )
@@ -152,12 +157,12 @@ class PackageWork:
     def _singles(self) -> Iterator[Candidate]:
         tools = self.tools
         return candidates(
-            self.settings,
-            self.trial.suite,
-            self.trial.workspace,
-            tools.change,
-            tools.kinds & GROUPS.keys(),
-            self.trial.splits,
+            settings=self.settings,
+            suite=self.trial.suite,
+            workspace=self.trial.workspace,
+            change=tools.change,
+            groups=tools.kinds & GROUPS.keys(),
+            splits=self.trial.splits,
         )
 
     def _works(self, found: Iterator[Candidate]) -> Iterator[Attempt]:

@@ -33,9 +33,15 @@ _MOST_SHOWN = 12
 
 
 def deletion_request(
-    rng: random.Random, level: str, functions: Sequence[CoveredFunction], workspace: Mapping[str, bytes],
-    changed: Mapping[str, bytes], tests: Sequence[str], *, python: bool = True,
-) -> str:  # fmt: skip
+    rng: random.Random,
+    level: str,
+    functions: Sequence[CoveredFunction],
+    workspace: Mapping[str, bytes],
+    changed: Mapping[str, bytes],
+    tests: Sequence[str],
+    *,
+    python: bool = True,
+) -> str:
     """Ask for the deleted ``functions``; the task is named after the first one.
 
     ``workspace``: the package with them; ``changed``: the files without them. The instruction mentions only functions

@@ -56,7 +56,9 @@ def pointed_bug_report(
 ) -> str:
     """``located_bug_report`` that also quotes the ``line`` (1-based) at fault, as a review comment does."""
     wrong = source.split("\n")[line - 1]
-    return located_bug_report(rng, path, name, source, test, text, first) + _POINTED.format(line=line, text=wrong)
+    return located_bug_report(
+        rng=rng, path=path, name=name, source=source, test=test, text=text, first=first
+    ) + _POINTED.format(line=line, text=wrong)
 
 
 def feature_request(

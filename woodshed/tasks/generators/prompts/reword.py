@@ -64,7 +64,7 @@ class Reworder:
         key = hashlib.sha256(json.dumps([self.model, level, text]).encode()).hexdigest()
         if key not in self._known:
             answer = await self._ask(f"{_ASK[level]}{_RULES}{text}")
-            why = objection(answer, text, MOST[level], start, gold)
+            why = objection(answer=answer, text=text, most=MOST[level], start=start, gold=gold)
             self._known[key] = (text if why else answer.strip() + "\n", why)
             lines.append({"key": key, "text": self._known[key][0], "refused": why})
         found, why = self._known[key]

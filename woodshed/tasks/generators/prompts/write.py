@@ -184,16 +184,28 @@ def template(settings: PackageTaskSettings, level: str, facts: Facts) -> str:
     first = min(facts.broken, key=lambda t: (len(facts.texts[t]) > 400, len(facts.texts[t]), t))
     if candidate.kind in GROUPS or (candidate.kind == "delete_function" and level != "precise"):
         functions, files = candidate.functions, candidate.files
-        return deletion_request(rng, level, functions, facts.workspace, files, facts.broken, python=shown is None)
+        return deletion_request(
+            rng=rng,
+            level=level,
+            functions=functions,
+            workspace=facts.workspace,
+            changed=files,
+            tests=facts.broken,
+            python=shown is None,
+        )
     if candidate.kind == "delete_function":
-        return feature_request(rng, module, name, facts.workspace[module].decode(), first, signature)
+        return feature_request(
+            rng=rng, path=module, name=name, source=facts.workspace[module].decode(), test=first, signature=signature
+        )
     observed, source = facts.texts[first], candidate.source.decode()
     if level != "precise":
-        return vague_report(rng, level, module, name, first, observed)
+        return vague_report(rng=rng, level=level, module=module, name=name, test=first, observed=observed)
     if settings.prompt == "located":
-        return located_bug_report(rng, module, name, source, first, observed, line)
+        return located_bug_report(rng=rng, path=module, name=name, source=source, test=first, text=observed, first=line)
     if settings.prompt == "pointed":
-        return pointed_bug_report(rng, module, name, source, first, observed, candidate.line, line)
+        return pointed_bug_report(
+            rng=rng, path=module, name=name, source=source, test=first, text=observed, line=candidate.line, first=line
+        )
     return bug_report(rng, module, first, observed)
 
 

@@ -47,7 +47,16 @@ def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
             if mutation.before.strip() in lines:
                 continue  # another module would show the answer
             name = f"woodshed/synthetic-{split}-{seed}-{index:05d}"
-            return SyntheticSpec(name, split, seed, modules, tuple(functions), broken, mutation, failing)
+            return SyntheticSpec(
+                name=name,
+                split=split,
+                seed=seed,
+                modules=modules,
+                functions=tuple(functions),
+                broken=broken,
+                mutation=mutation,
+                failing=failing,
+            )
 
 
 def find_bug(function: SyntheticFunction, rng: random.Random) -> tuple[Mutation, tuple[int, ...]] | None:

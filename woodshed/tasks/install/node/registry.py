@@ -147,7 +147,9 @@ class Registry(IndexServer[Archive]):
             integrity = str((manifest.get("dist") or {}).get("integrity") or "")
             if integrity.startswith("sha512-"):
                 kept = {key: manifest[key] for key in _KEPT if key in manifest}
-                found.append(Archive(name, version, integrity, kept, version == latest))
+                found.append(
+                    Archive(package=name, version=version, integrity=integrity, manifest=kept, latest=version == latest)
+                )
         return found
 
     def archive(self, name: str, version: str) -> bytes | None:

@@ -87,14 +87,14 @@ def _functions(root: Node, source: bytes) -> Iterator[JsFunction]:
             continue
         count = sum(n.type.endswith(("_statement", "_declaration")) for n in walk(body))
         yield JsFunction(
-            name,
-            node.start_point[0] + 1,
-            node.end_point[0] + 1,
-            count,
-            _utf16(source, node.start_byte),
-            _utf16(source, node.end_byte),
-            head.start_byte,
-            (body.start_byte, body.end_byte),
+            name=name,
+            line=node.start_point[0] + 1,
+            end_line=node.end_point[0] + 1,
+            statements=count,
+            start=_utf16(source, node.start_byte),
+            end=_utf16(source, node.end_byte),
+            head=head.start_byte,
+            body=(body.start_byte, body.end_byte),
         )
 
 

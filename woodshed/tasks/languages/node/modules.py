@@ -144,7 +144,9 @@ async def pin_node(
     catalogue = Catalogue({name: made}, {}, {name: modules})
     names = await asyncio.to_thread(module_layers, catalogue, made, layers, cache=cache)
     paths = tuple(layers.path(layer) for layer in names)
-    suite = await prepare(made, catalogue, files, backend, paths, cache=cache, seconds=seconds)
+    suite = await prepare(
+        package=made, catalogue=catalogue, files=files, backend=backend, layers=paths, cache=cache, seconds=seconds
+    )
     if not suite.functions:
         raise PackageError(
             f"{name}: its tests pass but run none of its functions; give the path of its code with --code"

@@ -72,7 +72,7 @@ def mutations(source: bytes, function: JsFunction) -> list[Mutation]:
             seen.add(changed)
             line = place.start_point[0]
             after = changed.decode().split("\n")[line]
-            found.append(Mutation(kind, line + 1, lines[line], after, changed.decode()))
+            found.append(Mutation(kind=kind, line=line + 1, before=lines[line], after=after, source=changed.decode()))
     return sorted(found, key=lambda m: m.line)
 
 

@@ -86,7 +86,14 @@ async def prepare(
         text = "\n".join([first.detail, *unstable.values()])
         raise SuiteError(f"{package.name} {package.version}: no test passes in the box: {why[:600]}", text)
     functions = _covered(package, workspace, first, stable)
-    suite = Suite(package.name, stable, functions, unstable, first.seconds + second.seconds, first.detail)
+    suite = Suite(
+        package=package.name,
+        tests=stable,
+        functions=functions,
+        unstable=unstable,
+        seconds=first.seconds + second.seconds,
+        problems=first.detail,
+    )
     write_whole(target, json.dumps(asdict(suite)))
     return suite
 
@@ -113,7 +120,14 @@ def _covered(
             if tests and names.count(span.name) == 1 and not _is_wrapper(span, spans):
                 covering = tuple(dict.fromkeys(tests))
                 functions.append(
-                    CoveredFunction(module, span.name, span.line, span.end_line, span.statements, covering)
+                    CoveredFunction(
+                        module=module,
+                        name=span.name,
+                        line=span.line,
+                        end_line=span.end_line,
+                        statements=span.statements,
+                        tests=covering,
+                    )
                 )
     return tuple(functions)
 

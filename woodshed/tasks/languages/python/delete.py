@@ -29,7 +29,15 @@ def function_spans(source: str) -> list[FunctionSpan]:
         body = _code(node)
         if body:
             count = sum(isinstance(n, ast.stmt) for statement in body for n in ast.walk(statement))
-            spans.append(FunctionSpan(name, node.lineno, body[0].lineno, node.end_lineno or node.lineno, count))
+            spans.append(
+                FunctionSpan(
+                    name=name,
+                    line=node.lineno,
+                    body_line=body[0].lineno,
+                    end_line=node.end_lineno or node.lineno,
+                    statements=count,
+                )
+            )
     return spans
 
 

@@ -57,7 +57,9 @@ def mutations(source: str, *, function: str | None = None, keep_format: bool = F
             if after == before or (number, after) in seen:
                 continue
             seen.add((number, after))
-            found.append(Mutation(kind, number, before, after, apply_line(text, number, after)))
+            found.append(
+                Mutation(kind=kind, line=number, before=before, after=after, source=apply_line(text, number, after))
+            )
     return sorted(found, key=lambda m: m.line)
 
 

@@ -91,16 +91,20 @@ def _edits(text: Text, change: Change) -> list[Edit] | None:
         case ast.Compare(), ast.Compare():
             operands = [node.left, *node.comparators]
             changed = [i for i, (a, b) in enumerate(zip(node.ops, new.ops)) if type(a) is not type(b)]
-            return [e for i in changed for e in _operator(text, operands[i], node.ops[i], new.ops[i], operands[i + 1])]
+            return [
+                e
+                for i in changed
+                for e in _operator(text=text, left=operands[i], old=node.ops[i], new=new.ops[i], right=operands[i + 1])
+            ]
         case ast.BinOp(), ast.BinOp() if new.left is node.left:
-            return _operator(text, node.left, node.op, new.op, node.right)
+            return _operator(text=text, left=node.left, old=node.op, new=new.op, right=node.right)
         case ast.BinOp(), ast.BinOp():
             return _exchange(text, node.left, node.right)
         case ast.AugAssign(), ast.AugAssign():
-            return _operator(text, node.target, node.op, new.op, node.value)
+            return _operator(text=text, left=node.target, old=node.op, new=new.op, right=node.value)
         case ast.BoolOp(), ast.BoolOp():
             pairs = zip(node.values, node.values[1:])
-            return [e for a, b in pairs for e in _operator(text, a, node.op, new.op, b)]
+            return [e for a, b in pairs for e in _operator(text=text, left=a, old=node.op, new=new.op, right=b)]
         case ast.Call(), ast.Call() if new.func is node.func:
             index = next(i for i, (a, b) in enumerate(zip(node.args, new.args)) if a is not b)
             return _exchange(text, node.args[index], node.args[index + 1])

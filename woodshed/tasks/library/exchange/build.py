@@ -102,14 +102,26 @@ async def build_from_instances(
                 progress(done, total, f"{line.package}: {line.kept} of {line.tried} kept")
 
         boxes = asyncio.Semaphore(settings.parallel)
-        shared = Shared(settings, lock.catalogue, backend, layers, out, cache, boxes, say, Writer(settings))
+        shared = Shared(
+            settings=settings,
+            catalogue=lock.catalogue,
+            backend=backend,
+            layers=layers,
+            out=out,
+            cache=cache,
+            boxes=boxes,
+            say=say,
+            writer=Writer(settings),
+        )
         needs, left_out, tasks = Needs(lock, layers, cache), dict[str, str](), list[Task]()
         for line, (name, own) in zip(report.packages, by_package.items(), strict=True):
             begun, place = perf_counter(), found[name]
             if place is None:
                 _absent(line, own, f"{NOT_THERE}: {looked_for(repositories, own[0])}", left_out)
             else:
-                tasks += await _of_one(shared, needs, wishes, line, own, place, left_out)
+                tasks += await _of_one(
+                    shared=shared, needs=needs, wishes=wishes, line=line, own=own, place=place, left_out=left_out
+                )
             line.seconds, line.finished = perf_counter() - begun, True
         tasks = _apart(tasks, report, shared, left_out)
         notes = [f"{wanted} was left out: {why}" for wanted, why in needs.left_out.items()]
@@ -121,25 +133,30 @@ async def build_from_instances(
 
 
 async def _of_one(
-    shared: Shared, needs: Needs, wishes: Wishes, line: PackageYield, own: Sequence[Instance], place: Path,
+    shared: Shared,
+    needs: Needs,
+    wishes: Wishes,
+    line: PackageYield,
+    own: Sequence[Instance],
+    place: Path,
     left_out: dict[str, str],
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """The tasks of one repository."""
     ledger = Ledger(shared.out / f".{line.package}.jsonl", _fingerprint(shared.settings, wishes))
     shared.ledgers[line.package] = ledger
-    package = Package(line.package, "", "", "", UNKNOWN, (), ())
+    package = Package(name=line.package, version="", file="", sha256="", licence=UNKNOWN, sources=(), tests=())
     like = Trial(
-        shared.settings,
-        package,
-        Suite(line.package, {}, (), {}, 0.0),
-        {},
-        shared.backend,
-        shared.layers,
-        (),
-        shared.writer,
+        settings=shared.settings,
+        package=package,
+        suite=Suite(package=line.package, tests={}, functions=(), unstable={}, seconds=0.0),
+        workspace={},
+        backend=shared.backend,
+        layers=shared.layers,
+        layer_names=(),
+        writer=shared.writer,
     )
-    trials = InstanceTrials(place, shared.out, like, needs, wishes, line.notes)
-    work = _Work(shared, like, PYTHON, ledger, line)
+    trials = InstanceTrials(place=place, out=shared.out, like=like, needs=needs, wishes=wishes, notes=line.notes)
+    work = _Work(shared=shared, trial=like, tools=PYTHON, ledger=ledger, line=line)
     work.ids, work.left_out = {i.slug: i.id for i in own}, left_out
     await work.judge(trials.attempts(own), len(own))
     if shared.settings.exploits and work.slugs:

@@ -125,7 +125,19 @@ def _instance(row: dict[str, Any], where: str) -> Instance:
     name, patch, statement = row["instance_id"], row["patch"], row["problem_statement"]
     if smith := _SMITH.fullmatch(row["repo"]):
         owner, repo, digits = smith.groups()
-        return Instance("swesmith", name, owner, repo, digits, patch, "", statement, fail, keep, where)
+        return Instance(
+            format="swesmith",
+            id=name,
+            owner=owner,
+            name=repo,
+            commit=digits,
+            patch=patch,
+            test_patch="",
+            statement=statement,
+            fail_to_pass=fail,
+            pass_to_pass=keep,
+            where=where,
+        )
     repository, commit = _REPOSITORY.fullmatch(row["repo"]), row.get("base_commit")
     if repository is None:
         raise TaskError(
@@ -136,7 +148,19 @@ def _instance(row: dict[str, Any], where: str) -> Instance:
     if not isinstance(row.get("test_patch"), str):
         raise TaskError(f"{where}: test_patch must be text, got {str(row.get('test_patch'))[:60]!r}")
     owner, repo = repository.groups()
-    return Instance("swebench", name, owner, repo, commit, patch, row["test_patch"], statement, fail, keep, where)
+    return Instance(
+        format="swebench",
+        id=name,
+        owner=owner,
+        name=repo,
+        commit=commit,
+        patch=patch,
+        test_patch=row["test_patch"],
+        statement=statement,
+        fail_to_pass=fail,
+        pass_to_pass=keep,
+        where=where,
+    )
 
 
 def _ids(row: dict[str, Any], key: str, where: str) -> tuple[str, ...]:

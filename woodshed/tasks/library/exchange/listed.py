@@ -60,7 +60,16 @@ def phases(
     write, delete = difference(after, before)
 
     def phase(write: Mapping[str, bytes], delete: Sequence[str], reverse: bool) -> Phase:
-        return Phase(files, tests, write, delete, seconds, _TEST_SECONDS, reverse=reverse, fresh=reverse)
+        return Phase(
+            files=files,
+            ids=tests,
+            write=write,
+            delete=delete,
+            timeout=seconds,
+            test_timeout=_TEST_SECONDS,
+            reverse=reverse,
+            fresh=reverse,
+        )
 
     return [phase({}, (), False), phase({}, (), True), phase(write, delete, False), phase({}, (), True)]
 

@@ -91,8 +91,12 @@ class InstanceTrials:
         self, instance: Instance, state: State, trial: Trial, listed: Listed, changed: list[str], split: str, out: Path
     ) -> Task:
         required = (*listed.fail_to_pass, *listed.pass_to_pass)
-        trial.suite = Suite(trial.package.name, dict(listed.seconds), (), {}, 0.0)
-        function = CoveredFunction(changed[0], instance.id, 1, 1, 0, required)
+        trial.suite = Suite(
+            package=trial.package.name, tests=dict(listed.seconds), functions=(), unstable={}, seconds=0.0
+        )
+        function = CoveredFunction(
+            module=changed[0], name=instance.id, line=1, end_line=1, statements=0, tests=required
+        )
         added = {
             n: d for n, d in trial.workspace.items() if n not in state.after or n == "pytest.ini"
         }  # files that an install added
@@ -104,13 +108,13 @@ class InstanceTrials:
             "pass_to_pass_dropped": str(listed.dropped),
         }
         candidate = Candidate(
-            trial.package.name,
-            function,
-            instance.format,
-            instance.format,
-            {name: state.before.get(name, b"") for name in changed},
-            0,
-            split,
+            package=trial.package.name,
+            function=function,
+            kind=instance.format,
+            detail=instance.format,
+            files={name: state.before.get(name, b"") for name in changed},
+            line=0,
+            split=split,
             start={**state.before, **added},
             text=instance.statement,
             instance=instance.slug,
@@ -159,7 +163,7 @@ class InstanceTrials:
             note = "no licence was recognised: find it out before you pass these tasks on"
             if note not in self.notes:
                 self.notes.append(note)
-        return State(spec, package, project, base, laid[0], laid[1])
+        return State(spec=spec, package=package, project=project, base=base, before=laid[0], after=laid[1])
 
     @asynccontextmanager
     async def _opened(self, state: State, tests: tuple[str, ...]) -> AsyncGenerator[Trial, None]:
@@ -210,7 +214,7 @@ class InstanceTrials:
         return replace(
             self.like,
             package=package,
-            suite=Suite(package.name, {}, (), {}, 0.0),
+            suite=Suite(package=package.name, tests={}, functions=(), unstable={}, seconds=0.0),
             workspace=workspace,
             layer_names=names,
             kept={},
@@ -234,7 +238,17 @@ async def _complaints(trial: Trial, tests: Sequence[str]) -> tuple[bool, str]:
 
 def _package(instance: Instance, commit: str, digest: str) -> Package:
     origin = f"{instance.owner}/{instance.name}@{commit}"
-    return Package(instance.package, commit[:12], "", digest, UNKNOWN, (), (), origin=origin, commit=commit)
+    return Package(
+        name=instance.package,
+        version=commit[:12],
+        file="",
+        sha256=digest,
+        licence=UNKNOWN,
+        sources=(),
+        tests=(),
+        origin=origin,
+        commit=commit,
+    )
 
 
 def _changed(state: State) -> list[str]:

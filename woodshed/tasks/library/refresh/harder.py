@@ -103,14 +103,14 @@ def candidate_of(trial: Trial, task: Task) -> Candidate | None:
     start = task.workspace_files()
     files = {name: start[name] for name in gold if name in start}
     return Candidate(
-        trial.package.name,
-        first,
-        stated["generator"],
-        task.info.kind,
-        files,
-        0,
-        task.info.split,
-        tuple(also),
+        package=trial.package.name,
+        function=first,
+        kind=stated["generator"],
+        detail=task.info.kind,
+        files=files,
+        line=0,
+        split=task.info.split,
+        also=tuple(also),
         level=stated.get("level", ""),
     )
 
@@ -119,7 +119,9 @@ def larger(trial: Trial, base: Candidate) -> Iterator[Candidate]:
     """Deletions of groups around the function of ``base`` that contain its functions and more, smallest first."""
     found: dict[str, Candidate] = {}
     for kind in _CONES if not trial.package.language else ():
-        harder = group_candidate(trial.suite, trial.workspace, kind, base.function, trial.splits)
+        harder = group_candidate(
+            suite=trial.suite, workspace=trial.workspace, kind=kind, function=base.function, splits=trial.splits
+        )
         if harder is not None and harder.split == base.split and set(harder.functions) > set(base.functions):
             found.setdefault(harder.slug, harder)
     yield from sorted(found.values(), key=lambda c: (sum(f.statements for f in c.functions), c.slug))

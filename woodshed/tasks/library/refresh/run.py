@@ -98,9 +98,15 @@ class Wishes:
 
 
 async def refresh(
-    folder: Path, out: Path, wishes: Wishes, backend: Backend, layers: LayerStore, progress: Progress | None = None,
-    *, cache: Path | None = None,
-) -> Refresh:  # fmt: skip
+    folder: Path,
+    out: Path,
+    wishes: Wishes,
+    backend: Backend,
+    layers: LayerStore,
+    progress: Progress | None = None,
+    *,
+    cache: Path | None = None,
+) -> Refresh:
     """Refresh the training tasks in ``folder`` by their ratings; harder tasks are made in ``out``.
 
     Raises TaskError or PackageError if there are no tasks or no ratings, if ``out`` cannot be used, or if no package
@@ -123,10 +129,23 @@ async def refresh(
         easy = _sorted_out(tasks, wishes.limits, refreshed, opened)
         unsolved = [task for task in tasks if refreshed.found.get(task.name) == "unsolved"]
         if unsolved:
-            await _check(unsolved, wishes, backend, layers, say, refreshed)
+            await _check(unsolved=unsolved, wishes=wishes, backend=backend, layers=layers, say=say, refreshed=refreshed)
         if easy:
             left = list({task.path: task for made in opened.values() for task in made}.values())
-            await _harden(folder, out, everything, easy, left, wishes, backend, layers, say, refreshed, cost, cache)
+            await _harden(
+                folder=folder,
+                out=out,
+                everything=everything,
+                easy=easy,
+                left=left,
+                wishes=wishes,
+                backend=backend,
+                layers=layers,
+                say=say,
+                refreshed=refreshed,
+                cost=cost,
+                cache=cache,
+            )
         untried = {line.package for line in refreshed.build.packages if line.error} if refreshed.build else set()
         for task in (t for t in easy if t.info.provenance.get("package") not in untried):
             retire(task, wishes.limits, sorted(refreshed.hardened.get(task.name, ())))
@@ -135,9 +154,7 @@ async def refresh(
     return refreshed
 
 
-def _sorted_out(
-    tasks: Sequence[Task], limits: Limits, refreshed: Refresh, opened: Collection[str]
-) -> list[Task]:  # fmt: skip
+def _sorted_out(tasks: Sequence[Task], limits: Limits, refreshed: Refresh, opened: Collection[str]) -> list[Task]:
     """Record the finding of each task in ``refreshed`` and return the easy ones, including those ``opened``, which an
     earlier start found too easy."""
     easy = []
@@ -165,9 +182,19 @@ async def _check(
 
 
 async def _harden(
-    folder: Path, out: Path, everything: Sequence[Task], easy: Sequence[Task], left: Sequence[Task], wishes: Wishes,
-    backend: Backend, layers: LayerStore, say: Progress, refreshed: Refresh, cost: Cost, cache: Path | None,
-) -> None:  # fmt: skip
+    folder: Path,
+    out: Path,
+    everything: Sequence[Task],
+    easy: Sequence[Task],
+    left: Sequence[Task],
+    wishes: Wishes,
+    backend: Backend,
+    layers: LayerStore,
+    say: Progress,
+    refreshed: Refresh,
+    cost: Cost,
+    cache: Path | None,
+) -> None:
     """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to; those ``left`` by an
     earlier start go through the last gates with them."""
     if not (folder / SOURCES).exists():
@@ -177,7 +204,7 @@ async def _harden(
         return
     settings = _settings(folder, len(easy) + len(left), wishes)
     names = {task.info.provenance.get("package", "") for task in easy}
-    chosen, catalogue = _locked(folder, out, settings, names, refreshed)
+    chosen, catalogue = _locked(folder=folder, out=out, settings=settings, names=names, refreshed=refreshed)
     if not chosen:
         return
     made_here = out.resolve()
@@ -191,13 +218,13 @@ async def _harden(
 
     heldout = [task for task in everything if task.info.split == HELDOUT]
     tasks = await build_tasks(
-        settings,
-        catalogue,
-        chosen,
-        backend,
-        layers,
-        out,
-        told,
+        settings=settings,
+        catalogue=catalogue,
+        chosen=chosen,
+        backend=backend,
+        layers=layers,
+        out=out,
+        progress=told,
         report=refreshed.build,
         cache=cache,
         propose=hardener,
