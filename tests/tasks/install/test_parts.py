@@ -74,7 +74,7 @@ def test_the_seed_decides_and_tests_are_among_the_targets() -> None:
     assert draw(goals, "1") == draw(goals, "1") and len({tuple(draw(goals, str(n))) for n in range(20)}) > 5
     suite = Goal("pytest", "some tests pass there", "passed", passing_share=0.5)
     assert all(draw([*goals, suite], str(n))[0] == suite for n in range(20))
-    with pytest.raises(PackageError, match="only 2 goals were found, and 3 are needed"):
+    with pytest.raises(PackageError, match="only 2 goals were found, but 3 are needed"):
         draw(goals[:2], "1")
 
 

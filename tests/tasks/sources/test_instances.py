@@ -295,7 +295,7 @@ def test_every_container_is_read(data: Data, tmp_path: Path, suffix: str) -> Non
         ({"test_patch": None}, "row 1: test_patch must be text"),
         ({"repo": "../prices"}, "neither OWNER/NAME"),
         ({"base_commit": "--upload-pack=x"}, "base_commit must be all digits of a commit"),
-        ({"FAIL_TO_PASS": "test_a"}, "row 1: FAIL_TO_PASS: no JSON"),
+        ({"FAIL_TO_PASS": "test_a"}, "row 1: FAIL_TO_PASS: not JSON"),
         ({"PASS_TO_PASS": [1]}, "row 1: PASS_TO_PASS must be a list of test ids"),
     ],
 )
@@ -312,7 +312,7 @@ def test_damaged_files_are_named(data: Data, tmp_path: Path) -> None:
     for name, text, says in (
         ("a.jsonl", twice * 2, "acme__prices-12 is there twice"),
         ("b.jsonl", "", "holds no instance"),
-        ("c.jsonl", "{", "c.jsonl:1: no JSON"),
+        ("c.jsonl", "{", "c.jsonl:1: not JSON"),
         ("d.json", "{}", "must be a list"),
         ("e.csv", "a,b", "are read from"),
         ("f.parquet", "x", "not readable as Parquet"),
