@@ -36,10 +36,10 @@ from woodshed.sandbox.images.store import RootStore
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Egress
 from woodshed.tasks.generators.packages.build import build_package_tasks
-from woodshed.tasks.generators.packages.index import Index, pip_settings
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.synthetic.spec import draw_synthetic
 from woodshed.tasks.generators.synthetic.write import write_synthetic
+from woodshed.tasks.packages.index import Index, pip_settings
+from woodshed.tasks.settings import PackageTaskSettings
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _CLASS = "woodshed.evaluate.harbor.environment:WoodshedEnvironment"

@@ -27,7 +27,7 @@ from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, SandboxError
 from woodshed.tasks.find import task_folders
-from woodshed.tasks.generators.packages.proof import changed_functions
+from woodshed.tasks.languages.python import changed_functions
 
 _HELPED = "_worked_out"
 

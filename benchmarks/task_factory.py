@@ -31,9 +31,9 @@ from woodshed.record.task import Task
 from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.change import change_of
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.library.cost import spent
+from woodshed.tasks.generators.packages.cost import spent
 from woodshed.tasks.library.statistics import collect
+from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.validate.leaks import scan
 
 ROOT = Path(__file__).parent.parent

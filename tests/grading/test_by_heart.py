@@ -154,8 +154,8 @@ def test_answers_by_heart_are_tried_at_the_gate(tmp_path: Path, in_boxes: Any) -
 
 def test_a_changed_function_that_no_value_tells_of_is_named() -> None:
     told = guessing.Reference({}, {"t_with_other_shapes.py::test_a": ['"x"'], "t_with_other_some.py::test_b": [None]})
-    assert not guessing.untold(told, {"f": ["t.py::test_a[1]", "t.py::test_b"]})
-    assert guessing.untold(told, {"f": ["t.py::test_a"], "g": ["t.py::test_b"]}) == ("g",)
+    assert not guessing.guessable(told, {"f": ["t.py::test_a[1]", "t.py::test_b"]})
+    assert guessing.guessable(told, {"f": ["t.py::test_a"], "g": ["t.py::test_b"]}) == ("g",)
 
 
 def test_old_tests_of_a_file_that_cannot_be_imported_tell_nothing(tmp_path: Path, in_boxes: Any) -> None:

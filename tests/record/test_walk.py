@@ -12,7 +12,7 @@ from woodshed.harness.terminal import FolderError
 from woodshed.harness.terminal import read_folder as folder_to_work_on
 from woodshed.record.walk import all_below
 from woodshed.sandbox.layers import digest
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.repository import read_folder as source_folder
 
 

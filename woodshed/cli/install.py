@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from woodshed.tasks.generators.packages.catalogue import Module, Wheel
 from woodshed.tasks.install.kit import Pinned
 from woodshed.tasks.install.run import Outcome
+from woodshed.tasks.packages.catalogue import Module, Wheel
 from woodshed.view.bar import Bar
 
 from .options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
@@ -132,11 +132,11 @@ def remove(
     Interrupt it whenever you like: the same command continues and asks for nothing twice. Exit code 1 if a source could
     not be used or no task was kept.
     """
-    from woodshed.tasks.generators.agentic import removals
     from woodshed.tasks.generators.packages.report import BuildReport
-    from woodshed.tasks.generators.packages.settings import PackageTaskSettings
     from woodshed.tasks.install.command import PolicyPlace
-    from woodshed.tasks.sources.pin import Wishes
+    from woodshed.tasks.pipeline.agentic import removals
+    from woodshed.tasks.pipeline.pin import Wishes
+    from woodshed.tasks.settings import PackageTaskSettings
 
     settings = PackageTaskSettings(tasks_per_package=per_source, catalogue=catalogue, parallel=1, mutants=4, exploits=4)
     place, report = PolicyPlace(policy, model, _key(key_env)), BuildReport()

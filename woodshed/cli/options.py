@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from woodshed.tasks.sources.pin import Wishes
+    from woodshed.tasks.pipeline.pin import Wishes
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead")]
 ParallelOption = Annotated[int | None, typer.Option(min=1, help="Boxes at the same time; default: one for each core")]
@@ -38,6 +38,6 @@ def wishes_of(
     markers: str,
 ) -> Wishes:
     """What a person adds to what is found in a source."""
-    from woodshed.tasks.sources.pin import Wishes
+    from woodshed.tasks.pipeline.pin import Wishes
 
     return Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install, roots_of(root), markers)

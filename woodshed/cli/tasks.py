@@ -31,7 +31,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from woodshed.tasks.sources.pin import Wishes
+    from woodshed.tasks.pipeline.pin import Wishes
 
 app = typer.Typer(
     help="Make tasks from packages and repositories, check them, read them, count them.",
@@ -54,7 +54,7 @@ def build(
         list[str],
         typer.Argument(
             help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder, or a git repository (path, URL), the last two "
-            "@COMMIT; exercism:PATH, quixbugs:PATH, refactorbench:PATH"
+            "@COMMIT; exercism:PATH, quixbugs:PATH, refactorbench:PATH; my_module:my_source"
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
@@ -113,11 +113,11 @@ def build(
     from pydantic import ValidationError
 
     from woodshed.evaluate.suites.by_name import COLLECTIONS
-    from woodshed.tasks.generators.packages.index import PackageError
     from woodshed.tasks.generators.packages.report import BuildReport
-    from woodshed.tasks.generators.packages.settings import Kind, PackageTaskSettings
     from woodshed.tasks.generators.prompts.reword import reworder
-    from woodshed.tasks.sources.factory import build_from_sources
+    from woodshed.tasks.packages.index import PackageError
+    from woodshed.tasks.pipeline.build import build_from_sources
+    from woodshed.tasks.settings import Kind, PackageTaskSettings
 
     values = {
         "tasks_per_package": per_source,
@@ -349,8 +349,8 @@ def _import_datasets(
     json_: bool,
 ) -> NoReturn:  # fmt: skip
     from woodshed.tasks.generators.packages.report import BuildReport
-    from woodshed.tasks.generators.packages.settings import PackageTaskSettings
     from woodshed.tasks.library.exchange.build import build_from_instances
+    from woodshed.tasks.settings import PackageTaskSettings
 
     settings, report = PackageTaskSettings.model_validate(values), BuildReport()
     with Bar(Console(stderr=True)) as progress:
@@ -403,7 +403,7 @@ def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, pla
     from woodshed.sandbox.layers import LayerStore
     from woodshed.sandbox.protocol import SandboxError
     from woodshed.stages.failures import disk_problem
-    from woodshed.tasks.generators.packages.index import PackageError
+    from woodshed.tasks.packages.index import PackageError
 
     async def main() -> T:
         backend = open_backend(name)

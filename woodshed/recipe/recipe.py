@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from woodshed.engine.settings import EngineSettings
 from woodshed.evaluate.settings import EvaluateSettings
@@ -14,8 +14,8 @@ from woodshed.policy.settings import PolicySettings
 from woodshed.record.settings import Settings, is_reference
 from woodshed.rl.settings import RLSettings
 from woodshed.sandbox.settings import SandboxSettings
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.settings import SyntheticSettings
+from woodshed.tasks.settings import CustomSettings, PackageTaskSettings, SyntheticSettings
+from woodshed.tasks.sources.custom import load_source
 from woodshed.train.settings import TrainSettings
 from woodshed.weights.settings import WeightSettings
 
@@ -25,12 +25,31 @@ from .stages import LearnSettings
 class TaskMix(Settings):
     """What the agent works on."""
 
-    main: Literal["synthetic", "packages"] = "synthetic"
-    """What SFT, RL and the headline evaluation use."""
+    main: str = "synthetic"
+    """What SFT, RL and the headline evaluation use: ``synthetic``, ``packages``, or a source of your own as
+    ``"module:function"`` (``examples/custom_source.py``)."""
     synthetic: SyntheticSettings = SyntheticSettings()
     """Generated small repositories."""
     packages: PackageTaskSettings | None = None
-    """Real packages; with ``main = "synthetic"`` they are evaluated before and after as transfer."""
+    """Real packages; if they are not ``main``, they are evaluated before and after as transfer."""
+    custom: CustomSettings = CustomSettings()
+    """How many tasks a source of your own is asked for."""
+
+    @field_validator("main")
+    @classmethod
+    def _known(cls, main: str) -> str:
+        if is_reference(main):
+            load_source(main)
+        elif main not in ("synthetic", "packages"):
+            raise ValueError(f"unknown task source {main!r}; known: synthetic, packages, or 'module:function'")
+        return main
+
+    @property
+    def family(self) -> Literal["synthetic", "packages", "custom"]:
+        """What the main tasks are; the first part of the names of their folders in a run directory."""
+        if is_reference(self.main):
+            return "custom"
+        return "packages" if self.main == "packages" else "synthetic"
 
 
 class Recipe(Settings):
@@ -107,10 +126,17 @@ class Recipe(Settings):
                 "evaluate.temperatures are compared on development tasks, and tasks.synthetic.dev is 0: raise it, or "
                 "give one temperature"
             )
+        if len(self.evaluate.temperatures) > 1 and self.tasks.family == "custom":
+            raise ValueError(
+                "evaluate.temperatures are compared on development tasks, and a source of your own has none: give one "
+                "temperature"
+            )
         needed = self.rl.steps * self.rl.groups_per_step
-        if self.tasks.main == "synthetic" and self.tasks.synthetic.train < needed:
+        drawn = {"synthetic": self.tasks.synthetic.train, "custom": self.tasks.custom.train}
+        family = self.tasks.family
+        if family in drawn and drawn[family] < needed:
             raise ValueError(
                 f"rl.steps x rl.groups_per_step needs {needed} training tasks (a prompt is never trained twice) and "
-                f"tasks.synthetic.train is {self.tasks.synthetic.train}; lower rl.steps or raise tasks.synthetic.train"
+                f"tasks.{family}.train is {drawn[family]}; lower rl.steps or raise tasks.{family}.train"
             )
         return self

@@ -55,7 +55,7 @@ def drive(
                 f"the agent of this run is another program ({program.command.split()[0]}): serve the policy with "
                 f"'woodshed serve {run.policy(stage)}' and start that program against it"
             )
-        chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.main, "heldout"))
+        chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.family, "heldout"))
         grading = with_key(recipe.grading, run.root)
         console.print(f"[dim]{chosen.path}[/]")
         with ExitStack() as stack:

@@ -30,10 +30,10 @@ from woodshed.stages.boxes import check_boxes, layer_store
 from woodshed.stages.demonstrator import must_search
 from woodshed.stages.failures import disk_problem
 from woodshed.stages.tasks import built_tasks, settle_key
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.index import Index, PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.packages.source import is_cached
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.index import Index, PackageError
+from woodshed.tasks.packages.source import is_cached
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.view.tensorboard import TensorBoardMirror
 from woodshed.weights.errors import ChainError
 from woodshed.weights.fence import Head

@@ -16,7 +16,7 @@ from woodshed.record.run_directory import RunDirectory
 from .failures import HOPELESS
 
 STAGES = {
-    "tasks": ("make_tasks", "make_synthetic"),
+    "tasks": ("make_tasks", "make_tasks"),
     "packages": ("make_tasks", "make_packages"),
     "corpus": ("corpus", "make_corpus"),
     "pretrain": ("policy", "pretrain"),

@@ -36,7 +36,7 @@ def sample(recipe: Recipe, run: RunDirectory) -> None:
 
 async def _sample(recipe: Recipe, run: RunDirectory) -> None:
     settings = recipe.rl
-    tasks = load_split(run, recipe.tasks.main, "train")[: settings.steps * settings.groups_per_step]
+    tasks = load_split(run, recipe.tasks.family, "train")[: settings.steps * settings.groups_per_step]
     store, pace = TrajectoryStore(run.trajectories), Pace()
 
     def report(sofar: Sofar) -> None:

@@ -105,7 +105,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
     """Every demonstration in order: ``number``, ``task``, ``resolved``, ``messages`` and ``weights``, the loss weight
     of each reply. Each is in ``demonstrations/played.jsonl`` once it has been played, and is not played again."""
     settings = recipe.learn.demonstrations
-    family = recipe.tasks.main
+    family = recipe.tasks.family
     tasks = load_split(run, family, "sft" if family == "synthetic" else "train")
     backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
     layers, grades, grading = layer_store(), GradeCache(), with_key(recipe.grading, run.root)

@@ -44,7 +44,7 @@ def evaluate_rejection(recipe: Recipe, run: RunDirectory) -> None:
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     """Choose the temperature on the development tasks, then run the held-out ones, and real packages as transfer."""
     settings = recipe.evaluate
-    main = _drawn(load_split(run, recipe.tasks.main, "heldout"), settings.tasks)
+    main = _drawn(load_split(run, recipe.tasks.family, "heldout"), settings.tasks)
     transfer: list[Task] = []
     transferred = recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples
     if transferred and name in (BEFORE, AFTER):
@@ -72,7 +72,7 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     async with open_arena(recipe, run, grading=grading, training=False) as arena:
         tried: dict[float, float] = {}
         if len(settings.temperatures) > 1:
-            dev = _drawn(load_split(run, recipe.tasks.main, "dev"), settings.dev_tasks)
+            dev = _drawn(load_split(run, recipe.tasks.family, "dev"), settings.dev_tasks)
             for at in settings.temperatures:
                 arm = f"{name}-dev-{at:g}"
                 tried[at] = _mean(await results(replace(arena, temperature=at), dev, arm, settings.dev_samples))

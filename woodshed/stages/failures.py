@@ -12,7 +12,7 @@ from woodshed.rl.ledger import OutOfTasks
 from woodshed.rollout.failures import RunFailing
 from woodshed.rollout.rewards import RewardError
 from woodshed.rollout.rollout import ProgramFailed
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .programs import ProgramError
 

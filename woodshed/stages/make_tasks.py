@@ -1,4 +1,4 @@
-"""Making the tasks of a run: synthetic tasks and real packages, each through its gates."""
+"""Make the tasks of a run (synthetic, real packages, a source of the user's own), each through its gates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from woodshed.tasks.generators.packages.build import build_package_tasks
 from woodshed.tasks.generators.synthetic.function import Split
 from woodshed.tasks.generators.synthetic.spec import draw_synthetic
 from woodshed.tasks.generators.synthetic.write import write_synthetic
+from woodshed.tasks.sources.custom import draw_tasks
+from woodshed.tasks.validate.check import Verdict, check_folders
 from woodshed.tasks.validate.gates import check_task
 
 from .boxes import backend_of, layer_store
+from .demonstrator import must_search
 from .failures import StageFailed
 from .tasks import built_tasks, task_folder
+
+
+def make_tasks(recipe: Recipe, run: RunDirectory) -> None:
+    if recipe.tasks.family == "custom":
+        make_custom(recipe, run)
+    else:
+        make_synthetic(recipe, run)
 
 
 def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
@@ -55,6 +65,53 @@ def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
     run.write_result_of(
         "tasks", {"synthetic": total, "note": f"{total} synthetic tasks; {len(sample)} went through every gate"}
     )
+
+
+def make_custom(recipe: Recipe, run: RunDirectory) -> None:
+    """Draw the tasks of ``"module:function"`` and put every one through every gate; StageFailed where one fails."""
+    source, settings = recipe.tasks.main, recipe.tasks.custom
+    counts = {"train": settings.train, "heldout": settings.heldout}
+    total = sum(counts.values())
+    tasks: list[Task] = []
+    for split, count in counts.items():
+        # Held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
+        seed = settings.seed if split == "heldout" else settings.seed + recipe.seed
+        run.write_progress("tasks", len(tasks), total, f"{source}: {count} {split} tasks")
+        for task in draw_tasks(source, task_folder(run, "custom", split), split=split, count=count, seed=seed):
+            tasks.append(task)
+            run.write_progress("tasks", len(tasks), total, f"{source}: wrote {task.path.name}")
+    repeated = [name for name, number in Counter(task.name for task in tasks).items() if number > 1]
+    if repeated:
+        raise StageFailed(f"{source}: a training task and a held-out task are both called {repeated[0]}")
+    if recipe.learn.demonstrations.episodes and "grep" not in recipe.harness.tools:
+        for task in tasks:
+            if task.info.split == "train" and must_search(task):
+                raise StageFailed(
+                    f"{source}: {task.path}: the instruction does not name the file to change, and the policy has "
+                    'nothing to search with: add "grep" to harness.tools, or name the file'
+                )
+    write_json(run.root / "tasks" / "kinds.json", {t.name: t.info.kind for t in tasks if t.info.split == "heldout"})
+    failed = [verdict for verdict in asyncio.run(_check(recipe, run, list(counts))) if not verdict.passed]
+    if failed:
+        told = "; ".join(str(verdict) for verdict in failed[:5])
+        raise StageFailed(f"{len(failed)} of {total} tasks of {source} failed their gates: {told}")
+    note = f"{total} tasks of {source}, all through every gate"
+    run.write_result_of("tasks", {"custom": total, "note": note})
+
+
+async def _check(recipe: Recipe, run: RunDirectory, splits: list[str]) -> list[Verdict]:
+    backend = backend_of(recipe.sandbox, placed=run.placed_boxes)
+    folders = [task_folder(run, "custom", split) for split in splits]
+    try:
+        return await check_folders(
+            folders,
+            backend,
+            layer_store(),
+            parallel=os.cpu_count() or 1,
+            progress=lambda done, total, note: run.write_progress("tasks", done, total, f"gates: {note}"),
+        )
+    finally:
+        await backend.close()
 
 
 def make_packages(recipe: Recipe, run: RunDirectory) -> None:

@@ -85,7 +85,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     async with open_arena(recipe, run, grading=grading, training=True) as arena:
         controller = Controller(
             arena,
-            load_split(run, recipe.tasks.main, "train"),
+            load_split(run, recipe.tasks.family, "train"),
             ledger,
             store,
             settings,

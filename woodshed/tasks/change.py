@@ -1,4 +1,4 @@
-"""What separates the workspace of a task from its reference solution."""
+"""The difference between the workspace of a task and its reference solution."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from woodshed.record.task import Task
 
 @dataclass(frozen=True)
 class Change:
-    """``diff``: unified, from the workspace to the solution. ``lines``: added and removed ones together, as patches of
-    benchmarks are counted."""
+    """``diff``: unified diff from the workspace to the solution. ``lines``: number of added plus removed lines, as
+    benchmarks count their patches."""
 
     files: tuple[str, ...]
     lines: int
@@ -19,7 +19,7 @@ class Change:
 
 
 def change_of(task: Task) -> Change:
-    """The change that the reference solution makes. Files that are no text count as one changed line each."""
+    """The change that the reference solution makes. A file that is not text counts as one changed line."""
     files, parts, lines = [], [], 0
     for path, gold in task.solution_files().items():
         place = task.workspace / path
@@ -40,8 +40,8 @@ def change_of(task: Task) -> Change:
 
 
 def generator_of(task: Task) -> str:
-    """What made the task: ``bug`` (one changed line), ``deletion`` (one body removed), another kind of change by its
-    name, else the family."""
+    """How the task was made: ``bug`` (one changed line), ``deletion`` (one body removed), the name of another kind of
+    change, else the family."""
     known = {"mutate": "bug", "delete_function": "deletion"}
     stated = task.info.provenance.get("generator", "")
     if stated:
@@ -52,5 +52,5 @@ def generator_of(task: Task) -> str:
 
 
 def source_of(task: Task) -> str:
-    """Where its code is from: a package by name, else the family."""
+    """Where the code is from: the name of the package, else the family of the task."""
     return task.info.provenance.get("package") or task.info.family

@@ -1,4 +1,4 @@
-"""Task directories in folders that a person names."""
+"""Find task directories in folders."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from woodshed.record.task import TaskError
 
 
 def task_folders(paths: Iterable[Path]) -> list[Path]:
-    """Folders with a ``task.toml``: each path itself, else those up to two levels below it, sorted, hidden ones not.
+    """Task directories of ``paths``: each path itself, else those up to two levels below it, sorted, not hidden ones.
 
-    Raises TaskError for a path that is no folder or holds no task.
+    Raises TaskError for a path that is not a folder or holds no task.
     """
     found: dict[Path, None] = {}
     for path in paths:

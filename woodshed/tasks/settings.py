@@ -1,14 +1,16 @@
-"""Settings of generated tasks."""
+"""Settings of tasks that are not built from packages: synthetic ones, and those of a source of the user's own."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, field_validator
 
 from woodshed.record.settings import Settings
 
 
 class SyntheticSettings(Settings):
-    """How many synthetic tasks of each split are drawn (``tasks/synthetic``)."""
+    """How many synthetic tasks of each split are drawn (``tasks/generators/synthetic``)."""
 
     train: int = Field(default=1_000, ge=0)
     """Synthetic tasks for RL. A prompt is never trained twice, so at least rl.steps x rl.groups_per_step."""
@@ -28,3 +30,105 @@ class SyntheticSettings(Settings):
     checked: int = Field(default=16, ge=0)
     """Synthetic tasks of each split that go through every validation gate in sandboxes; the others only through the
     generator's own checks."""
+
+
+class CustomSettings(Settings):
+    """How many tasks of each split a source of the user's own is asked for (``tasks/sources/custom.py``)."""
+
+    train: int = Field(default=100, ge=1)
+    """Tasks for demonstrations and RL. A prompt is never trained twice, so at least rl.steps x rl.groups_per_step."""
+
+    heldout: int = Field(default=32, ge=1)
+    """Tasks that are only evaluated."""
+
+    seed: int = 0
+    """Given to the source; for training tasks the run's own ``seed`` is added."""
+
+
+Kind = Literal["mutate", "delete_function", "delete_class", "delete_methods", "delete_feature", "combine", "replay"]
+Prompt = Literal["terse", "located", "pointed"]
+Level = Literal["precise", "normal", "terse", "mixed"]
+
+
+class PackageTaskSettings(Settings):
+    """Which packages become tasks, how many, and which of them are held out."""
+
+    folder: str = ""
+    """A folder that ``woodshed tasks build`` made: those of its tasks that are in use (``woodshed tasks refresh``) are
+    taken, and nothing else of this table applies."""
+
+    packages: tuple[str, ...] = ()
+    """Names from the catalogue; empty means all of it."""
+
+    catalogue: str = ""
+    """Path of a catalogue file in the form of ``tasks/packages/catalogue.toml``; empty means that one."""
+
+    tasks_per_package: int = Field(default=6, ge=1)
+    """Tasks to keep from each package."""
+
+    kinds: tuple[Kind, ...] = ("mutate", "delete_function")
+    """What is done to make a task, in turn: change one line; remove the body of one function, of all methods of a
+    class, of a few methods that belong together, of everything that a feature alone needs; combine such changes;
+    go back to the parent of a commit (of git repositories)."""
+
+    multi_file_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the deletions tried on a package that must touch two files or more: no more deletions of one file are
+    tried than that leaves room for. 0 tries all."""
+
+    prompt: Prompt = "terse"
+    """What the instruction of a ``mutate`` task tells: the failing test and what it observed; ``located``: also the
+    function, its file and where it begins; ``pointed``: also the line that is wrong. A small policy cannot afford to
+    search."""
+
+    level: Level = "precise"
+    """How much the instruction tells: interface, place and tests; what is wrong or missing and about where; a remark
+    in passing. ``mixed`` draws one for each task."""
+
+    heldout_packages: tuple[str, ...] = ("semver", "itsdangerous")
+    """Packages of which no function is ever trained on."""
+
+    heldout_share: float = Field(default=0.2, ge=0.0, le=1.0)
+    """Share of the functions of the other packages that are held out, chosen by a hash of package and function."""
+
+    guard_seconds: float = Field(default=10.0, gt=0.0)
+    """Measured time that the required tests of a task may take together. The whole stable suite is required where that
+    is enough; else the tests of the touched modules and of what imports them come first."""
+
+    max_tests: int = Field(default=1500, ge=1)
+    """At most this many required tests for a task, nearest to the change first; every test of a replayed commit is
+    among them."""
+
+    test_timeout_sec: float = Field(default=10.0, gt=0.0)
+    """Limit of one test; a changed function may loop for ever."""
+
+    suite_seconds: float = Field(default=300.0, gt=0.0)
+    """Limit of one run of a whole suite, of which a package needs two before its first candidate."""
+
+    attempts: int = Field(default=4, ge=1)
+    """Candidates tried for each task wanted before a package is given up."""
+
+    per_function: int = Field(default=1, ge=1)
+    """Different changes tried on each function, a round of all functions each."""
+
+    mutants: int = Field(default=0, ge=0)
+    """Mutants of the solution that the required tests of each task are tried on; the share that they notice is
+    recorded as the task's mutation score. 0 measures none."""
+
+    min_mutation_score: float = Field(default=0.5, ge=0.0, le=1.0)
+    """A task whose required tests notice less than this share of at least two mutants is not kept."""
+
+    exploits: int = Field(default=0, ge=0)
+    """Exploits tried on one task of each package, after it is built; a task on which one is rewarded is dropped."""
+
+    parallel: int = Field(default=2, ge=1)
+    """Boxes that work at the same time."""
+
+    seed: int = 0
+    """Decides functions, kinds and changes."""
+
+    @field_validator("kinds")
+    @classmethod
+    def _something_to_combine(cls, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        if "combine" in kinds and not set(kinds) - {"combine", "replay"}:
+            raise ValueError("combine puts other changes together: name a kind of these too, such as mutate")
+        return kinds

@@ -16,13 +16,13 @@ from woodshed.grading.verify import grade
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
 from woodshed.tasks.install.lock import Install, find_install
 from woodshed.tasks.install.python import extensions
 from woodshed.tasks.install.python.extensions import has_extensions, with_extensions
 from woodshed.tasks.install.run import ground_of
 from woodshed.tasks.install.space import Boxes, Ground
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.pipeline.pin import Wishes
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.spec import parse_source
 from woodshed.tasks.validate.gates import check_task

@@ -16,9 +16,6 @@ from tests.tasks.sources import repos
 from tests.tasks.sources.place import SINGLE, Place
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import Module
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.install.lock import find_install, load_install
 from woodshed.tasks.install.node.registry import Registry
 from woodshed.tasks.install.roles import AgentBuilder, AgentSetter
@@ -26,7 +23,10 @@ from woodshed.tasks.install.run import Outcome, ground_of, install
 from woodshed.tasks.install.space import Boxes
 from woodshed.tasks.languages.node.modules import unpack
 from woodshed.tasks.languages.node.npm import archive_path, configuration, integrity_of
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.catalogue import Module
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import read_sdist
+from woodshed.tasks.pipeline.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
 from .npm_registry import LocalRegistry, archive, local_registry
@@ -135,7 +135,7 @@ def test_needs_and_tasks_of_it(place: Place, tmp_path: Path) -> None:
         place.catalogue,
     )
     assert "digits 3.0.0" in said.stdout and said.returncode == 1, said.stdout + said.stderr
-    assert "tasks of installs are made of Python projects only" in said.stdout
+    assert "install tasks are made from Python projects only" in said.stdout
     with pytest.raises(PackageError, match="--needs has no effect beside --install"):
         place.build(str(place.root / "intervals"), out=tmp_path / "x", wishes=Wishes(installs=out, needs=("digits",)))
 
@@ -248,7 +248,7 @@ def test_the_registry_of_a_box(place: Place, registry: LocalRegistry, tmp_path: 
         assert locked.package("late") == {} and locked.archive("digits", "3.0.0") is None
         assert locked.archive("digits", "2.5.0") == data
     with Registry(only=served, cache=tmp_path / "empty") as bare:
-        assert bare.archive("digits", "2.5.0") is None and "locked and not in the cache" in bare.problems[0]
+        assert bare.archive("digits", "2.5.0") is None and "locked but not in the cache" in bare.problems[0]
     assert len(registry.asked) == asked
     registry.archives["/late/-/late-2.0.1.tgz"] += b"\n"
     try:

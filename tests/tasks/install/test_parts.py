@@ -19,9 +19,6 @@ from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import passed_of, reached, search
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.dependencies import metadata_layer
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.install.kit import draw, parse_goals
 from woodshed.tasks.install.lock import Install
 from woodshed.tasks.install.python.depot import Depot
@@ -32,6 +29,9 @@ from woodshed.tasks.install.replay import Recipe, Replay, replay
 from woodshed.tasks.install.run import ground_of
 from woodshed.tasks.install.space import Boxes
 from woodshed.tasks.install.use import installed_package
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.dependencies import metadata_layer
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.spec import parse_source
 
@@ -74,7 +74,7 @@ def test_the_seed_decides_and_tests_are_among_the_targets() -> None:
     assert draw(goals, "1") == draw(goals, "1") and len({tuple(draw(goals, str(n))) for n in range(20)}) > 5
     suite = Goal("pytest", "some tests pass there", "passed", passing_share=0.5)
     assert all(draw([*goals, suite], str(n))[0] == suite for n in range(20))
-    with pytest.raises(PackageError, match="only 2 goals were found, and 3 are needed"):
+    with pytest.raises(PackageError, match="only 2 goals were found, but 3 are needed"):
         draw(goals[:2], "1")
 
 

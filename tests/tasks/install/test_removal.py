@@ -13,13 +13,13 @@ from tests.tasks.sources.place import Place
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.agentic import Proposer, removal_of
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
 from woodshed.tasks.generators.packages.report import BuildReport, Rejected
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.trial import Trial
-from woodshed.tasks.sources.factory import build_from_sources
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.pipeline.agentic import Proposer, removal_of
+from woodshed.tasks.pipeline.build import build_from_sources
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.check import check_folders
 
 from .policy import FINISH, call, scripted_policy
@@ -38,7 +38,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "files were added or deleted": {"src/prices/spare.py": "x"},
     "no test runs what was removed": {MODULE: "\n".join(LINES[1:])},
     "the module does not parse any more": {MODULE: "\n".join([*LINES[:4], *LINES[9:]])},
-    "what was changed is no code": {"src/prices/rates.txt": "pass"},
+    "what was changed is not code": {"src/prices/rates.txt": "pass"},
 }  # fmt: skip
 
 

@@ -13,11 +13,11 @@ from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import judge_by
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.install.roles import AgentBuilder, AgentSetter
 from woodshed.tasks.install.run import Outcome, ground_of, install
 from woodshed.tasks.install.space import Boxes, Ground
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.spec import parse_source
 
 from .policy import FINISH, ScriptedPolicy, call, scripted_policy

@@ -17,12 +17,12 @@ from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.install.command import InstallWishes, install_sources
 from woodshed.tasks.install.lock import find_install, load_install
 from woodshed.tasks.library.exchange.build import build_from_instances
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
 
 
 @pytest.fixture(scope="module")

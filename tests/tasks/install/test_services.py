@@ -24,14 +24,14 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Sandbox
 from woodshed.sandbox.services import ServicesError, create_box, fork_box, try_services
 from woodshed.sandbox.taskbox import agent_box_spec, box_spec
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.dependencies import MOUNT
-from woodshed.tasks.generators.packages.source import unpack_wheel
 from woodshed.tasks.install.lock import find_install
 from woodshed.tasks.install.python.rules import PythonRuleBuilder, services
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.run import ground_of
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.dependencies import MOUNT
+from woodshed.tasks.packages.source import unpack_wheel
+from woodshed.tasks.pipeline.pin import Wishes
 from woodshed.tasks.sources.spec import parse_source
 
 from .real_wheels import add_to_index, wheels

@@ -9,8 +9,8 @@ import pytest
 
 from tests.tasks.sources.place import Place
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.pin import Wishes
 from woodshed.tasks.validate.gates import check_task
 from woodshed.tasks.validate.leaks import scan_task
 

@@ -11,8 +11,8 @@ import pytest
 from tests.tasks.packages.harbor_box import Change, rewards
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.generators.packages.catalogue import Module, Package
-from woodshed.tasks.languages.node.form import lock_of, node_check, node_image
+from woodshed.tasks.generators.packages.node_save import lock_of, node_check, node_image
+from woodshed.tasks.packages.catalogue import Module, Package
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 

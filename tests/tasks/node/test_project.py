@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Package, dump_catalogue, load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.languages.node.npm import _needing, integrity_of
 from woodshed.tasks.languages.node.project import NodeProject, find_layout, is_node_project, needed
 from woodshed.tasks.languages.node.workspace import protected_globs, submission_globs, workspace_of
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, dump_catalogue, load_catalogue
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.spec import parse_source
 
 from .project import FILES

@@ -13,13 +13,13 @@ import pytest
 from woodshed.record.task import Task
 from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Package, load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.packages.node_save import lock_of
 from woodshed.tasks.languages.node import npm
-from woodshed.tasks.languages.node.form import lock_of
 from woodshed.tasks.languages.node.modules import module_layers
-from woodshed.tasks.sources.factory import build_from_sources
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.build import build_from_sources
+from woodshed.tasks.settings import PackageTaskSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 

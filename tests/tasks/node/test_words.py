@@ -6,13 +6,13 @@ from typing import get_args
 
 import pytest
 
-from woodshed.tasks.generators.packages.candidates import candidates, combinations
-from woodshed.tasks.generators.packages.groups import GROUPS
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.generators.packages.settings import Kind, PackageTaskSettings
+from woodshed.tasks.generators.changes.candidates import candidates, combinations
+from woodshed.tasks.generators.changes.groups import GROUPS
+from woodshed.tasks.generators.packages.node_toolchain import NODE
+from woodshed.tasks.generators.packages.node_trial import NodeTrial
 from woodshed.tasks.generators.prompts.write import Facts, Shown, template
-from woodshed.tasks.languages.node.toolchain import NODE
-from woodshed.tasks.languages.node.trial import NodeTrial
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.settings import Kind, PackageTaskSettings
 from woodshed.tasks.validate.reasons import wrong_reason
 
 CODE = """\

@@ -14,7 +14,7 @@ from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.generators.packages.build import build_package_tasks
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.settings import PackageTaskSettings
 
 from . import tiny
 

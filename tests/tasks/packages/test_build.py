@@ -17,17 +17,17 @@ from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.generators.packages import prepare as preparation
 from woodshed.tasks.generators.packages.build import build_package_tasks
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.dependencies import dependency_layers
-from woodshed.tasks.generators.packages.guards import UNREWARDED, attacked
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import package_spec, prepare
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.packages.source import fetch, read_sdist
-from woodshed.tasks.generators.packages.workspace import workspace_of
+from woodshed.tasks.packages import prepare as preparation
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import package_spec, prepare
+from woodshed.tasks.packages.source import fetch, read_sdist
+from woodshed.tasks.packages.workspace import workspace_of
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.validate.attack import UNREWARDED, attacked
 from woodshed.tasks.validate.leaks import scan, scan_task
 
 from . import tiny

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.generators.packages.candidates import candidates
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.instruction import (
+from woodshed.tasks.generators.changes.candidates import candidates
+from woodshed.tasks.generators.changes.partition import unplanned
+from woodshed.tasks.generators.prompts.instruction import (
     bug_report,
     feature_request,
     located_bug_report,
@@ -21,10 +20,11 @@ from woodshed.tasks.generators.packages.instruction import (
     pointed_bug_report,
     signature_of,
 )
-from woodshed.tasks.generators.packages.partition import unplanned
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.generators.packages.workspace import protected_globs, submission_globs, surroundings, workspace_of
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.workspace import protected_globs, submission_globs, surroundings, workspace_of
+from woodshed.tasks.settings import PackageTaskSettings
 
 from . import tiny
 

@@ -127,7 +127,7 @@ def test_what_has_no_form_and_what_is_damaged_is_named(built: Built, tmp_path: P
     foreign = {k: v for k, v in instances(tmp_path / "out")[0].items() if k != "woodshed"}
     path.write_text(path.read_text() + json.dumps({**foreign, "instance_id": "django__django-1"}) + "\n")
     made, left_out = import_tasks(tmp_path / "out", tmp_path / "again")
-    assert len(made) == 1 and "what its tests run in is not known" in left_out["django__django-1"]
+    assert len(made) == 1 and "its environment is not known" in left_out["django__django-1"]
     path.write_text('{"instance_id": 1\n')
     with pytest.raises(TaskError, match=r"instances\.jsonl:1: not an instance"):
         import_tasks(tmp_path / "out", tmp_path / "again")
@@ -153,7 +153,7 @@ def test_a_commit_is_never_an_option(tmp_path: Path, commit: str) -> None:
     repository = GitRepository(tmp_path / "r.git")
     repository.commit("b", {"a.txt": b"1\n"}, "m")
     for read in (repository.files, lambda c: repository.patched(c, "")):
-        with pytest.raises(TaskError, match="is no commit"):
+        with pytest.raises(TaskError, match="is not a commit"):
             read(commit.replace("PLACE", str(tmp_path / "written")))
     assert not (tmp_path / "written").exists()
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.tasks.generators.packages.candidates import candidates, combinations
-from woodshed.tasks.generators.packages.groups import class_of, delete_group, feature_of, methods_with
-from woodshed.tasks.generators.packages.partition import kept_splits, plan_splits
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.languages.python import delete_bodies, remove_functions, splice
+from woodshed.tasks.generators.changes.candidates import candidates, combinations
+from woodshed.tasks.generators.changes.groups import class_of, delete_group, feature_of, methods_with
+from woodshed.tasks.generators.changes.partition import kept_splits, plan_splits
+from woodshed.tasks.languages.python import delete_bodies, merge, remove_functions
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.settings import PackageTaskSettings
 
 STACK = b'''"""A stack and its words."""
 
@@ -207,10 +207,10 @@ def test_combinations_hold_every_part() -> None:
 
 
 def test_merge() -> None:
-    assert splice("a\nb\nc\nd", ["A\nb\nc\nd", "a\nb\nc\nD"]) == "A\nb\nc\nD"
-    assert splice("a\nb\nc\nd", ["a\nc\nd", "a\nb\nc\nx\nd"]) == "a\nc\nx\nd"
-    assert splice("a\nb", ["x\nb", "y\nb"]) is None
-    assert splice("a\nb", ["a\nb\nc", "a\nb\nd"]) is None
+    assert merge("a\nb\nc\nd", ["A\nb\nc\nd", "a\nb\nc\nD"]) == "A\nb\nc\nD"
+    assert merge("a\nb\nc\nd", ["a\nc\nd", "a\nb\nc\nx\nd"]) == "a\nc\nx\nd"
+    assert merge("a\nb", ["x\nb", "y\nb"]) is None
+    assert merge("a\nb", ["a\nb\nc", "a\nb\nd"]) is None
 
 
 LINES = st.lists(st.sampled_from(["a", "b", "", "    c"]), max_size=6)
@@ -224,7 +224,7 @@ def test_merging_keeps_every_edit(
     before = "\n".join([*head, "x", *middle, "y", *tail])
     first = "\n".join([*head, "X", *one, *middle, "y", *tail])
     second = "\n".join([*head, "x", *middle, *two, "Y", *tail])
-    assert splice(before, [first]) == first and splice(before, [second]) == second
-    both = splice(before, [first, second])
+    assert merge(before, [first]) == first and merge(before, [second]) == second
+    both = merge(before, [first, second])
     wanted = "\n".join([*head, "X", *one, *middle, *two, "Y", *tail])
-    assert both == splice(before, [second, first]) == (wanted if middle else None)
+    assert both == merge(before, [second, first]) == (wanted if middle else None)

@@ -6,7 +6,7 @@ import pytest
 
 from woodshed.grading.results import TestResult
 from woodshed.tasks.generators.packages.guards import Imports, guard
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite, coarse, cost
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite, coarse, cost
 
 WORKSPACE = {
     "src/shop/__init__.py": b"from .prices import price\nfrom .orders import order\nfrom .dates import today\n",

@@ -15,9 +15,9 @@ import pytest
 
 from woodshed.record.task import Task, TaskInfo
 from woodshed.sandbox.images.dockerfile import read_dockerfile
-from woodshed.tasks.generators.packages import harbor_check
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package, Wheel, load_catalogue
-from woodshed.tasks.generators.packages.harbor import python_image
+from woodshed.tasks.packages import harbor_check
+from woodshed.tasks.packages.catalogue import Catalogue, Package, Wheel, load_catalogue
+from woodshed.tasks.packages.harbor import python_image
 
 from .conftest import Built
 from .harbor_box import rewards

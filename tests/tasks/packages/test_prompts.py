@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from woodshed.harness.settings import RetrySettings
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.generators.changes.candidates import Candidate
 from woodshed.tasks.generators.prompts.deletions import deletion_request
 from woodshed.tasks.generators.prompts.reword import Reworder, objection, reworder
 from woodshed.tasks.generators.prompts.write import LEVELS, Facts, level_of, template, vague_report
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
 
 from .test_groups import POP, PUSH, SHOW, STACK, TEXT, WORKSPACE
 

@@ -11,8 +11,8 @@ from woodshed.record.task import Task
 from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.tasks.generators.packages.build import build_package_tasks
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
 
 
 def test_tasks_from_a_real_package(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.generators.packages.index import Index, IndexSettings, PackageError, pip_settings
-from woodshed.tasks.generators.packages.source import fetch, read_sdist, unpack_wheel
+from woodshed.tasks.packages.index import Index, IndexSettings, PackageError, pip_settings
+from woodshed.tasks.packages.source import fetch, read_sdist, unpack_wheel
 
 
 def sdist(members: dict[str, bytes], extra: list[tarfile.TarInfo] | None = None) -> bytes:

@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.catalogue import Catalogue, Package
 
 SHAPES = b'''"""Shapes, measured."""
 

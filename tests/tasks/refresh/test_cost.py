@@ -11,7 +11,7 @@ import pytest
 
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.protocol import BoxSpec
-from woodshed.tasks.library.cost import Cost, cpu_seconds, rate
+from woodshed.tasks.generators.packages.cost import Cost, cpu_seconds, rate
 
 BURN = "import time\nwhile time.process_time() < 0.6: pass"  # ticks of the kernel are rounded down, in each part
 

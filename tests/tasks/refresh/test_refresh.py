@@ -16,10 +16,10 @@ from woodshed.record.history import History, Rating, in_use, note_rating, read_h
 from woodshed.record.task import HISTORY, Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.library.refresh.decide import Limits, find
 from woodshed.tasks.library.refresh.harder import WAYS, Way
 from woodshed.tasks.library.refresh.run import Refresh, Wishes, refresh
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.check import Verdict, check_folders
 from woodshed.tasks.validate.splits import TWIN
 
@@ -157,7 +157,7 @@ def test_what_nobody_solves_is_checked_again(bank: Place, tmp_path: Path) -> Non
 def test_where_nothing_can_be_hardened_it_is_said(bank: Place, tmp_path: Path) -> None:
     folder, out = tmp_path / "tasks", tmp_path / "refreshed"
     tasks = copied(bank, folder)
-    with pytest.raises(TaskError, match=r"none of its \d training tasks has a rating of it as it is; make them with"):
+    with pytest.raises(TaskError, match=r"none of its \d training tasks has a rating in its present form; rate"):
         refreshed(bank, folder, out)
     with pytest.raises(PackageError, match="is the folder of the tasks themselves: give another"):
         refreshed(bank, folder, folder)

@@ -22,9 +22,9 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.build import Progress
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.sources.factory import build_from_sources
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.pipeline.build import build_from_sources
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
 
 T = TypeVar("T")
 SINGLE = ("--kind", "mutate", "--kind", "delete_function", "--mutants", "1", "--exploits", "0")

@@ -103,9 +103,7 @@ def repository(folder: Path, files: Mapping[str, bytes]) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-def wheel(
-    index: Path, name: str, version: str, files: dict[str, str], *, needs: str = "", tag: str = PURE
-) -> None:  # fmt: skip
+def wheel(index: Path, name: str, version: str, files: dict[str, str], *, needs: str = "", tag: str = PURE) -> None:
     """A wheel in a file index ``index/simple``."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"

@@ -17,13 +17,13 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.proof import WEAK
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.prompts.reword import reworder
-from woodshed.tasks.sources.factory import build_from_sources
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.build import build_from_sources
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.sources.repository import pack
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.splits import TWIN
@@ -102,7 +102,7 @@ def test_folder_sdist_and_the_commit_asked_for(place: Place, tmp_path: Path) -> 
     assert 'licence = "MIT"' in (tmp_path / "out" / "sources.toml").read_text()
     kept_bytes = next((tmp_path / "out" / "sources").glob("plain-*.tar.gz"))
     kept_bytes.write_bytes(b"other")
-    with pytest.raises(PackageError, match=r"plain-.*\.tar\.gz has been changed, and its bytes are locked"):
+    with pytest.raises(PackageError, match=r"plain-.*\.tar\.gz has been changed, but its bytes are locked"):
         place.build(str(folder), out=tmp_path / "out", heldout_share=0.0)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from woodshed.evaluate.suites.exercises import read_collection
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.proof import GATES
 from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.languages.python import delete_body
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.splits import TWIN
 

@@ -17,12 +17,12 @@ import pytest
 from woodshed.grading.crossing import crossing
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task, TaskError
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.library.exchange.build import build_from_instances
 from woodshed.tasks.library.exchange.instances import read_instances
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.splits import TWIN
 
@@ -116,9 +116,15 @@ class Imported:
 
 
 def bring(
-    place: Place, data: Data, tmp: Path, rows: list[dict[str, Any]], only: Collection[str] = (),
-    wishes: Wishes | None = None, repositories: Path | None = None, **settings: Any,
-) -> Imported:  # fmt: skip
+    place: Place,
+    data: Data,
+    tmp: Path,
+    rows: list[dict[str, Any]],
+    only: Collection[str] = (),
+    wishes: Wishes | None = None,
+    repositories: Path | None = None,
+    **settings: Any,
+) -> Imported:
     file, found = tmp / "instances.jsonl", Imported(tmp / "out", [], {})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     values = {"catalogue": str(place.catalogue), "mutants": 1, "heldout_share": 0.0, **settings}
@@ -191,7 +197,7 @@ def test_what_cannot_be_one_says_why(place: Place, data: Data, tmp_path: Path) -
     wrong: dict[str, tuple[dict[str, Any], str]] = {
         "django": ({"FAIL_TO_PASS": ["test_refund (tests.test_prices.Refunds)"]}, "not named as pytest names them"),
         "bare": ({"FAIL_TO_PASS": ["test_refund"]}, "not named as pytest names them"),
-        "place": ({"FAIL_TO_PASS": ["tests/other.py::test_refund"]}, "in no file of tests that was found"),
+        "place": ({"FAIL_TO_PASS": ["tests/other.py::test_refund"]}, "in no test file that was found"),
         "absent": ({"FAIL_TO_PASS": ["tests/test_prices.py::test_no"]}, "not pass after the fix: .*test_no missing"),
         "early": ({"FAIL_TO_PASS": [refund, "tests/test_prices.py::test_cheapest"]}, "before the fix: .*est passed"),
         "none": ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS is empty"),
@@ -289,7 +295,7 @@ def test_every_container_is_read(data: Data, tmp_path: Path, suffix: str) -> Non
         ({"test_patch": None}, "row 1: test_patch must be text"),
         ({"repo": "../prices"}, "neither OWNER/NAME"),
         ({"base_commit": "--upload-pack=x"}, "base_commit must be all digits of a commit"),
-        ({"FAIL_TO_PASS": "test_a"}, "row 1: FAIL_TO_PASS: no JSON"),
+        ({"FAIL_TO_PASS": "test_a"}, "row 1: FAIL_TO_PASS: not JSON"),
         ({"PASS_TO_PASS": [1]}, "row 1: PASS_TO_PASS must be a list of test ids"),
     ],
 )
@@ -306,7 +312,7 @@ def test_damaged_files_are_named(data: Data, tmp_path: Path) -> None:
     for name, text, says in (
         ("a.jsonl", twice * 2, "acme__prices-12 is there twice"),
         ("b.jsonl", "", "holds no instance"),
-        ("c.jsonl", "{", "c.jsonl:1: no JSON"),
+        ("c.jsonl", "{", "c.jsonl:1: not JSON"),
         ("d.json", "{}", "must be a list"),
         ("e.csv", "a,b", "are read from"),
         ("f.parquet", "x", "not readable as Parquet"),

@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.pipeline.pin import missing_advice
 from woodshed.tasks.sources.layout import find_layout
-from woodshed.tasks.sources.pin import missing_advice
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,
@@ -117,7 +117,7 @@ def test_import_roots_of_a_monorepo() -> None:
 
 
 def test_what_cannot_be_found_is_said() -> None:
-    with pytest.raises(PackageError, match=r"no tests.*give their place with --tests"):
+    with pytest.raises(PackageError, match=r"no tests.*give their path with --tests"):
         find_layout(Project({"a.py": b""}))
     with pytest.raises(PackageError, match=r"no Python code.*--code"):
         find_layout(Project({"tests/test_a.py": TEST}))

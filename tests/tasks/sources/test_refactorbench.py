@@ -13,12 +13,12 @@ from woodshed.grading.crossing import Submission
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task, TaskError, save_task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.prompts.write import drawn_level
 from woodshed.tasks.library.describe import describe
 from woodshed.tasks.library.statistics import collect
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.check import check_folders, summary
 from woodshed.tasks.validate.gates import check_task
 
@@ -129,7 +129,7 @@ def test_gates_say_what_they_could_not_try(built: tuple[Path, list[Task], BuildR
     (verdict,) = place.boxes(lambda backend, layers: check_folders([task.path], backend, layers))
     assert verdict.passed and set(verdict.unchecked) == {"oracle", "leak", "guess"}
     assert "not checked: oracle (its authors withhold the solution)" in str(verdict)
-    assert "1 of 1 tasks pass every gate that could be tried" in summary([verdict])
+    assert "1 of 1 tasks pass every gate that could be checked" in summary([verdict])
     assert verdict.as_json()["unchecked"] == verdict.unchecked
 
 

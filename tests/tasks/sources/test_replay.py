@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.history import Commit, parse_log, replayable
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.proof import changed_functions
 from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.generators.prompts.write import cleaned
+from woodshed.tasks.languages.python import changed_functions
+from woodshed.tasks.packages.history import Commit, parse_log, replayable
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.check import check_folders
 
 from . import repos

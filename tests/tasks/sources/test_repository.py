@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from woodshed.record.task import TaskError
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.library.exchange.git import GitRepository
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import read_sdist
 from woodshed.tasks.sources.repository import pack, read_folder, read_repository
 
 from . import repos
@@ -83,7 +83,7 @@ def test_failures_say_what_to_do(tmp_path: Path) -> None:
     repos.repository(tmp_path / "r", FILES)
     with pytest.raises(PackageError, match=r"no commit '0000'; give all of its digits"):
         read_repository(str(tmp_path / "r"), "0000")
-    with pytest.raises(PackageError, match=r"no commit '--output=x'|is no commit"):
+    with pytest.raises(PackageError, match=r"no commit '--output=x'|is not a commit"):
         read_repository(str(tmp_path / "r"), "--output=x")
     with pytest.raises(PackageError, match=r"git clone failed.*check the address and the network"):
         read_repository(f"file://{tmp_path}/nothing", "")

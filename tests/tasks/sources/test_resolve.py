@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.requirements import Requirement, parse_requirement
 from woodshed.tasks.sources.resolve import check_import_names, resolve
 

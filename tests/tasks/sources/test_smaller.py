@@ -11,11 +11,11 @@ import pytest
 from tests.tasks.packages.test_groups import ALL, FUNCTIONS, POP, PUSH, SHOW, SUITE, WORKSPACE
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate, candidates, group_candidate
-from woodshed.tasks.generators.packages.partition import unplanned
+from woodshed.tasks.generators.changes.candidates import Candidate, candidates, group_candidate
+from woodshed.tasks.generators.changes.partition import unplanned
 from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.generators.packages.work import LEFT_OUT, smaller
-from woodshed.tasks.validate.guessing import UNTOLD
+from woodshed.tasks.validate.guessing import GUESSABLE
 
 from . import repos
 from .place import Place
@@ -166,10 +166,10 @@ def test_the_group_without_it_is_kept(posters: tuple[Path, Path, list[Task], Bui
     start = task.workspace_files()["posters/text.py"]
     assert b"raise ValueError(empty)" in start and b"ljust" not in start
     assert (line.tried, line.kept, line.smaller) == (2, 1, [1, 1]), report.table()
-    assert line.rejected == {UNTOLD: 1} and line.kinds == {"delete_feature": [2, 1]}
-    assert "1 groups were tried again without functions that no value tells of, 1 kept" in report.table()
+    assert line.rejected == {GUESSABLE: 1} and line.kinds == {"delete_feature": [2, 1]}
+    assert "1 groups were tried again without guessable functions, 1 kept" in report.table()
     rows = [row for row in read_jsonl(out / ".posters.jsonl") if "rejected" in row]
-    assert [(row["slug"] == task.path.name, row.get("untold")) for row in rows] == [(False, [CHECK]), (True, None)]
+    assert [(row["slug"] == task.path.name, row.get("guessable")) for row in rows] == [(False, [CHECK]), (True, None)]
 
 
 def test_a_kill_between_both_changes_nothing(

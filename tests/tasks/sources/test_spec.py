@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.spec import distinct_names, parse_source
 
 from . import repos

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from woodshed.evaluate.suites.refactorbench.build import build_refactorbench
 from woodshed.evaluate.suites.refactorbench.read import NAME
-from woodshed.tasks.sources.factory import BuildCollection
+from woodshed.tasks.pipeline.build import BuildCollection
 
 from .exercises import READERS, build_exercises
 

@@ -1,1 +1,1 @@
-"""Ways to make tasks: of real packages, by a policy, from templates."""
+"""Generators of tasks: from real packages, and from templates (synthetic tasks)."""

@@ -1,1 +1,1 @@
-"""Auto-install: goals for a bare repository, a recipe that reaches them, replayed from scratch and locked by hashes."""
+"""Auto-install: find goals for a bare repository and a recipe that reaches them, replay it, lock it by hashes."""

@@ -1,8 +1,6 @@
-"""``woodshed tasks install``: several sources, one after the other, what is done is not done again.
+"""``woodshed tasks install``: install several sources, one after the other; finished ones are not installed again.
 
-Where a policy that plays the roles is served.
-
-What the roles said and did, one JSON line each.
+Also says where the policy that plays the roles is served, and writes the transcripts of the roles.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from woodshed.harness.endpoint import ChatEndpoint, HttpEndpoint
 from woodshed.record.atomic import write_whole
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.sources.factory import claim
+from woodshed.tasks.packages.catalogue import load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.sources.claim import claim
 from woodshed.tasks.sources.spec import SourceSpec, distinct_names, parse_source
 
 from .kit import SHARE
@@ -34,7 +32,7 @@ from .space import Boxes
 class PolicyPlace:
     """An OpenAI-compatible server: ``url`` (its root or its ``/v1``), ``model``, ``key``.
 
-    All roles share the key that a person gives, and so, behind a gateway, one trajectory.
+    All roles share the key, and so, behind a gateway, one trajectory.
     """
 
     url: str
@@ -43,7 +41,7 @@ class PolicyPlace:
     _open: list[HttpEndpoint] = field(default_factory=list, repr=False)
 
     async def open(self, role: str) -> ChatEndpoint:
-        """The endpoint of a role. All share one, which has to be closed."""
+        """The endpoint of a role; all roles share one, which ``close`` closes."""
         if not self._open:
             self._open.append(HttpEndpoint(self.url, self.key, self.model))
         return self._open[0]
@@ -54,7 +52,7 @@ class PolicyPlace:
 
 
 def write_transcripts(transcripts: Iterable[Transcript], path: Path) -> None:
-    """Role, how it ended, what it cost and all its messages. Nothing is written where no role was played."""
+    """Write one JSON line per role: how it ended, its effort, all its messages. Without roles, write nothing."""
     lines = [
         json.dumps(
             {
@@ -75,8 +73,8 @@ def write_transcripts(transcripts: Iterable[Transcript], path: Path) -> None:
 
 @dataclass(frozen=True)
 class InstallWishes:
-    """What a person may say. ``policy`` plays both roles (rules do, where it is None) and, with ``judge``, a third.
-    ``passing_share``: of the tests that ran, so many have to pass by rule. The rest is as in ``Wishes`` of a build."""
+    """Options of ``tasks install``. ``policy``: plays both roles (None: rules do) and, with ``judge``, judges outputs.
+    ``passing_share``: as in ``Ground``. The others are as in ``pipeline.pin.Wishes``."""
 
     code: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
@@ -91,12 +89,17 @@ class InstallWishes:
 
 
 async def install_sources(
-    sources: Sequence[str], backend: Backend, layers: LayerStore, out: Path, wishes: InstallWishes,
-    progress: Callable[[int, int, str], None] | None = None, cache: Path | None = None,
-) -> list[Outcome]:  # fmt: skip
-    """An outcome for each source, in order; what ``out`` holds already is taken from there.
+    sources: Sequence[str],
+    backend: Backend,
+    layers: LayerStore,
+    out: Path,
+    wishes: InstallWishes,
+    progress: Callable[[int, int, str], None] | None = None,
+    cache: Path | None = None,
+) -> list[Outcome]:
+    """Install the sources and return their outcomes, in order; installs that ``out`` holds already are reused.
 
-    Raises PackageError where nothing can be started: a source is not written properly, ``out`` is not usable.
+    Raises PackageError if a source is not written properly or ``out`` cannot be used.
     """
     specs = list(dict.fromkeys(parse_source(text) for text in sources))
     outcomes: list[Outcome] = []
@@ -114,7 +117,17 @@ async def install_sources(
                     progress(len(outcomes), len(specs), text)
 
             say(f"{names[spec]}: reading it")
-            outcomes.append(await _one(spec, names[spec], Boxes(backend, layers), out, wishes, say, cache))
+            outcomes.append(
+                await _one(
+                    spec=spec,
+                    name=names[spec],
+                    boxes=Boxes(backend, layers),
+                    out=out,
+                    wishes=wishes,
+                    say=say,
+                    cache=cache,
+                )
+            )
     return outcomes
 
 
@@ -123,9 +136,14 @@ def _known(found: Install) -> Outcome:
 
 
 async def _one(
-    spec: SourceSpec, name: str, boxes: Boxes, out: Path, wishes: InstallWishes, say: Callable[[str], None],
+    spec: SourceSpec,
+    name: str,
+    boxes: Boxes,
+    out: Path,
+    wishes: InstallWishes,
+    say: Callable[[str], None],
     cache: Path | None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     base = load_catalogue(Path(wishes.catalogue) if wishes.catalogue else None).wheels.get("pytest")
     if base is None:
         raise PackageError(f"{wishes.catalogue}: [wheels] has no group pytest, which runs the tests; add it")

@@ -1,7 +1,4 @@
-"""What differs between languages when a repository is set up: its index, the tools of its box, what is installed.
-
-Goals: commands that work once a repository is installed, each with what its output must look like.
-"""
+"""The language-specific parts of an install (``Kit``), and goals: commands that must work once it is installed."""
 
 from __future__ import annotations
 
@@ -16,27 +13,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 from woodshed.grading.install.goal import Goal, goal_of
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Module, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.catalogue import Module, Wheel
+from woodshed.tasks.packages.index import PackageError
 
 if TYPE_CHECKING:
-    from woodshed.grading.install.goal import Goal
-
     from .run import Builder
     from .space import Boxes, Ground
 
 
 INDEX_PORT = 4873
-"""Where a box finds its index, on its own 127.0.0.1."""
+"""Port of the index on 127.0.0.1 of a box."""
 
 TOOLS = "/opt/install"
-"""Where a box has what installs, in a layer."""
+"""Folder of a box, in a layer, with the installer."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A published npm package as a registry served it: ``manifest`` is what it said of this version, ``latest`` whether
-    that was the one to take where nothing is asked for. Only the rest is kept in a lock."""
+    """A published npm package as the registry served it. ``manifest``: the registry's entry for this version;
+    ``latest``: whether it has the tag ``latest``. These two are not kept in a lock."""
 
     package: str
     version: str
@@ -46,14 +41,14 @@ class Archive:
 
 
 Served = Wheel | Archive
-"""A file that an index handed out."""
+"""A file that an index served."""
 
 Pinned = Wheel | Module
-"""A package that is installed at the end, as a layer can be made of it."""
+"""An installed package, from which a layer can be made."""
 
 
 class Index(Protocol):
-    """The index of one box. ``served`` by file name; ``problems``: what could not be had and why."""
+    """The index of one box. ``served``: file name -> file; ``problems``: what could not be fetched, and why."""
 
     port: int
     problems: list[str]
@@ -64,7 +59,8 @@ class Index(Protocol):
 
 @dataclass(frozen=True)
 class Left:
-    """What a recipe left behind: locked packages, files that were not in the repository, what it may not have done."""
+    """What a recipe left behind: ``installed`` packages, files ``added`` to the repository, and forbidden changes
+    (``problems``)."""
 
     installed: tuple[Pinned, ...]
     added: Mapping[str, bytes]
@@ -72,23 +68,23 @@ class Left:
 
 
 class Kit(Protocol):
-    """One language. ``box``: what roles are told of their box; ``runner``: what counts tests; ``absent``: what is said
-    of a requirement that was left out."""
+    """The parts of an install that depend on the language. ``box``: the description of a box in prompts; ``runner``:
+    name of the program that counts tests; ``absent``: the note about a requirement that was left out."""
 
     box: str
     runner: str
     absent: str
 
     def index(self, ground: Ground, only: Sequence[Served] | None) -> AbstractContextManager[Index]:
-        """With ``only``, those files are served and no other, from the cache alone."""
+        """The index server of a box; with ``only``, it serves just those files, from the cache."""
         ...
 
     def base_layers(self, ground: Ground, layers: LayerStore) -> list[str]:
-        """Below every repository, whether it is being installed or not."""
+        """Names of the layers below the repository, during the install and in its tasks."""
         ...
 
     def tool_layers(self, ground: Ground, layers: LayerStore) -> list[str]:
-        """What installs."""
+        """Names of the layers with the installer."""
         ...
 
     def package_layers(self, ground: Ground, installed: Sequence[Pinned], layers: LayerStore) -> list[str]: ...
@@ -96,40 +92,40 @@ class Kit(Protocol):
     def environment(self, ground: Ground) -> dict[str, str]: ...
 
     def tool_environment(self, ground: Ground, index: str) -> dict[str, str]:
-        """``environment`` and that of what installs, which asks ``index`` (the URL of its root)."""
+        """``environment`` plus the variables of the installer; ``index``: root URL of its index."""
         ...
 
     async def compiled(self, ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
-        """``ground`` with what has to be compiled of the project itself, and why it was not, where it was not."""
+        """(``ground`` with compiled extension modules of the project, why they were not compiled or empty)."""
         ...
 
     async def left(self, box: Sandbox, ground: Ground, served: Iterable[Served]) -> Left:
-        """Look at a box in which a recipe ran. Raises OSError where it cannot be read back."""
+        """Collect what a recipe left in its box. Raises OSError if the box cannot be read back."""
         ...
 
     def plugins(self, installed: Sequence[Pinned], cache: Path | None) -> tuple[str, ...]:
-        """Plugins of the test runner among them, as it is told to load them."""
+        """Plugins of the test runner among the installed packages, by the names under which it loads them."""
         ...
 
     def goals(self, ground: Ground) -> list[Goal]:
-        """By rule."""
+        """Goals found by rules."""
         ...
 
     def builder(self, needs: Sequence[str]) -> Builder:
-        """By rule; ``needs`` are a person's. Raises PackageError for one that is not written properly."""
+        """A builder that works by rules; ``needs``: of the command line. PackageError if one is not a requirement."""
         ...
 
 
 SHARE = 0.8
-"""By rule, where nothing else is said: of the tests that ran, this share has to pass (as RepoLaunch and SWE-smith ask
-of an environment)."""
+"""Default share of the tests run that must pass in goals found by rules, as RepoLaunch and SWE-smith require of an
+environment."""
 
 PROPOSED, DRAWN, TRIES = 10, 3, 5
-"""Goals that a setter proposes, those that a builder is given, and how often it may try (Composer 2 report)."""
+"""Number of goals that a setter proposes, of those drawn for the builder, and of its tries (Composer 2 report)."""
 
 
 def parse_goals(data: bytes) -> list[Goal]:
-    """The goals of a JSON file, exactly ``PROPOSED`` of them. Raises ValueError that says what to correct."""
+    """Parse exactly ``PROPOSED`` goals from JSON. Raises ValueError, which says what to correct."""
     try:
         table = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -145,13 +141,15 @@ def parse_goals(data: bytes) -> list[Goal]:
 
 
 def draw(goals: Sequence[Goal], seed: str) -> list[Goal]:
-    """``DRAWN`` of the goals, the same for the same seed.
+    """Draw ``DRAWN`` goals; deterministic for a seed.
 
-    The first runs tests, where one of the goals does: an environment without tests is of no use here. Raises
-    PackageError for fewer than ``DRAWN``.
+    The first one runs tests if any goal does, because an environment without tests yields no tasks. Raises PackageError
+    if there are fewer than ``DRAWN``.
     """
     if len(goals) < DRAWN:
-        raise PackageError(f"only {len(goals)} goals were found, and {DRAWN} are needed: name its tests with --tests")
+        raise PackageError(
+            f"only {len(goals)} goals were found, but {DRAWN} are needed: give the path of its tests with --tests"
+        )
     rng = random.Random(seed)
     suites = [goal for goal in goals if goal.passing_share > 0]
     first = [rng.choice(suites)] if suites else []

@@ -1,7 +1,7 @@
-"""``DIR/NAME/``: an install as it is kept: ``install.toml``, which locks it, ``setup.sh``, ``start.sh``, ``files/``.
+"""The folder of an install, ``DIR/NAME/``: ``install.toml`` (its lock), ``setup.sh``, ``start.sh``, ``files/``.
 
-Everything that was fetched is pinned by sha256, and so is every file of the recipe, so that the same install can be
-made again from the cache, offline, or refused.
+Everything that was fetched and every file of the recipe is pinned by its hash, so that the same install can be made
+again offline from the cache, and a changed one is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from woodshed.grading.install.goal import Goal, goal_of
 from woodshed.record.atomic import write_whole
 from woodshed.record.toml import to_toml
-from woodshed.tasks.generators.packages.catalogue import Module, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.catalogue import Module, Wheel
+from woodshed.tasks.packages.index import PackageError
 
 from .kit import Archive, Pinned, Served
 from .replay import Recipe
@@ -30,11 +30,11 @@ _TEXTS = ("origin", "commit", "source", "name", "version", "builder", "setup_sha
 
 @dataclass(frozen=True)
 class Install:
-    """``origin``, ``commit`` (of a repository) and ``source`` (sha256 of its archive): what was installed. ``name``,
-    ``version``: of its metadata.
+    """A locked install. ``origin``, ``commit`` (of a repository) and ``source`` (sha256 of its archive): what was
+    installed. ``name``, ``version``: of the project's metadata.
 
-    ``builder``: ``rules`` or the model. ``tries``: how many it took. ``served`` and ``installed`` as in ``Replay``;
-    ``plugins``: entry points of pytest plugins that tests may load. ``added``: files that the recipe made.
+    ``builder``: ``rules`` or the model. ``tries``: number of recipes tried. ``served`` and ``installed``: as in
+    ``Replay``. ``plugins``: entry points of pytest plugins that tests may load. ``added``: files that the recipe made.
     """
 
     origin: str
@@ -55,13 +55,13 @@ class Install:
 
     @property
     def digest(self) -> str:
-        """Of everything that decides what tests meet."""
+        """Hash of everything that the results of tests depend on."""
         pins = sorted(p.sha256 if isinstance(p, Wheel) else f"{p.place} {p.integrity}" for p in self.installed)
         parts = (self.source, self.version, pins, self.plugins, _hashes(self.added), *filter(None, [self.recipe.start]))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write ``folder``, which is there completely or not at all."""
+        """Write ``folder`` atomically: it is there completely or not at all."""
         staging = folder.with_name(f".new-{folder.name}")
         for left in (staging, folder):
             shutil.rmtree(left, ignore_errors=True)
@@ -93,7 +93,7 @@ class Install:
 
 
 def load_install(folder: Path) -> Install:
-    """Raises PackageError that names file and field where it is damaged or was changed by hand."""
+    """Read an install. Raises PackageError, which names file and field, if it is damaged or was changed by hand."""
     path = folder / NAME
     try:
         table = tomllib.loads(path.read_text("utf-8"))
@@ -127,26 +127,26 @@ def _install(folder: Path, table: dict[str, Any]) -> Install:
         raise ValueError(f"{bad[0]}: needs an integrity of the form sha512-BASE64")
     installed: list[Pinned] = [*(by_file[file] for file in table["installed"]), *modules]
     return Install(
-        table["origin"],
-        table["commit"],
-        table["source"],
-        table["name"],
-        table["version"],
-        table["builder"],
-        int(table["tries"]),
-        Recipe(setup.decode(), start.decode()),
-        tuple(g for g, _ in marked),
-        tuple(g for g, t in marked if t),
-        (*wheels, *archives),
-        tuple(installed),
-        tuple(table["plugins"]),
-        added,
-        tuple(table["notes"]),
+        origin=table["origin"],
+        commit=table["commit"],
+        source=table["source"],
+        name=table["name"],
+        version=table["version"],
+        builder=table["builder"],
+        tries=int(table["tries"]),
+        recipe=Recipe(setup.decode(), start.decode()),
+        goals=tuple(g for g, _ in marked),
+        targets=tuple(g for g, t in marked if t),
+        served=(*wheels, *archives),
+        installed=tuple(installed),
+        plugins=tuple(table["plugins"]),
+        added=added,
+        notes=tuple(table["notes"]),
     )
 
 
 def find_install(folder: Path, origin: str) -> Install:
-    """The install of a source, or of the commit that it names, in a folder of installs. Raises PackageError."""
+    """The install of a source, or of the commit it names, in a folder of installs. PackageError if there is none."""
     for path in sorted(folder.glob(f"*/{NAME}")):
         found = load_install(path.parent)
         if origin in (found.origin, f"{found.origin}@{found.commit}"):

@@ -1,4 +1,4 @@
-"""A recipe replayed from scratch: run in a fresh initial state, what it left behind collected, its targets tried."""
+"""Replay a recipe: run it in a fresh box with the initial state, collect what it leaves behind, try its targets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .space import START, Boxes, Ground
 
 @dataclass(frozen=True)
 class Recipe:
-    """Shell scripts, run in the root of the repository: ``setup`` once, ``start`` at the beginning of every use, which
-    ends once the services that it starts answer, and needs no file of the repository."""
+    """Shell scripts, run in the root of the repository. ``setup`` runs once; ``start`` runs at the beginning of every
+    use, ends once the services that it starts answer, and needs no file of the repository."""
 
     setup: str
     start: str = ""
@@ -30,10 +30,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of it. ``problems``: why the recipe is not acceptable whatever its targets say.
-
-    ``served``: every file that was fetched; ``installed``: the packages that are there at the end. ``added``: files
-    that were not in the repository.
+    """Result of a replay. ``problems``: why the recipe is refused, whatever its targets give. ``reached``: result of
+    each target. ``served``: every file that was fetched; ``installed``: packages that are there at the end; ``added``:
+    files that were not in the repository.
     """
 
     output: str
@@ -48,7 +47,7 @@ class Replay:
         return not self.problems and all(r.ok for r in self.reached)
 
     def text(self) -> str:
-        """What went wrong and what was said, for whoever writes the next recipe."""
+        """Problems, failed targets and outputs, as feedback for the next recipe."""
         lines = [f"problem: {p}" for p in self.problems]
         for one in self.reached:
             lines.append(f"$ {one.goal.command}\n{'reached' if one.ok else 'NOT reached: ' + one.why}")
@@ -57,10 +56,15 @@ class Replay:
 
 
 async def replay(
-    ground: Ground, recipe: Recipe, targets: Sequence[Goal], boxes: Boxes, *, only: Sequence[Served] | None = None,
+    ground: Ground,
+    recipe: Recipe,
+    targets: Sequence[Goal],
+    boxes: Boxes,
+    *,
+    only: Sequence[Served] | None = None,
     judge: Judge | None = None,
-) -> Replay:  # fmt: skip
-    """Run ``recipe`` in a fresh box and try ``targets``; with ``only`` the index serves those files and no other."""
+) -> Replay:
+    """Run ``recipe`` in a fresh box and try ``targets``; with ``only``, the index serves just those files."""
     with ground.kit.index(ground, only) as index:
         box = await boxes.build(ground, index.port, recipe.files())
         try:
@@ -71,7 +75,11 @@ async def replay(
                 problems.append(f"setup.sh {how}")
             left = await ground.kit.left(box, ground, index.served.values())
             problems += left.problems
-            found = () if done.returncode else await try_targets(box, recipe, targets, boxes, judge)
+            found = (
+                ()
+                if done.returncode
+                else await try_targets(box=box, recipe=recipe, targets=targets, boxes=boxes, judge=judge)
+            )
         except BoxError as error:
             return Replay("", (f"the workspace cannot be read back: {error}",), ())
         finally:
@@ -79,13 +87,20 @@ async def replay(
         output = done.stdout.decode("utf-8", "replace")
         served = tuple(one for _, one in sorted(index.served.items()))
         output += "".join(f"index: {problem}\n" for problem in index.problems)
-        return Replay(output, tuple(problems), found, served, left.installed, left.added)
+        return Replay(
+            output=output,
+            problems=tuple(problems),
+            reached=found,
+            served=served,
+            installed=left.installed,
+            added=left.added,
+        )
 
 
 async def try_targets(
     box: Sandbox, recipe: Recipe, targets: Sequence[Goal], boxes: Boxes, judge: Judge | None = None
 ) -> tuple[Reached, ...]:
-    """Start what has to run, then each target in turn, all in the same box."""
+    """Start the services, then run each target in turn, all in the same box."""
     clean = await boxes.backend.create(BoxSpec())
     try:
         why = await try_services(box, recipe.start) if recipe.start else ""

@@ -1,7 +1,7 @@
-"""The two roles as agents: the harness of training and serving, on any policy behind an OpenAI-compatible server.
+"""The two roles of an install as agents: our harness on any policy behind an OpenAI-compatible server.
 
-The goal-setter explores the bare repository and hands in goals; the builder, who never sees how they were chosen,
-starts from the initial state and hands in a recipe. What counts is the recipe replayed, never what a role says.
+The goal-setter explores the bare repository and writes goals. The builder does not see how they were chosen, starts
+from the initial state and writes a recipe. Only the replayed recipe counts, never what a role says.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from woodshed.harness.episode import Episode, Moment, Reaction
 from woodshed.harness.loop import run_episode
 from woodshed.harness.settings import CommandSettings, HarnessSettings, LimitSettings
 from woodshed.sandbox.protocol import BoxError, BoxSpec, Sandbox
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .kit import PROPOSED, parse_goals
 from .replay import Recipe, Replay
 from .space import GOALS, START, Boxes, Ground
 
 CORRECTIONS = 3
-"""How often a goal-setter is told what is wrong with what it handed in."""
+"""Number of times that a goal-setter may correct its file."""
 
 _MAX_SCRIPT = 64 << 10
 
@@ -34,7 +34,7 @@ ROLE_HARNESS = HarnessSettings(
     limits=LimitSettings(turns=60, wall_seconds=2400.0),
     command=CommandSettings(timeout=120.0),
 )
-"""The agent of both roles; a caller may give another."""
+"""Default settings of the agent of both roles."""
 
 _SETTER = f"""\
 Find out how this repository is set up, tested and run: read its documentation and configuration, try its tools.
@@ -71,19 +71,19 @@ Commands that must work, and what they must print:
 
 @dataclass
 class Transcript:
-    """What one role did, for whoever wants to read it."""
+    """The episode of one role, for inspection."""
 
     role: str
     episode: Episode
 
 
 Opener = Callable[[str], Awaitable[ChatEndpoint]]
-"""Opens the endpoint of a role (``goals``, ``build-1`` ...): one key is one trajectory."""
+"""Opens the endpoint of a role (``goals``, ``build-1`` ...)."""
 
 
 @dataclass
 class AgentSetter:
-    """Proposes goals. ``open`` gives it an endpoint."""
+    """Has a policy find goals; ``open`` opens its endpoint."""
 
     open: Opener
     boxes: Boxes
@@ -91,7 +91,7 @@ class AgentSetter:
     transcripts: list[Transcript] = field(default_factory=list)
 
     async def goals(self, ground: Ground) -> list[Goal]:
-        """Exactly ``PROPOSED`` goals. Raises PackageError where the role hands in none that can be used."""
+        """Exactly ``PROPOSED`` goals. Raises PackageError if the role writes none that can be used."""
         prompt = _SETTER.format(box=ground.kit.box, runner=ground.kit.runner)
         clean = await self.boxes.backend.create(BoxSpec())
         with ground.kit.index(ground, None) as index:
@@ -135,7 +135,7 @@ async def _problem(box: Sandbox, clean: Sandbox) -> str:
 
 @dataclass
 class AgentBuilder:
-    """Writes recipes, each time from the initial state, told what came of the one before."""
+    """Has a policy write recipes, each time from the initial state, with the result of the last one."""
 
     open: Opener
     boxes: Boxes
@@ -145,7 +145,7 @@ class AgentBuilder:
     _before: Recipe | None = None
 
     async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
-        """The next recipe to try; None once ``last`` was good. An empty one where nothing was handed in."""
+        """The next recipe to try; None once ``last`` was good. If the role wrote none, a recipe that fails."""
         if last is not None and last.ok:
             return None
         prompt = _BUILDER.format(box=ground.kit.box) + listed(targets)
@@ -167,7 +167,7 @@ class AgentBuilder:
 
 
 def listed(targets: Sequence[Goal]) -> str:
-    """The targets as whoever writes a recipe reads them."""
+    """The targets as text, for the prompt of a builder."""
     return "\n".join(f"- {g.command}\n  {_expected(g)}" for g in targets) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The two stages: goals for a repository at a fixed state, then a recipe for some of them, tried and proved."""
+"""The two stages of an install: find goals for a repository, then find a recipe that reaches some of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Protocol
 from woodshed.grading.install.goal import Goal
 from woodshed.grading.install.match import Judge, Reached
 from woodshed.sandbox.services import try_services
-from woodshed.tasks.generators.packages.catalogue import Wheel
 from woodshed.tasks.install.node.kit import NodeKit
 from woodshed.tasks.install.python.kit import PythonKit
 from woodshed.tasks.languages.node.modules import described_node
 from woodshed.tasks.languages.node.prepare import node_version
 from woodshed.tasks.languages.node.project import NodeProject, is_node_project
+from woodshed.tasks.packages.catalogue import Wheel
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.obtain import described, obtain, project_names
 from woodshed.tasks.sources.project import Project
@@ -32,20 +32,24 @@ Say = Callable[[str], None]
 
 
 class Setter(Protocol):
+    """Finds goals for a repository."""
+
     async def goals(self, ground: Ground) -> list[Goal]: ...
 
 
 class Builder(Protocol):
+    """Writes recipes. ``name``: as the lock records it."""
+
     @property
     def name(self) -> str: ...
 
     async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
-        """The next recipe to try after ``last``; None where the builder has nothing better."""
+        """The next recipe to try after ``last``; None if the builder has nothing better."""
         ...
 
 
 class RuleSetter:
-    """Goals by rule."""
+    """Finds goals by rules."""
 
     async def goals(self, ground: Ground) -> list[Goal]:
         return ground.kit.goals(ground)
@@ -53,7 +57,7 @@ class RuleSetter:
 
 @dataclass
 class Outcome:
-    """What came of one source. ``install`` is None where it was discarded, and ``error`` says why."""
+    """The result for one source. ``install`` is None if it failed, and ``error`` says why."""
 
     source: str
     targets: tuple[Goal, ...] = ()
@@ -64,12 +68,20 @@ class Outcome:
 
 
 def ground_of(
-    spec: SourceSpec, name: str, base: tuple[Wheel, ...], out: Path, *, code: Sequence[str] = (),
-    tests: Sequence[str] = (), roots: Sequence[str] = (), markers: str = "", cache: Path | None = None,
+    spec: SourceSpec,
+    name: str,
+    base: tuple[Wheel, ...],
+    out: Path,
+    *,
+    code: Sequence[str] = (),
+    tests: Sequence[str] = (),
+    roots: Sequence[str] = (),
+    markers: str = "",
+    cache: Path | None = None,
     passing_share: float = SHARE,
-) -> Ground:  # fmt: skip
-    """The initial state of a source. ``passing_share``: of the tests that ran, so many have to pass. ``code``,
-    ``tests``, ``roots`` and ``markers`` as in ``find_layout``; the last two are of Python.
+) -> Ground:
+    """The initial state of a source. ``passing_share``: as in ``Ground``. ``code``, ``tests``, ``roots`` and
+    ``markers``: as in ``find_layout``; the last two are for Python only.
 
     Raises PackageError as ``obtain`` and ``find_layout`` do.
     """
@@ -78,19 +90,43 @@ def ground_of(
         node_version()
         node = NodeProject(files)
         package = described_node(package, node, code, tests)
-        return Ground(package, files, (name, node.name or name), node.version, NodeKit(), (), cache, passing_share)
+        return Ground(
+            package=package,
+            files=files,
+            names=(name, node.name or name),
+            version=node.version,
+            kit=NodeKit(),
+            base=(),
+            cache=cache,
+            passing_share=passing_share,
+        )
     project = Project(files)
     package = described(package, project, find_layout(project, sources=code, tests=tests, roots=roots, markers=markers))
     stated = [n for n in project_names(spec, project) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}", n)]
     names = tuple(dict.fromkeys([name, *stated]))
     version = spec.version if spec.kind == "pypi" else _stated_version(project)
-    return Ground(package, files, names, version, PythonKit(), base, cache, passing_share)
+    return Ground(
+        package=package,
+        files=files,
+        names=names,
+        version=version,
+        kit=PythonKit(),
+        base=base,
+        cache=cache,
+        passing_share=passing_share,
+    )
 
 
 async def install(
-    ground: Ground, setter: Setter, builder: Builder, boxes: Boxes, *, seed: int = 0, say: Say | None = None,
+    ground: Ground,
+    setter: Setter,
+    builder: Builder,
+    boxes: Boxes,
+    *,
+    seed: int = 0,
+    say: Say | None = None,
     judge: Judge | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run both stages on one repository; at most ``TRIES`` recipes, each from the initial state."""
     said = say or (lambda _: None)
     name = ground.package.name
@@ -113,29 +149,29 @@ async def install(
         if good is None:
             outcome.error = "; ".join(filter(None, [_why(last), uncompiled]))
             return outcome
-        said(f"{name}: replaying it offline")
-        last = await _proved(ground, good[0], targets, good[1], boxes, judge)
+        said(f"{name}: replaying the recipe offline")
+        last = await _proved(ground=ground, recipe=good[0], targets=targets, first=good[1], boxes=boxes, judge=judge)
         outcome.last = last.reached
         if not last.problems:
             break
         good = None
     recipe, found = good[0], last
     outcome.install = Install(
-        ground.package.origin,
-        ground.package.commit,
-        ground.package.sha256,
-        ground.names[-1],
-        ground.version,
-        builder.name,
-        outcome.tries,
-        recipe,
-        tuple(goals),
-        tuple(targets),
-        found.served,
-        found.installed,
-        await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache),
-        {**{file: ground.files[file] for file in ground.built}, **found.added},
-        (*_left_out(found, ground.kit.absent), *filter(None, [uncompiled])),
+        origin=ground.package.origin,
+        commit=ground.package.commit,
+        source=ground.package.sha256,
+        name=ground.names[-1],
+        version=ground.version,
+        builder=builder.name,
+        tries=outcome.tries,
+        recipe=recipe,
+        goals=tuple(goals),
+        targets=tuple(targets),
+        served=found.served,
+        installed=found.installed,
+        plugins=await asyncio.to_thread(ground.kit.plugins, found.installed, ground.cache),
+        added={**{file: ground.files[file] for file in ground.built}, **found.added},
+        notes=(*_left_out(found, ground.kit.absent), *filter(None, [uncompiled])),
     )
     return outcome
 
@@ -143,12 +179,12 @@ async def install(
 async def _proved(
     ground: Ground, recipe: Recipe, targets: Sequence[Goal], first: Replay, boxes: Boxes, judge: Judge | None
 ) -> Replay:
-    """``first``, with problems where it does not hold: offline, from what it fetched, and as tasks will meet it."""
+    """``first``, with problems added if it fails offline with the fetched files, or in a box as tasks will have it."""
     again = await replay(ground, recipe, (), boxes, only=first.served)
     if not again.ok:
         return replace(
             again,
-            problems=("replayed offline, from what it fetched before, it fails", *again.problems),
+            problems=("it fails when replayed offline, from what it fetched before", *again.problems),
             reached=first.reached,
         )
     if again.installed != first.installed or again.added != first.added:
@@ -158,17 +194,18 @@ async def _proved(
     given = {**first.added, **recipe.files()}
     box = await boxes.locked(ground, first.installed, given, services=bool(recipe.start))
     try:
-        found = await try_targets(box, recipe, targets, boxes, judge)
+        found = await try_targets(box=box, recipe=recipe, targets=targets, boxes=boxes, judge=judge)
     finally:
         await box.close()
     if not all(r.ok for r in found):
-        why = "what it relies on besides locked packages and files in the repository is not kept"
+        why = "it relies on something that is not kept: only locked packages and files in the repository are"
         return replace(first, problems=(why,), reached=found)
     return replace(first, reached=found)
 
 
 async def _needs_more(ground: Ground, recipe: Recipe, first: Replay, boxes: Boxes) -> str:
-    """Why services do not start from locked packages alone; empty where they do. A task's own code is broken."""
+    """Why services do not start from locked packages alone; empty if they do. The code of a task is broken, so services
+    must not need it."""
     box = await boxes.without_repository(ground, first.installed)
     try:
         why = await try_services(box, recipe.start)
@@ -179,10 +216,10 @@ async def _needs_more(ground: Ground, recipe: Recipe, first: Replay, boxes: Boxe
 
 def _why(last: Replay | None) -> str:
     if last is None:
-        return "no recipe was handed in"
+        return "no recipe was written"
     failed = [f"`{r.goal.command}`: {r.why}" for r in last.reached if not r.ok]
     tail = last.output.strip().splitlines()[-1:] if last.problems else []
-    return "; ".join([*last.problems, *failed, *tail]) or "no recipe was proved"
+    return "; ".join([*last.problems, *failed, *tail]) or "no recipe could be verified"
 
 
 def _left_out(found: Replay, why: str) -> tuple[str, ...]:
@@ -191,7 +228,7 @@ def _left_out(found: Replay, why: str) -> tuple[str, ...]:
 
 
 def _stated_version(project: Project) -> str:
-    """As its files state it, else ``0.0.0``."""
+    """The version that the project's files state, else ``0.0.0``."""
     stated = (
         project.table("project").get("version"),
         project.table("tool", "poetry").get("version"),

@@ -1,4 +1,4 @@
-"""The one server that a build box reaches, by a route of its own: files of a package index over HTTP."""
+"""HTTP server with the files of a package index: the only server that a box can reach during an install."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import unquote
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 MAX_CONNECTIONS, _MAX_PROBLEMS = 16, 50
 
@@ -21,8 +21,8 @@ Served = TypeVar("Served")
 
 
 class IndexServer(ABC, Generic[Served]):
-    """Use as a context manager; ``port`` of 127.0.0.1 serves until it is left. ``without``: names that are not served:
-    those under test. ``served`` is what was handed out, by name. ``problems``: what could not be had and why."""
+    """A context manager that serves on ``port`` of 127.0.0.1. ``without``: names of projects that are not served, those
+    under test. ``served``: file name -> file that was served. ``problems``: what could not be fetched, and why."""
 
     port: int
 
@@ -35,11 +35,11 @@ class IndexServer(ABC, Generic[Served]):
 
     @abstractmethod
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """(content type, body) of a decoded path, None where there is nothing. Called by several threads."""
+        """(content type, body) of a decoded path, None if there is nothing. Called by several threads."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Release resources; there are no more requests."""
 
     def note(self, error: PackageError) -> None:
         if len(self.problems) < _MAX_PROBLEMS:
@@ -62,7 +62,7 @@ class IndexServer(ABC, Generic[Served]):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves a few connections at once and drops the others: what is in the box may be hostile."""
+    """Serves ``MAX_CONNECTIONS`` at once and drops further ones: code in the box may be hostile."""
 
     daemon_threads = True
 
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        return None  # a connection that was broken off; its client knows
+        return None  # the client closed the connection
 
 
 def _handler(server: IndexServer) -> type[BaseHTTPRequestHandler]:

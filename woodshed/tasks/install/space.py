@@ -1,4 +1,4 @@
-"""The box in which a repository is installed: all of its files, what installs, and an index of its own."""
+"""The boxes of an install: the repository with an installer and an index, and the locked state that tasks use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from woodshed.grading.install.changes import SCRATCH
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
-from woodshed.tasks.generators.packages.catalogue import Package, Wheel
-from woodshed.tasks.generators.packages.prepare import WORKDIR
+from woodshed.tasks.packages.catalogue import Package, Wheel
+from woodshed.tasks.packages.prepare import WORKDIR
 
 from .kit import INDEX_PORT, SHARE, Kit, Pinned
 
@@ -21,12 +21,12 @@ _LIMITS = Limits(cpu_seconds=1800.0, disk=2 << 30, file_size=1 << 30, memory=4 <
 
 @dataclass(frozen=True)
 class Ground:
-    """The initial state: a ``package`` at a fixed commit with its layout, all its ``files``, the ``kit`` of its
-    language, the pinned test runner where that is pytest.
+    """The initial state of an install: a ``package`` at a fixed commit with its layout, all its ``files``, the ``kit``
+    of its language. ``base``: wheels of the pinned test runner, if that is pytest.
 
-    ``names``: what the project calls itself, so that no copy of it is installed. ``version``: of its metadata.
-    ``passing_share``: of the tests that ran, so many have to pass by rule. ``built``: those of the files that were
-    compiled here.
+    ``names``: names of the project, so that no copy of it is installed. ``version``: of its metadata.
+    ``passing_share``: share of the tests run that must pass in goals found by rules. ``built``: the files among
+    ``files`` that were compiled here.
     """
 
     package: Package
@@ -42,14 +42,14 @@ class Ground:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Where boxes come from."""
+    """Creates the boxes of an install."""
 
     backend: Backend
     layers: LayerStore
     _made: dict[tuple[str, str, tuple[str, ...]], str] = field(default_factory=dict)
 
     async def build(self, ground: Ground, index_port: int, extra: Mapping[str, bytes] = {}) -> Sandbox:
-        """The initial state with a network of one server, the index, plus ``extra`` files in the workspace."""
+        """A box with the initial state and ``extra`` files; the only server that it can reach is the index."""
         env = ground.kit.tool_environment(ground, f"http://127.0.0.1:{INDEX_PORT}")
         egress = Egress(routes={INDEX_PORT: f"127.0.0.1:{index_port}"}, max_bytes=2 << 30, max_connections=4000)
         return await self.backend.create(self._spec(ground, build_layers(ground, self.layers), env, extra, egress))
@@ -57,13 +57,13 @@ class Boxes:
     async def locked(
         self, ground: Ground, installed: Sequence[Pinned], added: Mapping[str, bytes], *, services: bool = False
     ) -> Sandbox:
-        """What tasks will run in: the initial state, locked packages in layers, added files; no pip and no network but
-        a loopback for ``services``."""
+        """A box as tasks will have it: initial state, locked packages in layers, added files; no installer, and no
+        network except a loopback for ``services``."""
         names, egress = self._locked_layers(ground, installed), Egress() if services else None
         return await self.backend.create(self._spec(ground, names, ground.kit.environment(ground), added, egress))
 
     async def without_repository(self, ground: Ground, installed: Sequence[Pinned]) -> Sandbox:
-        """Locked packages, a loopback and an empty workspace, where services start that need nothing else."""
+        """A box with locked packages, a loopback and an empty workspace; services must start in it."""
         layers = tuple(map(self.layers.path, self._locked_layers(ground, installed)))
         return await self.backend.create(BoxSpec(layers=layers, workdir=WORKDIR, limits=_LIMITS, egress=Egress()))
 
@@ -97,7 +97,7 @@ class Boxes:
 
 
 def build_layers(ground: Ground, layers: LayerStore) -> list[str]:
-    """What a builder finds below the repository."""
+    """Names of the layers below the repository while it is being installed."""
     return [*ground.kit.base_layers(ground, layers), *ground.kit.tool_layers(ground, layers)]
 
 

@@ -1,6 +1,6 @@
-"""A proved install as a task: find out yourself how this repository is set up; the recipe that was proved solves it.
+"""``woodshed tasks install --tasks``: turn each verified install into a task, to find out how to set up the repository.
 
-``woodshed tasks install --tasks``: a task of each install that was proved.
+The solution of the task is the verified recipe.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from woodshed.record.task import Task, TaskError, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.sandbox.taskbox import box_spec
-from woodshed.tasks.generators.packages.catalogue import Wheel, load_catalogue
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse, suite_files
 from woodshed.tasks.generators.packages.report import Rejected
-from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.generators.packages.stream import STAGING, clear_staging
-from woodshed.tasks.generators.packages.workspace import is_test
 from woodshed.tasks.install.python.depot import wheel_name
 from woodshed.tasks.install.python.kit import PythonKit
 from woodshed.tasks.install.python.plugins import entry_points
-from woodshed.tasks.sources.factory import claim
+from woodshed.tasks.packages.catalogue import Wheel, load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import WORKDIR, coarse, suite_files
+from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.packages.workspace import is_test
+from woodshed.tasks.sources.claim import claim
 from woodshed.tasks.sources.requirements import canonical
 from woodshed.tasks.sources.resolve import import_names
 from woodshed.tasks.sources.spec import parse_source
@@ -40,7 +40,7 @@ from .space import Boxes, Ground, build_layers
 from .use import only_wheels, plugin_lines
 
 MOST_TESTS = 100
-"""Tests of the repository that are required, besides the targets: the fastest that pass with the recipe."""
+"""Maximum number of required tests besides the targets: the fastest that pass with the recipe."""
 
 _TIMEOUT = 300.0
 _ASK = f"""\
@@ -57,23 +57,31 @@ Commands that must work, and what they must print:
 """
 
 
-async def make_install_task(
-    ground: Ground, found: Install, depot: Sequence[Wheel], boxes: Boxes, out: Path
-) -> Task:  # fmt: skip
-    """The task of a proved install in ``out``, which is not there where Rejected is raised. ``depot``: what its index
-    has besides what the install fetched, so that the answer is not all that is there."""
+async def make_install_task(ground: Ground, found: Install, depot: Sequence[Wheel], boxes: Boxes, out: Path) -> Task:
+    """Write the task of a verified install to ``out``. Raises Rejected, and then leaves no ``out``.
+
+    ``depot``: wheels that its index has besides those of the install, so that the index does not give the answer away.
+    """
     if not isinstance(ground.kit, PythonKit):
-        raise Rejected("tasks of installs are made of Python projects only")
+        raise Rejected("install tasks are made from Python projects only")
     if found.recipe.start:
-        raise Rejected("it needs services, which a task of an install does not ask for")
+        raise Rejected("it needs services, which install tasks do not support")
     served = only_wheels(found.served)
     barred = {canonical(name) for name in ground.names} | {canonical(w.name) for w in served}
-    others = [w for w in depot if canonical(w.name) not in barred]  # of one project no two sets of versions
+    others = [w for w in depot if canonical(w.name) not in barred]  # one set of versions per project
     wheels = {w.file: w for w in (*served, *others)}
     layers = [*build_layers(ground, boxes.layers), _depot_layer(list(wheels.values()), ground, boxes.layers)]
     spec = _spec(ground, found, list(wheels.values()))
     try:
-        draft = _save(ground, found, spec, layers, out, (target_id(1, spec.targets[0]),), ())
+        draft = _save(
+            ground=ground,
+            found=found,
+            spec=spec,
+            layers=layers,
+            out=out,
+            broken=(target_id(1, spec.targets[0]),),
+            whole=(),
+        )
         before = await _observed(draft, {}, boxes)
         after = await _observed(draft, draft.solution_files(), boxes)
         task = _save(ground, found, spec, layers, out, *_required(before, after))
@@ -87,7 +95,7 @@ async def make_install_task(
 
 
 def _required(before: Observation, after: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(what only works with the recipe, what works without it too). Raises Rejected."""
+    """(targets and tests that need the recipe, those that pass without it too). Raises Rejected."""
     missed = [f"`{one.goal.command}`: {one.why}" for one in after.reached.values() if not one.ok]
     if after.problem or missed:
         raise Rejected(f"the recipe does not reach its targets offline: {after.problem or missed[0]}")
@@ -108,7 +116,7 @@ async def _observed(task: Task, submission: Mapping[str, bytes], boxes: Boxes) -
     box = await boxes.backend.create(box_spec(task, boxes.layers))
     try:
         await box.put({f"{WORKDIR}/{name}": data for name, data in submission.items()})
-        return await observe(task, box, boxes.backend, boxes.layers, None)
+        return await observe(task=task, box=box, backend=boxes.backend, layers=boxes.layers, tests=None)
     finally:
         await box.close()
 
@@ -116,29 +124,34 @@ async def _observed(task: Task, submission: Mapping[str, bytes], boxes: Boxes) -
 def _spec(ground: Ground, found: Install, wheels: Sequence[Wheel]) -> InstallSpec:
     package = ground.package
     return InstallSpec(
-        found.targets,
-        {
+        targets=found.targets,
+        wheels={
             "-".join(wheel_name(w.file)): (_place(w), entry_points([w], cache=ground.cache))
             for w in sorted(wheels, key=lambda w: w.file)
         },
-        ground.names,
-        tuple(sorted({".", *package.path, *_test_folders(ground)})),
-        tuple(sorted(import_names((*ground.base, *wheels), cache=ground.cache))),
-        tuple(suite_files(package, ground.files)),
-        (f"pythonpath = {' '.join(package.path)}", *package.ini, *plugin_lines(ground.files)),
+        own=ground.names,
+        roots=tuple(sorted({".", *package.path, *_test_folders(ground)})),
+        taken=tuple(sorted(import_names((*ground.base, *wheels), cache=ground.cache))),
+        tests=tuple(suite_files(package, ground.files)),
+        ini=(f"pythonpath = {' '.join(package.path)}", *package.ini, *plugin_lines(ground.files)),
     )
 
 
 def _test_folders(ground: Ground) -> set[str]:
-    """Folders that pytest puts before everything else on the path: what lies there could stand for any module."""
+    """Folders that pytest puts first on the path: a file there could shadow any module."""
     paths = [PurePosixPath(n) for n in ground.files if n.endswith(".py") and is_test(ground.package, n)]
     return {str(path.parent) for path in paths}
 
 
 def _save(
-    ground: Ground, found: Install, spec: InstallSpec, layers: Sequence[str], out: Path, broken: tuple[str, ...],
+    ground: Ground,
+    found: Install,
+    spec: InstallSpec,
+    layers: Sequence[str],
+    out: Path,
+    broken: tuple[str, ...],
     whole: tuple[str, ...],
-) -> Task:  # fmt: skip
+) -> Task:
     package = ground.package
     info = TaskInfo(
         family="install",
@@ -185,7 +198,7 @@ def _place(wheel: Wheel) -> str:
 
 
 def _depot_layer(wheels: Sequence[Wheel], ground: Ground, layers: LayerStore) -> str:
-    """The index of the box: pages and wheels as files, so that nothing has to serve them."""
+    """Name of the layer with the index of the box: pages and wheels as files, so that no server is needed."""
 
     def fill(root: Path) -> None:
         for wheel in sorted(wheels, key=lambda w: w.file):
@@ -201,7 +214,7 @@ def _depot_layer(wheels: Sequence[Wheel], ground: Ground, layers: LayerStore) ->
 
 
 def _test_script(spec: InstallSpec) -> bytes:
-    """For other Harbor tools, where the image has an index: runs the recipe, then the targets by their exit codes."""
+    """``test.sh`` for other Harbor tools, in images with an index: run the recipe and compare exit codes of targets."""
     lines = [
         "#!/bin/sh",
         f"cd {WORKDIR} || exit 1",
@@ -216,12 +229,18 @@ def _test_script(spec: InstallSpec) -> bytes:
 
 
 async def install_tasks(
-    outcomes: Sequence[Outcome], backend: Backend, layers: LayerStore, installs: Path, out: Path,
-    wishes: InstallWishes, progress: Callable[[int, int, str], None] | None = None, cache: Path | None = None,
-) -> tuple[list[Task], dict[str, str]]:  # fmt: skip
-    """(tasks, source -> why it became none) of those ``outcomes`` that are installs in the folder ``installs``.
+    outcomes: Sequence[Outcome],
+    backend: Backend,
+    layers: LayerStore,
+    installs: Path,
+    out: Path,
+    wishes: InstallWishes,
+    progress: Callable[[int, int, str], None] | None = None,
+    cache: Path | None = None,
+) -> tuple[list[Task], dict[str, str]]:
+    """(tasks, source -> why it became none) of the ``outcomes`` that have an install in the folder ``installs``.
 
-    What ``out`` holds already is kept. Raises PackageError where ``out`` cannot be used.
+    Tasks that ``out`` holds already are kept. Raises PackageError if ``out`` cannot be used.
     """
     found = {load_install(path.parent).origin: path.parent for path in sorted(installs.glob(f"*/{NAME}"))}
     proved = [outcome.install for outcome in outcomes if outcome.install is not None]
@@ -253,9 +272,11 @@ async def install_tasks(
                     cache=cache,
                 )
                 if ground.package.sha256 != install.source:
-                    raise Rejected("its source has other bytes by now; install it into another folder")
+                    raise Rejected("its source has changed since; install it into another folder")
                 staged = out / f"{STAGING}{target.name}"
-                await make_install_task(ground, install, depot, Boxes(backend, layers), staged)
+                await make_install_task(
+                    ground=ground, found=install, depot=depot, boxes=Boxes(backend, layers), out=staged
+                )
                 shutil.rmtree(target, ignore_errors=True)
                 staged.rename(target)
                 made.append(Task.load(target))
@@ -269,7 +290,7 @@ def _stated(install: Install) -> str:
 
 
 def _known(target: Path, install: Install) -> Task | None:
-    """The task that is there, if it is of this install."""
+    """The task at ``target``, if it was made from this install."""
     try:
         task = Task.load(target)
     except TaskError:

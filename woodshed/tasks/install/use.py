@@ -1,4 +1,4 @@
-"""What ``tasks build --install`` makes of an install: a pinned package whose tests find what was locked for them."""
+"""Use an install in ``tasks build --install``: a pinned package with the locked dependencies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.generators.packages.catalogue import Module, Package, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.report import KEPT_SOURCES
 from woodshed.tasks.install.python.extensions import SUFFIX
+from woodshed.tasks.packages.catalogue import Module, Package, Wheel
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import KEPT_SOURCES
 from woodshed.tasks.sources.layout import ini_lines
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.repository import pack
@@ -24,9 +24,9 @@ _PLUGIN_OPTIONS = ("asyncio_mode", "asyncio_default_fixture_loop_scope", "anyio_
 def installed_package(
     package: Package, files: Mapping[str, bytes], found: Install, out: Path
 ) -> tuple[Package, dict[str, bytes]]:
-    """``package`` and its ``files`` with what the install adds; the bytes are kept below ``out``, as no index has them.
+    """(``package``, ``files``) with what the install adds; the archive is kept below ``out``, since no index has it.
 
-    Raises PackageError where the install is of other bytes, or a Node project needs services.
+    Raises PackageError if the install was made from other bytes, or if a Node project needs services.
     """
     name = package.name
     if found.source != package.sha256:
@@ -60,15 +60,15 @@ def installed_package(
 
 
 def only_wheels(found: Iterable[object]) -> tuple[Wheel, ...]:
-    """What pip installed, of what an install locked."""
+    """The wheels among the locked packages of an install."""
     return tuple(one for one in found if isinstance(one, Wheel))
 
 
 def only_modules(found: Iterable[object]) -> tuple[Module, ...]:
-    """What npm installed."""
+    """The npm modules among the locked packages of an install."""
     return tuple(one for one in found if isinstance(one, Module))
 
 
 def plugin_lines(files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """What the project tells the plugins that run its tests, as lines of a pytest configuration."""
+    """The project's options for pytest plugins, as lines of a pytest configuration."""
     return tuple(ini_lines(Project(files), _PLUGIN_OPTIONS))

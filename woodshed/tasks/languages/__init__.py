@@ -1,1 +1,1 @@
-"""What differs between languages: how functions are found, changed and taken out."""
+"""Languages of packages: find, mutate and delete functions; projects and suites of Node."""

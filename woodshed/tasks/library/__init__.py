@@ -1,1 +1,1 @@
-"""Tasks that exist: rated, refreshed, counted, shown, handed to others and brought back."""
+"""Work with existing tasks: difficulty, refresh, statistics, description, export and import."""

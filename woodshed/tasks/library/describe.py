@@ -1,4 +1,4 @@
-"""``woodshed tasks show``: a task as a person reads it."""
+"""``woodshed tasks show``: describe a task as readable text or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN_TESTS = 12
 
 @dataclass(frozen=True)
 class Description:
-    """A task, its change and its history; ``limit``: diff lines to print, None for all (tests are shortened alike)."""
+    """A task, its change and its history; ``limit``: diff lines to print, None for all diff lines and tests."""
 
     task: Task
     change: Change
@@ -25,7 +25,7 @@ class Description:
     limit: int | None
 
     def text(self) -> str:
-        """Sections with headings; may hold control characters of the task: pass it through ``visible`` to print it."""
+        """Sections with headings. May hold control characters of the task: print it through ``visible`` only."""
         info = self.task.info
         count = f"{len(self.change.files)} file{'s' * (len(self.change.files) != 1)}, {self.change.lines} changed lines"
         runner = "no tests of the task: they stay with the grader" if self.task.withheld else "the grader's own runner"
@@ -102,7 +102,7 @@ class Description:
 
 
 def describe(task: Task, *, limit: int | None = 60) -> Description:
-    """``limit``: how many lines of the diff are printed. Raises TaskError where the task's history is damaged."""
+    """Describe a task; ``limit``: as in ``Description``. Raises TaskError if the task's history is damaged."""
     return Description(task, change_of(task), read_history(task), limit)
 
 

@@ -1,4 +1,4 @@
-"""How hard tasks are for policies, in numbers that say how sure they are."""
+"""Difficulty of tasks for policies, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from math import sqrt
 from woodshed.record.history import History, Rating
 
 _Z = 1.959964
-"""Of a 95 % interval."""
+"""Quantile of the normal distribution for a 95 % interval."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """``count`` of ``of``, as an estimate of a probability with its 95 % interval."""
+    """``count`` successes in ``of`` trials, as an estimate of a probability with its 95 % interval."""
 
     count: int
     of: int
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's score interval (Wilson 1927): it stays within 0 and 1, and none of none is (0, 1)."""
+        """Wilson's score interval (Wilson 1927), which stays within 0 and 1; (0, 1) without trials."""
         if not self.of:
             return 0.0, 1.0
         p, z2 = self.count / self.of, _Z * _Z
@@ -39,17 +39,17 @@ class Share:
 
 
 def solved(rating: Rating) -> Share:
-    """Rollouts of one task that solved it."""
+    """Share of the rollouts of a rating that solved the task."""
     return Share(rating.solved, rating.rollouts)
 
 
 def ever_solved(history: History) -> Share:
-    """The rollouts of every policy together: whether anybody can do it."""
+    """Share of the rollouts of all policies together that solved the task."""
     return Share(sum(r.solved for r in history.ratings), sum(r.rollouts for r in history.ratings))
 
 
 def lines_of(history: History) -> list[str]:
-    """One for each rating, oldest first, then what was decided."""
+    """One line for each rating, oldest first, then the mark, if there is one."""
     lines = [
         f"{r.date[:10]}  {r.policy} version {r.version} ({r.kind}): {solved(r)} solved; {r.turns:.1f} turns, "
         f"{r.thinking_tokens:.0f} thinking tokens"
@@ -64,7 +64,7 @@ def lines_of(history: History) -> list[str]:
 
 @dataclass(frozen=True)
 class Spread:
-    """How one version of a policy does over tasks: the shares that it never, sometimes, always solved."""
+    """Shares of the tasks that one version of a policy never, sometimes and always solved."""
 
     policy: str
     version: int
@@ -81,7 +81,7 @@ class Spread:
 
 
 def spread(histories: Iterable[History]) -> list[Spread]:
-    """By policy and version, as their ratings were made. Tasks are the unit: rollouts of one are alike."""
+    """The spread of each policy and version, in order of rating. Tasks are the unit, as rollouts of one are alike."""
     found: dict[tuple[str, int], list[Sequence[Rating]]] = {}
     for history in histories:
         by_policy: dict[tuple[str, int], list[Rating]] = {}

@@ -1,9 +1,4 @@
-"""``woodshed tasks stats``: how many tasks there are and how large, beside published benchmarks.
-
-Sizes of published benchmarks, to set our own beside them.
-
-The distributions of ``woodshed tasks stats`` as a picture.
-"""
+"""``woodshed tasks stats``: number and size of tasks as tables and plots, beside published benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from .difficulty import Spread, spread
 
 @dataclass(frozen=True)
 class Published:
-    """Medians as printed by the source: a number, or the range over the suites that it groups."""
+    """Medians of a published benchmark, as its source prints them: a number, or a range over several suites."""
 
     name: str
     changed_lines: str
@@ -46,7 +41,7 @@ prompt for the public suites that it compares. It says nothing about files and r
 
 @dataclass(frozen=True)
 class Size:
-    """One task in numbers. ``prompt``: characters of the instruction."""
+    """The size of one task. ``prompt``: characters of the instruction."""
 
     name: str
     generator: str
@@ -67,9 +62,9 @@ MEASURES = ("changed_lines", "files", "prompt", "fail_to_pass", "pass_to_pass")
 
 @dataclass(frozen=True)
 class Statistics:
-    """``broken``: task directories that cannot be read -> why. ``duplicates``: pairs of almost equal tasks.
-    ``difficulty``: how each policy that rated them does. ``withheld``: tasks whose authors keep the solution back, of
-    which changed lines and files are not known and count as 0."""
+    """Statistics of tasks. ``broken``: unreadable task directory -> why. ``duplicates``: near-duplicate pairs.
+    ``difficulty``: results of each policy that rated tasks. ``withheld``: number of tasks without a published solution;
+    their changed lines and files count as 0."""
 
     sizes: list[Size]
     duplicates: list[Pair]
@@ -78,7 +73,7 @@ class Statistics:
     withheld: int = 0
 
     def groups(self) -> dict[str, dict[str, dict[str, float]]]:
-        """all, generator, source, split -> group -> {tasks, median of each measure}."""
+        """(all, generator, source or split) -> group -> {tasks, median of each measure}."""
         keys: dict[str, Callable[[Size], str]] = {
             "all": lambda s: "all tasks",
             "generator": lambda s: s.generator,
@@ -142,7 +137,7 @@ class Statistics:
 
 
 def collect(paths: Iterable[Path]) -> Statistics:
-    """Measure every task directory in ``paths``. TaskError where there is none that can be read."""
+    """Measure every task directory in ``paths``. Raises TaskError if none can be read."""
     tasks: list[Task] = []
     broken: dict[str, str] = {}
     histories: list[History] = []
@@ -158,22 +153,28 @@ def collect(paths: Iterable[Path]) -> Statistics:
     changes = [change_of(task) for task in tasks]
     sizes = [
         Size(
-            t.name,
-            generator_of(t),
-            source_of(t),
-            t.info.split,
-            t.info.provenance.get("licence") or "not stated",
-            c.lines,
-            len(c.files),
-            len(t.instruction),
-            len(t.info.fail_to_pass),
-            len(t.info.pass_to_pass),
-            _score(t),
-            h.status,
+            name=t.name,
+            generator=generator_of(t),
+            source=source_of(t),
+            split=t.info.split,
+            licence=t.info.provenance.get("licence") or "not stated",
+            changed_lines=c.lines,
+            files=len(c.files),
+            prompt=len(t.instruction),
+            fail_to_pass=len(t.info.fail_to_pass),
+            pass_to_pass=len(t.info.pass_to_pass),
+            mutation_score=_score(t),
+            status=h.status,
         )
         for t, c, h in zip(tasks, changes, histories)
     ]
-    return Statistics(sizes, near_duplicates(tasks, changes), broken, spread(histories), sum(t.withheld for t in tasks))
+    return Statistics(
+        sizes=sizes,
+        duplicates=near_duplicates(tasks, changes),
+        broken=broken,
+        difficulty=spread(histories),
+        withheld=sum(t.withheld for t in tasks),
+    )
 
 
 def _score(task: Task) -> float | None:
@@ -188,8 +189,8 @@ def _medians(sizes: list[Size]) -> dict[str, float]:
 
 
 def draw(statistics: Statistics, path: Path) -> None:
-    """Histograms of changed lines and prompt length, with published medians as lines. ValueError for a file type that
-    cannot be written, OSError where the file cannot be."""
+    """Plot histograms of changed lines and prompt length, with published medians as lines. Raises ValueError for an
+    unsupported file type, OSError if the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")

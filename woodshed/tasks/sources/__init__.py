@@ -1,1 +1,1 @@
-"""Where tasks can come from besides the catalogue: any source distribution, a folder, a git repository."""
+"""Sources of tasks: read a source distribution, a folder or a git repository, or call a source of the user's own."""

@@ -1,4 +1,4 @@
-"""Which files of a project are code under test and which are tests, found by the usual conventions."""
+"""Find the code under test and the tests of a project by the usual conventions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
 from .spec import own_options
@@ -25,13 +25,13 @@ _PYTEST_OPTIONS = (
 )  # fmt: skip
 _MEMBER_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _MEMBER_DEPTH = 3
-"""Folders below the root in which the projects of a monorepo are looked for."""
+"""Depth below the root at which projects of a monorepo are looked for."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """As in ``Package``: ``sources``, ``tests``, ``path`` (import roots), ``ini`` (lines of pytest configuration),
-    ``options`` (arguments of pytest)."""
+    """The layout of a project, with the fields of ``Package``: ``sources``, ``tests``, ``path`` (import roots), ``ini``
+    (lines of pytest configuration), ``options`` (arguments of pytest)."""
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]
@@ -48,10 +48,10 @@ def find_layout(
     roots: Sequence[str] = (),
     markers: str = "",
 ) -> Layout:
-    """The layout of a project; ``sources``, ``tests`` and import ``roots`` given by a person are taken as they are.
+    """The layout of a project. ``sources``, ``tests`` and import ``roots`` from the command line are taken as they are.
 
-    ``markers``: which tests a person wants, in place of what the project says of itself. Raises PackageError where it
-    has no pytest suite or no Python code, or a path that was given holds nothing.
+    ``markers``: replaces the marker expression of the project. Raises PackageError if the project has no pytest suite
+    or no Python code, or if a given path holds no file.
     """
     roots = [root.strip("/") for root in roots]
     for root in (*sources, *tests, *(r for r in roots if r != ".")):
@@ -61,12 +61,12 @@ def find_layout(
     if not found_tests:
         raise PackageError(
             "no tests: there is no testpaths setting, no folder called tests or test, and no file test_*.py; "
-            "give their place with --tests"
+            "give their path with --tests"
         )
     bases, found = _sources(project, found_tests, roots)
     found = tuple(sources) or found
     if not found:
-        raise PackageError("no Python code besides tests was found; give its place with --code")
+        raise PackageError("no Python code besides tests was found; give its path with --code")
     if sources and not roots:
         within = [base for base in (*bases, "src") if any(_below(root, base) for root in sources)]
         covered = all(any(_below(root, base) for base in within) for root in sources)
@@ -77,7 +77,9 @@ def find_layout(
         path = (*(p for p in path if p != "."), ".")  # tests may import each other as tests.something
     if "conftest.py" in project.files:
         found_tests = (*found_tests, "conftest.py")
-    return Layout(found, found_tests, path, ini_lines(project), own_options(project, markers))
+    return Layout(
+        sources=found, tests=found_tests, path=path, ini=ini_lines(project), options=own_options(project, markers)
+    )
 
 
 def _tests(project: Project) -> tuple[str, ...]:
@@ -104,7 +106,7 @@ def _tests(project: Project) -> tuple[str, ...]:
 
 
 def _narrowed(root: str, modules: Sequence[str]) -> list[str]:
-    """``root``, or the folders of tests below it where every test is in one: the rest of it is code, not tests."""
+    """The folders of tests below ``root`` if every test is in one (the rest is code then), else ``root`` itself."""
     found: list[str] = []
     for parts in (PurePosixPath(m).parts[:-1] for m in modules if _below(m, root)):
         named = [i for i, part in enumerate(parts) if part in ("test", "tests", "testing")]
@@ -117,8 +119,8 @@ def _narrowed(root: str, modules: Sequence[str]) -> list[str]:
 def _sources(
     project: Project, tests: Sequence[str], roots: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(import roots, roots of the code): those that are given; else ``src/``, packages beside ``setup.py``, the
-    projects of a monorepo, single modules."""
+    """(import roots, roots of the code): from the given ``roots``, else ``src/``, packages beside ``setup.py``, the
+    projects of a monorepo, or single modules."""
     code = [n for n in project.files if n.endswith(".py") and not any(_below(n, t) for t in tests)]
     if roots:
         return tuple(roots), _below_all(code, roots)
@@ -144,7 +146,7 @@ def _below_all(code: Sequence[str], roots: Sequence[str], *, members: bool = Fal
 
 
 def _members(project: Project, code: Sequence[str]) -> tuple[str, ...]:
-    """Import roots of the projects of a monorepo: folders with project files of their own, or ``src`` in these."""
+    """Import roots of the projects of a monorepo: folders with their own project files, or ``src`` in them."""
     folders = {
         PurePosixPath(name).parent
         for name in project.files
@@ -160,7 +162,7 @@ def _members(project: Project, code: Sequence[str]) -> tuple[str, ...]:
 
 
 def _top(code: Sequence[str], base: str, *, member: bool = False) -> tuple[str, ...]:
-    """What can be imported from ``base``. ``member``: it is a project's folder, which holds more than code."""
+    """Paths that can be imported from ``base``. ``member``: it is a project's folder and holds more than code."""
     mixed = member or not base
     prefix = f"{base}/" if base else ""
     inner = [n.removeprefix(prefix) for n in code if n.startswith(prefix)]
@@ -170,7 +172,7 @@ def _top(code: Sequence[str], base: str, *, member: bool = False) -> tuple[str, 
     modules = sorted(n for n in inner if "/" not in n and n not in _NOT_MODULES and _module(n))
     if mixed:
         modules = [] if packages else modules
-    # A folder without __init__.py is a namespace package if there is nothing else that could be meant.
+    # A folder without __init__.py counts as namespace package only if there is nothing else to import.
     chosen = [*packages, *modules] or folders
     return tuple(prefix + name for name in chosen)
 
@@ -181,7 +183,7 @@ def _module(name: str) -> bool:
 
 
 def ini_lines(project: Project, options: Sequence[str] = _PYTEST_OPTIONS) -> tuple[str, ...]:
-    """The options that decide what a test is; everything else (plugins, warnings as errors) stays out."""
+    """Lines of pytest configuration that decide what is a test; others (plugins, warnings as errors) are left out."""
     lines = []
     for option in options:
         values = [v.strip() for v in project.pytest.get(option, "").splitlines() if v.strip()]

@@ -1,4 +1,4 @@
-"""The bytes of a source: from the index, of a folder, of one commit of a repository."""
+"""Fetch the files of a source: from the index, a folder, or one commit of a repository."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.index import Index, PackageError
-from woodshed.tasks.generators.packages.report import KEPT_SOURCES, fetch_package
-from woodshed.tasks.generators.packages.source import read_sdist
 from woodshed.tasks.languages.node import npm
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.index import Index, PackageError
+from woodshed.tasks.packages.source import KEPT_SOURCES, fetch_package, read_sdist
 
 from .layout import Layout
 from .project import UNKNOWN, Project
@@ -24,8 +23,8 @@ from .spec import SourceSpec
 def obtain(
     spec: SourceSpec, name: str, out: Path, *, history: bool = False, cache: Path | None = None
 ) -> tuple[Package, dict[str, bytes], list[str]]:
-    """The package without its layout, its files, and notes. Bytes that no index has are kept below ``out``, and
-    with ``history`` the commits of a repository.
+    """(package without its layout, its files, notes). Archives that no index has are kept below ``out``, and with
+    ``history`` the commits of a repository.
 
     Raises PackageError, which says what is wrong with the source and what to do.
     """
@@ -48,7 +47,16 @@ def obtain(
         file = f"{name}-{version}.tar.gz"
         write_whole(out / KEPT_SOURCES / file, data)
     package = Package(
-        name, version, file, sha256, UNKNOWN, (), (), origin=spec.origin, commit=commit, integrity=integrity
+        name=name,
+        version=version,
+        file=file,
+        sha256=sha256,
+        licence=UNKNOWN,
+        sources=(),
+        tests=(),
+        origin=spec.origin,
+        commit=commit,
+        integrity=integrity,
     )
     if history and commit:
         bundle = f"{name}-{version}.bundle"
@@ -86,7 +94,7 @@ def _archive_name(filename: str) -> str:
 
 
 def described(package: Package, project: Project, layout: Layout) -> Package:
-    """The package with its licence and its layout."""
+    """The package with its licence and layout filled in."""
     return replace(
         package,
         licence=project.licence,
@@ -99,7 +107,7 @@ def described(package: Package, project: Project, layout: Layout) -> Package:
 
 
 def project_names(spec: SourceSpec, project: Project) -> list[str]:
-    """What the project calls itself."""
+    """The names that the project gives itself."""
     if spec.kind == "pypi":
         return [spec.place]
     stated = (

@@ -1,4 +1,4 @@
-"""What a project says about itself in its own files, read as data: no setup script is run."""
+"""Read the configuration files of a project as data; no setup script is run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Project:
-    """The configuration files of a project. A file that is damaged counts as empty."""
+    """The configuration files of a project; a damaged file counts as empty."""
 
     files: Mapping[str, bytes] = field(repr=False)
 
@@ -45,14 +45,14 @@ class Project:
             return {}
 
     def table(self, *path: str) -> dict[str, Any]:
-        """A table of ``pyproject.toml``, empty where there is none."""
+        """A table of ``pyproject.toml``; empty if there is none."""
         found: Any = self.pyproject
         for key in path:
             found = found.get(key) if isinstance(found, dict) else None
         return found if isinstance(found, dict) else {}
 
     def section(self, file: str, section: str) -> dict[str, str]:
-        """A section of an INI file (``setup.cfg``, ``tox.ini``, ``pytest.ini``), empty where there is none."""
+        """A section of an INI file (``setup.cfg``, ``tox.ini``, ``pytest.ini``); empty if there is none."""
         parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
         try:
             parser.read_string(self.text(file))
@@ -67,7 +67,7 @@ class Project:
 
     @cached_property
     def pytest(self) -> dict[str, str]:
-        """The pytest configuration in force, lists as lines; the first of the files that pytest would take."""
+        """The pytest configuration, lists as lines, from the first file that pytest would use."""
         for file, section in (("pytest.ini", "pytest"), (".pytest.ini", "pytest")):
             if file in self.files:
                 return self.section(file, section)
@@ -78,7 +78,7 @@ class Project:
 
     @cached_property
     def addopts(self) -> list[str]:
-        """The arguments that the configuration gives pytest; none where they cannot be split as a shell does."""
+        """The ``addopts`` of the pytest configuration; empty if they cannot be split as a shell does."""
         listed = self.table("tool", "pytest", "ini_options").get("addopts")
         stated = self.pytest.get("addopts", "")
         if isinstance(listed, list) and stated == "\n".join(map(str, listed)):
@@ -90,7 +90,7 @@ class Project:
 
     @cached_property
     def licence(self) -> str:
-        """As the metadata states it, else recognised by the licence text, else ``unknown``."""
+        """The licence as the metadata states it, else recognised by the licence text, else ``unknown``."""
         project = self.table("project")
         stated = project.get("license")
         classifiers = [str(c) for c in project.get("classifiers", [])] or self.metadata.get_all("Classifier", [])

@@ -1,8 +1,6 @@
-"""The files of a folder or of one commit of a git repository, packed into an archive that depends on nothing else.
+"""Read the files of a folder or of one commit of a git repository, and pack them into a reproducible archive.
 
-Git is asked for objects only: nothing is checked out, no hook, filter or submodule of the repository comes into play.
-
-git on repositories that somebody else may have made: how it is called, and what ``cat-file --batch`` answers.
+Repositories are not trusted: git reads objects only. Nothing is checked out, and no hook, filter or submodule runs.
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.generators.packages.history import LOG, Commit, parse_log
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.workspace import MAX_FILE_BYTES
+from woodshed.tasks.packages.history import LOG, Commit, parse_log
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
 QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
-"""Environment of every call."""
+"""Environment variables of every call of git."""
 
 
 def git_command(verb: str, *arguments: str, more: Sequence[str] = ()) -> list[str]:
-    """A call that starts nothing that the configuration of the repository names; ``more``: options before the verb."""
+    """A git command that runs no program named by the repository's configuration; ``more``: options before the verb."""
     safe = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
-    if verb not in ("clone", "fetch"):  # a partial clone would fetch what it lacks, by the program that it names
+    if verb not in ("clone", "fetch"):  # a partial clone would fetch missing objects with a program that it names
         safe += ["-c", "protocol.allow=never"]
     return ["git", *safe, *more, verb, *arguments]
 
 
 def blobs_of(answer: bytes, digests: Sequence[str]) -> list[bytes]:
-    """The objects that were asked for, in that order. Raises KeyError with the digest of one that is missing."""
+    """Parse the output of ``git cat-file --batch`` for ``digests``. Raises KeyError with a digest that is missing."""
     stream = io.BytesIO(answer)
     found = []
     for digest in digests:
@@ -58,7 +56,7 @@ _SKIPPED = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """``files``: path -> content. ``commit``: 40 hex digits, empty for a plain folder. ``notes``: what was left out."""
+    """The ``files`` of a source. ``commit``: hex digits, empty for a plain folder. ``notes``: what was left out."""
 
     files: Mapping[str, bytes]
     commit: str = ""
@@ -66,9 +64,9 @@ class Snapshot:
 
 
 def read_folder(folder: Path) -> Snapshot:
-    """Regular files of a folder without caches, environments, links and files of more than ``MAX_FILE_BYTES``.
+    """Regular files of a folder, without caches, environments, links and files of more than ``MAX_FILE_BYTES``.
 
-    Raises PackageError where the folder cannot be read or is larger than ``MAX_BYTES``.
+    Raises PackageError if the folder cannot be read, holds no files or is larger than ``MAX_BYTES``.
     """
     files: dict[str, bytes] = {}
     total = 0
@@ -99,7 +97,7 @@ def _refuse(error: OSError) -> None:
 def read_repository(place: str, commit: str) -> Snapshot:
     """The files of one commit (empty: the newest of the default branch) of a local repository or a URL.
 
-    Raises PackageError: git is missing, the repository cannot be reached, there is no such commit.
+    Raises PackageError if git is missing, the repository cannot be reached, or there is no such commit.
     """
     if Path(place).is_dir():
         return _at_commit(Path(place), commit, place)
@@ -110,7 +108,7 @@ def read_repository(place: str, commit: str) -> Snapshot:
 
 
 def write_bundle(place: str, commit: str, target: Path) -> bytes:
-    """The history of ``commit`` as one file, ``target``, which is written whole; its bytes. PackageError as above."""
+    """Write the history of ``commit`` into the file ``target``; return its bytes. Raises as ``read_repository``."""
     with tempfile.TemporaryDirectory(prefix="woodshed-git-") as scratch:
         copy, bundle = Path(scratch) / "copy.git", Path(scratch) / "history.bundle"
         _git(None, "clone", "--quiet", "--bare", "--no-tags", "--", place, str(copy), where=place)
@@ -124,7 +122,7 @@ def write_bundle(place: str, commit: str, target: Path) -> bytes:
 
 
 class Objects:
-    """The commits of a bundle, in a scratch repository; ``close`` it. Raises PackageError for a damaged bundle."""
+    """The commits of a bundle, in a temporary repository; ``close`` it. Raises PackageError for a damaged bundle."""
 
     def __init__(self, bundle: Path) -> None:
         self.where = bundle.name
@@ -138,11 +136,11 @@ class Objects:
             raise
 
     def log(self, commit: str, most: int = 2000) -> list[Commit]:
-        """The newest ``most`` commits from ``commit`` on, newest first."""
+        """The newest ``most`` commits up to ``commit``, newest first."""
         return parse_log(_git(self.folder, *LOG, f"--max-count={most}", commit, "--", where=self.where))
 
     def files(self, commit: str) -> dict[str, bytes]:
-        """What ``read_repository`` reads of a commit."""
+        """The files of a commit, as ``read_repository`` reads them."""
         return dict(_at_commit(self.folder, commit, self.where).files)
 
     def close(self) -> None:
@@ -152,7 +150,7 @@ class Objects:
 def _at_commit(folder: Path, commit: str, place: str) -> Snapshot:
     asked = commit or "HEAD"
     if asked.startswith("-"):
-        raise PackageError(f"{place}: {asked!r} is no commit")
+        raise PackageError(f"{place}: {asked!r} is not a commit")
     found = _git(folder, "rev-parse", "--verify", "--quiet", f"{asked}^{{commit}}", where=place, may_fail=True)
     full = found.decode().strip()
     if not re.fullmatch(r"[0-9a-f]{40,64}", full):
@@ -180,7 +178,7 @@ def _at_commit(folder: Path, commit: str, place: str) -> Snapshot:
 
 
 def _differs(path: Path, data: bytes) -> bool:
-    """Asked of the file and not of ``git status``, which would run the filters that a repository configures."""
+    """Whether a file differs from the commit. Not by ``git status``, which would run filters of the repository."""
     try:
         return path.read_bytes().replace(b"\r\n", b"\n") != data.replace(b"\r\n", b"\n")
     except OSError:
@@ -201,7 +199,12 @@ def _blobs(folder: Path, entries: list[tuple[str, str]], place: str) -> dict[str
 def _git(folder: Path | None, *arguments: str, where: str, stdin: bytes = b"", may_fail: bool = False) -> bytes:
     at = ["-C", str(folder)] if folder else []
     command = git_command(*arguments, more=["-c", "safe.directory=*", *at])
-    environment = {**os.environ, **QUIET, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # nothing is asked
+    environment = {
+        **os.environ,
+        **QUIET,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+    }  # git must never ask for a password
     environment.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=1800)
@@ -218,7 +221,7 @@ def _git(folder: Path | None, *arguments: str, where: str, stdin: bytes = b"", m
 
 
 def pack(files: Mapping[str, bytes], top: str) -> bytes:
-    """A ``.tar.gz`` below the folder ``top``, as a source distribution has it; equal files give equal bytes."""
+    """A ``.tar.gz`` of files below the folder ``top``, like a source distribution; equal files give equal bytes."""
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(filename="", fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as stream,

@@ -1,6 +1,6 @@
-"""Which packages a project's tests may need, as its own files state it: rules over text, nothing is run.
+"""Requirements that the files of a project state for running and testing it. Nothing of the project is run.
 
-What a ``setup.py`` says that its project needs, as far as it is written down there: read as a tree, never run.
+``setup.py`` is read as a syntax tree, as far as requirements are literals there.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
 
 
 @dataclass(frozen=True)
 class Stated:
-    """``install``: lines of ``install_requires``; ``groups``: those of ``extras_require`` by name, and of
-    ``tests_require`` as ``tests``."""
+    """Requirements in a ``setup.py``. ``install``: lines of ``install_requires``; ``groups``: those of
+    ``extras_require`` by name, and of ``tests_require`` as ``tests``."""
 
     install: tuple[str, ...] = ()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_setup(text: str) -> Stated:
-    """The literals in the call of ``setup``, also by the names of variables of the module and as sums of lists.
+    """Requirements in the call of ``setup``: literals, variables of the module, and sums of lists.
 
-    Whatever is computed otherwise counts as not stated.
+    Anything that is computed in another way is ignored.
     """
     try:
         tree = ast.parse(text)
@@ -58,7 +58,7 @@ def _assign(target: ast.expr, value: Any, known: dict[str, Any]) -> None:
 
 
 def _value(node: ast.expr, known: dict[str, Any]) -> Any:
-    """A text, a list or a table, None for what is not written down."""
+    """The text, list or table of an expression; None if it is not a literal."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.Name):
@@ -95,13 +95,13 @@ _REQUIREMENT = re.compile(
 _TEST_GROUP = re.compile(r"(?i)(.*[-_.])?(test|tests|testing|pytest|unittest)([-_.].*)?")
 _TEST_FILE = re.compile(r"(?i)(.*/)?(requirements[-_./]*)?(dev[-_.]*)?tests?(ing)?([-_.]*requirements)?\.(txt|in)")
 _REQUIREMENTS_FILE = re.compile(r"(?i)[^/]*requirements[^/]*\.(txt|in)|requirements/[^/]+\.(txt|in)")
-# Of no use in a box: runners, linters, builders of documentation. Plugins are never loaded there.
+# Not needed in a box: test runners, linters, documentation builders, and pytest plugins, which are never loaded there.
 _NO_USE = re.compile(
     r"(?i)pytest(-.*)?|coverage|codecov|coveralls|tox(-.*)?|nox|ruff|mypy|pyright|black|flake8(-.*)?|isort|pylint|"
     r"sphinx(-.*)?|furo|mkdocs(-.*)?|pre-commit|build|twine|wheel|bumpversion|towncrier|check-manifest|interrogate"
 )
 
-# Import names that differ from the name of their distribution, and a few that tests use and nobody states.
+# Import names that differ from the name of their distribution, and a few that tests use but projects seldom state.
 _DISTRIBUTIONS = {
     "dateutil": "python-dateutil", "attr": "attrs", "bs4": "beautifulsoup4", "pkg_resources": "setuptools",
     "docutils": "docutils", "jwt": "pyjwt", "dotenv": "python-dotenv", "slugify": "python-slugify",
@@ -117,7 +117,7 @@ _DISTRIBUTIONS = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """``text`` is what pip is given; ``where`` is the file and table that states it."""
+    """One requirement. ``text``: the argument for pip; ``where``: the file and table that state it."""
 
     name: str
     text: str
@@ -130,14 +130,14 @@ def canonical(name: str) -> str:
 
 
 def parse_requirement(line: str, where: str) -> Requirement | None:
-    """None for what is no plain requirement: options, paths and URLs never reach pip."""
+    """Parse one line; None unless it is a plain requirement, so that options, paths and URLs never reach pip."""
     line = line.partition(" #")[0].strip()
     match = _REQUIREMENT.fullmatch(line)
     return Requirement(canonical(match["name"]), line, where) if match else None
 
 
 def wished(texts: Sequence[str]) -> list[Requirement]:
-    """What a person names. Raises PackageError for a text that is no requirement."""
+    """The requirements of ``--needs``. Raises PackageError for a text that is not a requirement."""
     found = []
     for text in texts:
         requirement = parse_requirement(text, "--needs")
@@ -148,25 +148,26 @@ def wished(texts: Sequence[str]) -> list[Requirement]:
 
 
 def needed(project: Project, name: str) -> list[Requirement]:
-    """What the project states for running it and for testing it, without its own ``name`` and what is of no use."""
+    """Requirements for running and testing the project, without its own ``name`` and tools that a box does not need."""
     stated = [*_runtime(project), *(r for group, r in _groups(project) if _TEST_GROUP.fullmatch(group))]
     return _useful(stated, name)
 
 
 def optional(project: Project, name: str) -> dict[str, Requirement]:
-    """Everything else that it states anywhere (other extras, development files), by canonical name."""
+    """Canonical name -> requirement, of all groups that the project states (other extras, development files)."""
     return {r.name: r for r in _useful([r for _, r in _groups(project)], name)}
 
 
 def everything(project: Project) -> list[Requirement]:
-    """All that it states, of use or not, its own name included."""
+    """All requirements that the project states, tools and its own name included."""
     return [*_runtime(project), *(r for _, r in _groups(project))]
 
 
 def distribution_of(module: str, stated: dict[str, Requirement]) -> Requirement | None:
-    """What to install for ``import module``: something the project states, else from a short list of known names.
+    """The requirement for ``import module``: one that the project states, else from a short list of known names.
 
-    A module of neither is not guessed: whoever owns a name on an index could own the task.
+    Other modules give None. Their distribution is not guessed, because whoever owns that name on an index would control
+    the task.
     """
     for name in possible_names(module):
         if name in stated:
@@ -176,7 +177,7 @@ def distribution_of(module: str, stated: dict[str, Requirement]) -> Requirement 
 
 
 def possible_names(module: str) -> list[str]:
-    """Canonical names of distributions that may bring ``import module``, the likeliest first."""
+    """Canonical names of distributions that may provide ``import module``, the likeliest first."""
     names = [canonical(module), canonical(_DISTRIBUTIONS.get(module, module))]
     return list(dict.fromkeys([*names, *(f"python-{n}" for n in names), *(f"py{n}" for n in names)]))
 
@@ -209,7 +210,7 @@ def _runtime(project: Project) -> list[Requirement]:
 
 
 def _groups(project: Project) -> list[tuple[str, Requirement]]:
-    """(name of the group or of its file, requirement)."""
+    """(name of the group or of its file, requirement) of each requirement in a group."""
     found: list[tuple[str, str, str]] = []
     for table in (project.table("project", "optional-dependencies"), project.table("dependency-groups")):
         for group, lines in table.items():

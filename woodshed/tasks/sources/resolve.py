@@ -1,6 +1,6 @@
-"""Requirements resolved to pinned pure-Python wheels by pip, which downloads metadata and runs nothing of them.
+"""Resolve requirements to pinned pure-Python wheels with pip, which downloads metadata and runs none of their code.
 
-Only ``py3-none-any`` wheels are asked for, so no build backend and no compiled code comes into play.
+Only ``py3-none-any`` wheels are accepted, so no build backend runs and no compiled code is used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.source import fetch
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import fetch
 
 from .requirements import Requirement, canonical
 
@@ -26,23 +26,23 @@ _UNREACHABLE = re.compile(r"(?i)connection|timed out|name resolution|retries|pro
 
 
 class Contradiction(PackageError):
-    """Requirements of which each can be had, and not all together."""
+    """Each requirement can be resolved alone, but not all of them together."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """``wheels``: what to install, sorted by name. ``left_out``: requirement -> why it cannot be had."""
+    """``wheels``: what to install, sorted by name. ``left_out``: requirement -> why it could not be resolved."""
 
     wheels: tuple[Wheel, ...]
     left_out: dict[str, str]
 
 
 def resolve(requirements: Sequence[Requirement], base: Sequence[Wheel], *, without: Sequence[str]) -> Resolved:
-    """Wheels for ``requirements`` and all they need, beside those of ``base``, which stay as they are pinned.
+    """Wheels for ``requirements`` and their dependencies, compatible with the pinned wheels ``base`` and without them.
 
-    A requirement that cannot be had as pure Python is left out. ``without`` names projects that are never installed:
-    those under test, whose copy would hold the answers. Raises PackageError where pip or the index cannot be used,
-    Contradiction where not all of them can be had together.
+    A requirement without a pure-Python wheel is left out. ``without``: projects that are never installed, namely those
+    under test, since an installed copy would hold the answers. Raises PackageError if pip or the index cannot be used,
+    Contradiction if the requirements cannot be resolved together.
     """
     pinned = {canonical(w.name) for w in base}
     barred = {*pinned, *map(canonical, without)}
@@ -67,7 +67,7 @@ def resolve(requirements: Sequence[Requirement], base: Sequence[Wheel], *, witho
 
 
 def check_import_names(wheel: Wheel, path: Path, roots: Sequence[str]) -> None:
-    """PackageError where a wheel holds a module of the same name as one of ``roots``: it would shadow the workspace."""
+    """Raises PackageError if a wheel holds a module named like one of ``roots``: it would shadow the workspace."""
     names = {Path(root).name.removesuffix(".py") for root in roots}
     if clash := names & _top_names(path):
         raise PackageError(
@@ -77,7 +77,7 @@ def check_import_names(wheel: Wheel, path: Path, roots: Sequence[str]) -> None:
 
 
 def import_names(wheels: Sequence[Wheel], *, cache: Path | None = None) -> set[str]:
-    """Names of the modules and packages that wheels put on the path."""
+    """Top-level names of the modules and packages in wheels."""
     paths = (fetch(w.name, w.version, w.file, w.sha256, cache=cache) for w in wheels)
     return {name for path in paths for name in _top_names(path)}
 
@@ -88,7 +88,7 @@ def _top_names(path: Path) -> set[str]:
 
 
 def _pip(requirements: Sequence[Requirement], base: Sequence[Wheel]) -> list[Wheel] | str:
-    """What pip would install, or why it cannot."""
+    """The wheels that pip would install, or why it cannot."""
     with tempfile.TemporaryDirectory(prefix="woodshed-pip-") as scratch:
         pins, report = Path(scratch) / "pins.txt", Path(scratch) / "report.json"
         pins.write_text("".join(f"{w.name}=={w.version}\n" for w in base))
@@ -120,7 +120,9 @@ def _pip(requirements: Sequence[Requirement], base: Sequence[Wheel]) -> list[Whe
         except subprocess.TimeoutExpired:
             return "pip took longer than 15 minutes"
         if "No module named pip" in done.stderr:
-            raise PackageError("pip is not installed in this environment, and it resolves what tests need; install it")
+            raise PackageError(
+                "pip is not installed in this environment, but is needed to resolve requirements; install it"
+            )
         if done.returncode:
             return _reason(done.stderr)
         return [_wheel(entry) for entry in json.loads(report.read_text("utf-8"))["install"]]

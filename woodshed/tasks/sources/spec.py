@@ -1,11 +1,8 @@
-"""What a person writes as a source: ``pypi:NAME==VERSION``, ``npm:NAME@VERSION``, a folder, or a git repository.
+"""Parse sources (``pypi:NAME==VERSION``, ``npm:NAME@VERSION``, a folder, a git repository) and pytest's ``addopts``.
 
-The last two may end in ``@COMMIT``.
-
-Arguments of pytest that a project's own configuration gives (``addopts``) and that are safe in a box.
-
-Only what decides which tests there are is taken: markers, keywords, what is ignored or deselected, how modules are
-imported. Options of plugins (``--cov``, ``-n auto``) need what is not there, and the rest is the grader's business.
+Folders and repositories may end in ``@COMMIT``. Of a project's ``addopts``, only arguments that select tests are used:
+markers, keywords, ignored and deselected paths, the import mode. Options of plugins (``--cov``, ``-n auto``) would fail
+without the plugins, and the others are up to the grader.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
 
@@ -30,8 +27,8 @@ _URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """``text`` is the source as written. ``place`` is the project, the URL or the absolute path; ``version`` that of
-    the project, or the commit asked for (empty: the newest)."""
+    """A parsed source. ``text``: as written; ``place``: the project, the URL or the absolute path; ``version``: of the
+    project, or the commit (empty: the newest)."""
 
     text: str
     kind: Literal["pypi", "npm", "folder", "git"]
@@ -40,13 +37,13 @@ class SourceSpec:
 
     @property
     def name(self) -> str:
-        """Name of its tasks: the project's, or the last part of the path."""
+        """Prefix of the names of its tasks: the project's name, or the last part of the path."""
         last = self.place.rstrip("/").rpartition("/")[2].rpartition(":")[2].removesuffix(".git")
         return source_name(last) or "source"
 
     @property
     def origin(self) -> str:
-        """What the lock and the tasks record: without a user name or a password."""
+        """The source as the lock and the tasks record it: without user name and password."""
         if self.kind == "pypi":
             return f"pypi:{self.place}=={self.version}"
         if self.kind == "npm":
@@ -56,23 +53,21 @@ class SourceSpec:
 
 
 def source_name(text: str) -> str:
-    """``text`` as a source is called."""
+    """``text`` in lower case, with ``-`` for everything but letters and digits."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def parse_source(text: str) -> SourceSpec:
-    """Raises PackageError that says how a source is written."""
+    """Parse a source. Raises PackageError, which says how a source is written."""
     if text.startswith("pypi:"):
         match = _PYPI.fullmatch(text)
         if match is None:
-            raise PackageError(f"{text}: write pypi:NAME==VERSION, with the version that the tasks shall be made from")
+            raise PackageError(f"{text}: write pypi:NAME==VERSION, with the version to make tasks from")
         return SourceSpec(text, "pypi", *match.groups())
     if text.startswith("npm:"):
         match = _NPM.fullmatch(text)
         if match is None:
-            raise PackageError(
-                f"{text}: write npm:NAME@VERSION, with the whole version that the tasks shall be made from"
-            )
+            raise PackageError(f"{text}: write npm:NAME@VERSION, with the whole version to make tasks from")
         return SourceSpec(text, "npm", *match.groups())
     if _URL.fullmatch(text) and not Path(text).exists():
         head, slash, tail = text.rpartition("/")
@@ -83,17 +78,17 @@ def parse_source(text: str) -> SourceSpec:
     if not text or not folder.is_dir():
         raise PackageError(
             f"{text}: no such folder; a source is pypi:NAME==VERSION, npm:NAME@VERSION, a folder, or the URL of a git "
-            "repository (folder and URL with @COMMIT, if it shall not be the newest)"
+            "repository (folder and URL with @COMMIT for another than the newest), or my_module:my_source"
         )
     folder = folder.resolve()
     repository = (folder / ".git").exists() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
     if commit and not repository:
-        raise PackageError(f"{text}: {folder} is not a git repository, so it has no commit {commit!r}; leave @ away")
+        raise PackageError(f"{text}: {folder} is not a git repository, so it has no commit {commit!r}; remove the @")
     return SourceSpec(text, "git" if repository else "folder", str(folder), commit)
 
 
 def distinct_names(specs: Iterable[SourceSpec], taken: Iterable[str]) -> list[str]:
-    """A name for each spec, in order; one that is taken gets a number."""
+    """A name for each spec, in order; names that are taken get a number."""
     used = set(taken)
     names = []
     for spec in specs:
@@ -117,9 +112,9 @@ _LAST_WINS = ("-m", "-k", "--import-mode")
 
 
 def own_options(project: Project, markers: str = "") -> tuple[str, ...]:
-    """The arguments, one after the other. ``markers``: a person's expression in place of the project's ``-m``.
+    """Arguments of pytest from the project's ``addopts``; ``markers``, if given, replaces its ``-m``.
 
-    Raises PackageError for an expression that pytest could not read.
+    Raises PackageError if ``markers`` is not an expression that pytest can read.
     """
     single: dict[str, str] = {}
     several: list[tuple[str, str]] = []
@@ -137,12 +132,12 @@ def own_options(project: Project, markers: str = "") -> tuple[str, ...]:
 
 
 def marked(options: Sequence[str]) -> str:
-    """The expression over markers among ``own_options``."""
+    """The ``-m`` expression among ``own_options``."""
     return next((value for option, value in itertools.pairwise(options) if option == "-m"), "")
 
 
 def _valued(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Known options with their values, as ``-m X``, ``-mX``, ``--ignore X`` or ``--ignore=X``."""
+    """(option, value) of known options, written ``-m X``, ``-mX``, ``--ignore X`` or ``--ignore=X``."""
     found = []
     words = iter(arguments)
     for word in words:
@@ -156,13 +151,13 @@ def _valued(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _inside(path: str) -> bool:
-    """Whether a path is one of the project, wherever that lies."""
+    """Whether a path is relative and stays inside the project."""
     place = PurePosixPath(path.partition("::")[0])
     return not place.is_absolute() and ".." not in place.parts
 
 
 def _expression(text: str) -> str:
-    """``text`` if it is a Boolean expression over words, as pytest has it."""
+    """``text`` with normalised spaces; PackageError unless it is a Boolean expression over words."""
     words = text.replace("(", " ( ").replace(")", " ) ").split()
     code = " ".join(w if w in ("and", "or", "not", "(", ")") else "True" for w in words)
     try:

@@ -1,1 +1,1 @@
-"""What every task must pass: gates, scans for leaks, near-duplicates, splits."""
+"""Validation of tasks: gates, leak scans, near-duplicates across splits, contamination of training data."""

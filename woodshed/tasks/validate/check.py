@@ -1,4 +1,4 @@
-"""``woodshed tasks check``: every gate on task directories that anybody made, and what to do where one fails."""
+"""``woodshed tasks check``: run every gate on task directories of any origin, with advice for each failure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, SandboxError
 from woodshed.tasks.find import task_folders
-from woodshed.tasks.generators.packages.guards import attack
 
+from .attack import attack
 from .gates import check_task, left_open
 from .splits import twins_of_heldout
 
@@ -29,7 +29,7 @@ ADVICE = {
     "pass_to_pass": "list tests that pass before and after the fix in pass_to_pass",
     "ids": "keep each test in one of the two lists",
     "solution": "put the solved files into solution/workspace and let `submission` match them",
-    "oracle": "mend the solution, or remove the tests that it cannot pass",
+    "oracle": "repair the solution, or remove the tests that it cannot pass",
     "stable": "remove the unstable test from the lists",
     "no_op": "remove tests that pass untouched from fail_to_pass",
     "guards": "remove tests that fail untouched from pass_to_pass",
@@ -38,18 +38,18 @@ ADVICE = {
     "guess": "require tests that compare what the code computes; see `woodshed exploits` for what passes without",
     "exploit": "run `woodshed exploits` on it for the whole battery; require tests that the exploit does not pass",
     "leak": "remove the file, or the part of it that holds the answer, from the workspace or layer",
-    "twin": "drop one of the two: what is trained on tells on what is evaluated",
+    "twin": "drop one of the two: training on one leaks the other, which is evaluated",
     "files": "remove the file from environment/workspace, or store it as text",
 }
-"""What to do about each gate."""
+"""Gate -> what to do if it fails."""
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass
 class Verdict:
-    """One task directory. ``failures``: gate -> what is wrong. ``unchecked``: gate -> why it could not be tried.
-    ``seconds`` is wall time."""
+    """The result for one task directory. ``failures``: gate -> what is wrong. ``unchecked``: gate -> why it could not
+    be checked. ``seconds``: wall time."""
 
     path: Path
     name: str = ""
@@ -78,12 +78,12 @@ class Verdict:
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """The closing line: how many passed, and how many of those not by every gate that there is."""
+    """The closing line: how many passed, and how many of those with gates that could not be checked."""
     passed = [v for v in verdicts if v.passed]
     told = f"{len(passed)} of {len(verdicts)} tasks pass every gate"
     if partly := [v for v in passed if v.unchecked]:
         gates = ", ".join(sorted({gate for v in partly for gate in v.unchecked}))
-        told += f" that could be tried; not every gate could be in {len(partly)} of them ({gates})"
+        told += f" that could be checked; {len(partly)} of them have gates that could not be checked ({gates})"
     return told
 
 
@@ -96,11 +96,10 @@ async def check_folders(
     exploits: int = 0,
     progress: Progress | None = None,
 ) -> list[Verdict]:
-    """A verdict for each task directory in ``paths``, in their order. ``exploits``: so many of the battery are tried
-    on each.
+    """A verdict for each task directory in ``paths``, in order. ``exploits``: number of exploits tried on each.
 
-    A damaged task is a failed one. Raises TaskError where a path holds no task directory, SandboxError where the
-    sandbox itself fails.
+    A damaged task is a failed one. Raises TaskError if a path holds no task directory, SandboxError if the sandbox
+    itself fails.
     """
     folders = task_folders(paths)
     turns = asyncio.Semaphore(parallel)
@@ -121,12 +120,12 @@ async def check_folders(
 
 
 def mark_twins(verdicts: list[Verdict]) -> None:
-    """The ``twin`` gate, which is about all of them together."""
+    """The ``twin`` gate, which compares all tasks with each other."""
     tasks = [Task.load(verdict.path) for verdict in verdicts if "task" not in verdict.failures]
     twins = twins_of_heldout(tasks)
     for verdict in verdicts:
         if verdict.path in twins:
-            verdict.failures["twin"] = f"its change is almost that of the held-out {twins[verdict.path]}"
+            verdict.failures["twin"] = f"its change is nearly that of the held-out {twins[verdict.path]}"
 
 
 async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: int) -> Verdict:
@@ -138,7 +137,7 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: i
         verdict.name = task.name
         verdict.fail_to_pass, verdict.pass_to_pass = len(info.fail_to_pass), len(info.pass_to_pass)
         if "woodshed" not in task.config.get("metadata", {}):
-            verdict.failures["metadata"] = "task.toml has no [metadata.woodshed] table: which tests decide is not known"
+            verdict.failures["metadata"] = "task.toml has no [metadata.woodshed] table, which names the required tests"
         elif not task.workspace.is_dir():
             verdict.failures["workspace"] = "there is no environment/workspace; docker images are not run here"
         elif missing := [name for name in info.layers if name not in layers.names()]:
@@ -147,10 +146,10 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: i
             report = await check_task(task, backend, layers)
             verdict.failures, verdict.unchecked = report.failures, report.unchecked
             if exploits and report.passed:
-                await _attack(task, exploits, backend, layers, verdict)
+                await _attack(task=task, exploits=exploits, backend=backend, layers=layers, verdict=verdict)
     except TaskError as error:
         verdict.failures["task"] = str(error)
-    except BoxError as error:  # its own code ended its box
+    except BoxError as error:  # the task's code may have ended its box
         failure = in_trusted_box(error)
         if failure is not error:
             raise failure from error
@@ -164,7 +163,7 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: i
 
 
 async def _attack(task: Task, exploits: int, backend: Backend, layers: LayerStore, verdict: Verdict) -> None:
-    """The ``exploit`` gate: some of the battery, drawn by the task's name."""
+    """The ``exploit`` gate: a sample of the battery, drawn by the task's name."""
     if task.info.kind == "exercise":
         verdict.unchecked["exploit"] = "its tests are a benchmark's"
     elif task.withheld or task.info.grader == "install":

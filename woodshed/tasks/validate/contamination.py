@@ -1,8 +1,8 @@
-"""Does a text that is trained on hold code of a repository that is held out?
+"""Find code of held-out repositories in texts that are trained on.
 
-A function counts as met where most of its token 8-grams occur in one text, as its authors wrote it or, in Python, as
-``ast.unparse`` does (without docstrings), whatever the line numbers beside it. Functions of fewer than 30 tokens say
-nothing: everybody writes those.
+A function is found if at least 80 % of its token 8-grams occur in one text: as its authors wrote it or, in Python, as
+``ast.unparse`` writes it without docstring; line numbers in the text are ignored. Functions of fewer than 30 tokens are
+not searched, because anybody may write the same.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Gram = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Met:
-    """A function of a held-out repository and the number of the text that holds ``share`` of it."""
+class Match:
+    """A function of a held-out repository, and the number of the text that holds ``share`` of it."""
 
     repository: str
     function: str
@@ -40,7 +40,7 @@ class Met:
 
 
 def held_out_repositories(tasks: Iterable[Task]) -> dict[str, dict[str, bytes]]:
-    """Files of Python and JavaScript of the code in the repositories of which every task is held out, by repository."""
+    """Repository -> its Python and JavaScript code files, of the repositories of which every task is held out."""
     by_source: dict[str, list[Task]] = defaultdict(list)
     for task in tasks:
         by_source[source_of(task)].append(task)
@@ -53,8 +53,8 @@ def held_out_repositories(tasks: Iterable[Task]) -> dict[str, dict[str, bytes]]:
     return found
 
 
-def contamination(repositories: Mapping[str, Mapping[str, bytes]], texts: Iterable[str]) -> list[Met]:
-    """Held-out functions that ``texts`` hold, each with the text that has most of it."""
+def contamination(repositories: Mapping[str, Mapping[str, bytes]], texts: Iterable[str]) -> list[Match]:
+    """Held-out functions that ``texts`` hold, each with the text that holds most of it."""
     forms: list[tuple[str, str, int]] = []
     holders: dict[Gram, list[int]] = defaultdict(list)
     for repository, files in repositories.items():
@@ -63,20 +63,20 @@ def contamination(repositories: Mapping[str, Mapping[str, bytes]], texts: Iterab
                 forms.append((repository, f"{path}:{name}", len(grams)))
                 for gram in grams:
                     holders[gram].append(len(forms) - 1)
-    best: dict[tuple[str, str], Met] = {}
+    best: dict[tuple[str, str], Match] = {}
     for number, text in enumerate(texts):
         counts = Counter(i for gram in _grams(tokenise(_LINE_NUMBER.sub("", text))) for i in holders.get(gram, ()))
         for index, count in counts.items():
             repository, function, total = forms[index]
-            met = Met(repository, function, number, count / total)
+            match = Match(repository, function, number, count / total)
             known = best.get((repository, function))
-            if met.share >= SHARE and (known is None or known.share < met.share):
-                best[repository, function] = met
+            if match.share >= SHARE and (known is None or known.share < match.share):
+                best[repository, function] = match
     return sorted(best.values(), key=lambda m: (m.repository, -m.share, m.function))
 
 
 def _functions(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
-    """(name, 8-grams) of every function, in both forms."""
+    """(name, 8-grams) of every Python function, as written and as unparsed."""
     source = data.decode("utf-8", "replace")
     try:
         tree = ast.parse(source)
@@ -94,7 +94,7 @@ def _functions(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
 
 
 def _javascript(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
-    """(name, 8-grams) of every function of a file; none of what cannot be read."""
+    """(name, 8-grams) of every JavaScript function; none if the file does not parse."""
     try:
         found = functions_of(data)
     except SyntaxError:

@@ -1,10 +1,10 @@
-"""Gates that every task must pass before a policy meets it.
+"""Gates that every task must pass before a policy works on it.
 
-They are the union of what SWE-smith, R2E-Gym and SWE-bench post-mortems ask for: required tests of both kinds, a
-reference solution that passes twice, an untouched and an emptied workspace that score nothing, failures for the right
-reason, values that only the solution gives, and no answer within the agent's reach. Everything is graded as it will
-be: in fresh boxes, by the task's own grader. Where the authors of a benchmark keep the solution back
-(``Task.withheld``), the report says which gates that leaves without an answer.
+They are the union of what SWE-smith, R2E-Gym and post-mortems of SWE-bench require: fail-to-pass and pass-to-pass
+tests, a reference solution that passes twice, an untouched and an emptied workspace that score 0, failures because of
+the code, values that only the solution gives, and no answer within the agent's reach. Grading is that of training: in
+fresh boxes, by the task's own grader. If the authors of a benchmark withhold the solution (``Task.withheld``), the
+report lists the gates that could not be checked.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .root_leaks import scan_root
 _RUN: dict[str, RunIds] = {"pytest": run_pytest_ids, "node": run_node_ids}
 _TYPES = "py pyi txt md rst json jsonl toml cfg ini yaml yml csv tsv xml html css js sh in tmpl typed lock po sql"
 TEXT_TYPES = frozenset(f".{kind}" for kind in _TYPES.split())
-"""File types that a workspace may hold unseen; others must be UTF-8 text (the leak scan reads both)."""
+"""File types that a workspace may hold in any encoding; other files must be UTF-8 text. The leak scan reads both."""
 
 
 @dataclass
 class GateReport:
-    """``failures``: gate -> what is wrong, empty for a good task. ``unchecked``: gate -> why it could not be tried.
-    ``seconds`` is wall time."""
+    """The result of all gates on a task. ``failures``: gate -> what is wrong, empty for a good task. ``unchecked``:
+    gate -> why it could not be checked. ``seconds``: wall time."""
 
     task: str
     failures: dict[str, str] = field(default_factory=dict)
@@ -55,33 +55,33 @@ class GateReport:
         return not self.failures
 
     def __str__(self) -> str:
-        passed = f"all gates passed{' that could be tried' if self.unchecked else ''}"
+        passed = f"all gates passed{' that could be checked' if self.unchecked else ''}"
         return f"{self.task}: " + ("; ".join(f"{k}: {v}" for k, v in self.failures.items()) or passed) + left_open(self)
 
 
 def left_open(report: Unchecked) -> str:
-    """`` (not checked: GATE (why); ...)``, empty where every gate could be tried."""
+    """`` (not checked: GATE (why); ...)``, empty if every gate could be checked."""
     found = "; ".join(f"{gate} ({why})" for gate, why in report.unchecked.items())
     return f" (not checked: {found})" if found else ""
 
 
 class Unchecked(Protocol):
-    """What knows of gates that could not be tried."""
+    """A report with gates that could not be checked: a ``GateReport`` or a ``Verdict``."""
 
     @property
     def unchecked(self) -> dict[str, str]: ...
 
 
 async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateReport:
-    """Run every gate; a report names each one that fails. SandboxError only where the sandbox itself fails."""
+    """Run every gate and report each one that fails. Raises SandboxError only if the sandbox itself fails."""
     start = perf_counter()
     report = GateReport(task.name)
     info = task.info
     if not info.fail_to_pass:
         report.failures["fail_to_pass"] = "no test tells the bug from the fix"
-    if not info.pass_to_pass and task.withheld:  # the tests are its authors', and none can be added
+    if not info.pass_to_pass and task.withheld:  # the tests are those of the benchmark; none can be added
         report.unchecked["pass_to_pass"] = "no test of its authors passes before the change"
-    elif not info.pass_to_pass and info.kind not in ("exercise", "install"):  # of which nothing works yet
+    elif not info.pass_to_pass and info.kind not in ("exercise", "install"):  # nothing works yet in these
         report.failures["pass_to_pass"] = "no test guards what works"
     if both := set(info.fail_to_pass) & set(info.pass_to_pass):
         report.failures["ids"] = f"listed as failing and as passing: {min(both)}"
@@ -100,7 +100,7 @@ async def check_task(task: Task, backend: Backend, layers: LayerStore) -> GateRe
             report.unchecked["guess"] = "there is no solution to compare with"
         elif info.kind != "exercise" and not {"oracle", "solution"} & set(report.failures):
             await _guesses(task, backend, layers, report)
-    if info.grader != "install":  # what a repository says of how it is set up is not the answer but the way to it
+    if info.grader != "install":  # in install tasks, documentation of the setup is not a leak
         _files(task, report)
         if task.withheld:
             report.unchecked["leak"] = "there is no solution to search for, only names of files were looked at"
@@ -136,14 +136,14 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
     broken = [t for t in task.info.pass_to_pass if start.tests.get(t) != "passed"]
     unreported = [t for t in task.info.fail_to_pass if start.tests.get(t) == "missing"]
     if unreported and task.info.grader == "pytest" and names_missing(start.detail, _missing_names(task)):
-        unreported = []  # they cannot be collected for want of what the solution defines
+        unreported = []  # they cannot be collected without names that the solution defines
     if start.resolved or passing:
         report.failures["no_op"] = f"passes before anything is fixed: {passing[0] if passing else 'everything'}"
     if broken:
         report.failures["guards"] = f"should pass before the fix and does not: {broken[0]} {start.detail}"
     if unreported:
         report.failures["reason"] = f"does not fail but is not run: {unreported[0]} {start.detail}"
-    if task.withheld:  # where there is a solution, it is what has to pass twice
+    if task.withheld:  # else the solution is what must pass twice
         again = await graded(crossing(task.info, workspace))
         if unstable := [t for t, status in start.tests.items() if again.tests.get(t) != status]:
             report.failures["stable"] = f"the untouched workspace gives another result each time: {unstable[0]}"
@@ -153,7 +153,7 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
 
 
 async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: GateReport) -> None:
-    """What the failing tests say in the untouched workspace: that the code is wrong, not that something else is."""
+    """The ``reason`` gate: in the untouched workspace, tests fail because of the code, not of something around it."""
     box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay_tests(task, box, {})
@@ -169,11 +169,11 @@ async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: Gat
 
 
 async def _guesses(task: Task, backend: Backend, layers: LayerStore, report: GateReport) -> None:
-    """The ``guess`` gate: only who computes something passes. Exercises are spared, their tests are a benchmark's."""
+    """The ``guess`` gate: code that computes nothing must not pass. Not for exercises, tested by a benchmark."""
     how = NODE if task.info.grader == "node" else PYTEST
     try:
         found = await reference(task, backend, layers, how)
-        why = problem_of(found) or (await cheaply(task, found, backend, layers, how))[0]
+        why = problem_of(found) or (await cheaply(task=task, found=found, backend=backend, layers=layers, how=how))[0]
     except EndlessError:
         why = ENDLESS
     if why:
@@ -185,7 +185,7 @@ def _missing_names(task: Task) -> frozenset[str]:
 
 
 def _files(task: Task, report: GateReport) -> None:
-    """The ``files`` gate: every file of the workspace is of a known type, plain text or compiled of its sources."""
+    """The ``files`` gate: every file of the workspace has a known type, is text, or was compiled from its sources."""
     built = task.info.provenance.get("built", "").split(", ")
     for path, data in task.workspace_files().items():
         if path not in built and not is_text(path, data):
@@ -193,7 +193,7 @@ def _files(task: Task, report: GateReport) -> None:
 
 
 def is_text(path: str, data: bytes) -> bool:
-    """Whether a file is of a known type, or plain UTF-8 text whatever its name is."""
+    """Whether a file has a known type, or is UTF-8 text whatever its name."""
     if PurePosixPath(path).suffix in TEXT_TYPES:
         return True
     try:

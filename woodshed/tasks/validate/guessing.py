@@ -1,4 +1,4 @@
-"""What tells a fix from a guess: values on inputs that nobody has seen, which no cheap answer gives."""
+"""Tell fixes from guesses: values on unseen inputs that no answer without computation gives."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from woodshed.sandbox.protocol import Backend
 ENDLESS = "the solution's tests do not end on other inputs"
 CHEAP = "a constant answer, or an argument, is right on most other inputs"
 BY_HEART = "the visible answers by heart are right on most other inputs"
-UNTOLD = "for one of the changed functions no value tells a fix from a guess"
+GUESSABLE = "for one of the changed functions no value tells a fix from a guess"
 ANSWERS = ("True", "False", "None", "args[-1] if args else None")
-"""What a function can answer without computing anything, in Python."""
+"""Python expressions that a function can return without computing anything."""
 
 _SHARE = 0.75
-"""Of the values that tell, a cheap answer must not give as many: with a few answers by heart it would give more."""
+"""An answer without computation must give less than this share of the values that tell a fix from a guess: with a few
+more answers by heart it would give all of them."""
 
 
-def untold(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Those of the ``functions`` (name -> tests that run it) that are run by no test with a value that tells: a table
-    would do for them."""
+def guessable(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """Names of the ``functions`` (name -> tests that run it) for which a table of answers would do: none of their tests
+    has a value that tells a fix from a guess."""
     told = told_in(found)
     return tuple(name for name, tests in functions.items() if not any(test.partition("[")[0] in told for test in tests))
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:
-    """Why a task on which cheap answers have ``answered`` so on other inputs, and answers ``by_heart`` so, is not
-    kept; empty where it is. None may give much of what the solution gives, nor all of them together everything."""
+    """Why the task is rejected, else empty: some answers come too close to ``found``, those of the solution.
+
+    ``answered``: values of constant answers on other inputs; ``by_heart``: values of the visible answers by heart.
+    """
     if any(not objection(found, answer, _SHARE) for answer in answered):
         return CHEAP
     if any(not objection(found, answer, _SHARE) for answer in by_heart):
@@ -45,14 +48,14 @@ def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[V
 
 
 def left_of(found: Reference, answered: Iterable[Values]) -> Reference:
-    """``found``, of which nothing tells that a cheap answer has given."""
+    """``found`` without the values that one of the answers ``answered`` gives too."""
     for answer in answered:
         found = without(found, answer)
     return found
 
 
 def stubs(task: Task) -> list[dict[str, bytes]]:
-    """Submissions in Python that compute nothing."""
+    """Python submissions that compute nothing (path -> content); none for Node tasks."""
     try:
         target = Target.of(task)
     except TaskError:
@@ -61,7 +64,7 @@ def stubs(task: Task) -> list[dict[str, bytes]]:
 
 
 def by_heart(task: Task) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
-    """Files that note the solution's answers in the box, and submissions that know these and nothing else."""
+    """(files that record the solution's answers in the box, submissions that know only these answers)."""
     way = node_by_heart if task.info.grader == NODE else python_by_heart
     ways = node_by_heart.WAYS if task.info.grader == NODE else ELSEWHERE
     if not (teacher := way.teach(task)):
@@ -72,10 +75,13 @@ def by_heart(task: Task) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
 async def cheaply(
     task: Task, found: Reference, backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[str, Reference]:
-    """Why answers that compute nothing are too good for a task (empty where they are not), each tried in a box of its
-    own, and what of ``found`` tells anything beside them."""
+    """(why the task is rejected, else empty; ``found`` without the values that guesses give), each guess in a box of
+    its own."""
     teacher, pupils = by_heart(task)
-    cheap = [await answers(task, stub, backend, layers, how) for stub in stubs(task)]
-    known = [await answers(task, pupil, backend, layers, how, teacher) for pupil in pupils]
+    cheap = [await answers(task=task, submission=stub, backend=backend, layers=layers, how=how) for stub in stubs(task)]
+    known = [
+        await answers(task=task, submission=pupil, backend=backend, layers=layers, how=how, taught=teacher)
+        for pupil in pupils
+    ]
     left = left_of(found, (*cheap, *known))
     return too_cheap(found, cheap, known) or problem_of(left), left

@@ -1,4 +1,4 @@
-"""Everything readable in a file: its text in several encodings, what its containers hold, the code of its bytecode."""
+"""Read everything in a file: text in several encodings, files in containers, code objects in bytecode."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENCODINGS: tuple[tuple[re.Pattern[bytes], Callable[[bytes], bytes]], ...] = (
 
 
 def texts_of(data: bytes, depth: int = 0) -> Iterator[str]:
-    """Texts in ``data``: as UTF-8, UTF-16 and with string escapes undone; the same for what its containers hold.
+    """Texts in ``data``: as UTF-8, as UTF-16 and with string escapes undone; likewise for files in containers.
 
     Archives that unpack to more than ``MAX_BYTES`` or nest deeper than ``MAX_DEPTH`` are read up to there.
     """
@@ -56,7 +56,7 @@ def texts_of(data: bytes, depth: int = 0) -> Iterator[str]:
 
 
 def _unescaped(data: bytes) -> Iterator[str]:
-    """The text of markup, of addresses and of ``\\uXXXX`` escapes."""
+    """``data`` with HTML entities, URL escapes or ``\\uXXXX`` escapes undone, if it has any."""
     if _ENTITY.search(data):
         yield html.unescape(data.decode("utf-8", "replace"))
     if b"%0A" in data or b"%20" in data or b"%28" in data:
@@ -161,7 +161,7 @@ def fingerprints(code: CodeType) -> Iterator[tuple[str, str]]:
 def code_objects(data: bytes) -> list[tuple[str, str]] | None:
     """Fingerprints of the code in ``.pyc`` bytes of this interpreter's version; None for anything else.
 
-    Unmarshalling hostile data can crash an interpreter, so a child process does it.
+    A child process unmarshals it, because hostile data can crash the interpreter.
     """
     from importlib.util import MAGIC_NUMBER
 

@@ -1,10 +1,10 @@
-"""Leak scan: does anything that an agent can read hold the answer?
+"""Leak scan of a workspace: find files in which an agent can read the answer.
 
-The reference solution is tokenised into n-grams that the changed file itself no longer has. They are searched in every
-readable byte of the workspace (``root_leaks.py`` has the rest of the box): text in several encodings and escapings,
-archives (opened, nested too), compressed files, SQLite databases, bytecode (unmarshalled in a child process). Version
-control, caches and installed copies are leaks by their name alone. Follows the checklist of SWE-bench and SWE-smith
-post-mortems: an allow-list keeps leaks out, this scan proves it.
+The n-grams of tokens that the reference solution has and the changed file lacks are searched in every readable byte of
+the workspace: text in several encodings and escapings, archives (nested too), compressed files, SQLite databases,
+bytecode (unmarshalled in a child process). ``root_leaks.py`` scans the rest of the box. Files of version control,
+caches and installed copies are leaks by their name alone. The checks follow post-mortems of SWE-bench and SWE-smith; an
+allow-list (``packages/workspace.py``) keeps leaks out, and this scan verifies it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from woodshed.record.task import Task
 from .leak_readers import code_objects, fingerprints, texts_of
 
 N = 6
-"""Tokens of an n-gram; a shorter line (of at least ``SHORTEST``) is one n-gram of its own."""
+"""Tokens of an n-gram; a shorter line of at least ``SHORTEST`` tokens is one n-gram."""
 SHORTEST = 4
 THRESHOLD = 0.5
-"""Share of the solution's n-grams that makes a file a leak."""
+"""A file is a leak if it holds at least this share of the solution's n-grams."""
 COPY = 0.9
-"""Share of the n-grams of removed lines that makes what is left of a file a leak: a twin of what was removed."""
+"""A file is a leak if what is left in it holds at least this share of the n-grams of removed lines (a twin of them)."""
 _LONG = 20
-"""Removed lines of fewer n-grams may look like others by chance."""
+"""Removed lines with fewer n-grams than this may resemble others by chance."""
 
 _TOKEN = re.compile(r"[^\W\d]\w*|\d+|[^\s\w]")
 _FORBIDDEN = re.compile(
@@ -40,8 +40,8 @@ _FORBIDDEN = re.compile(
 
 @dataclass(frozen=True)
 class Leak:
-    """``kind`` is ``path`` (forbidden name), ``text``, ``bytecode`` or ``copy`` (of lines that stand elsewhere too);
-    ``share`` of the n-grams found; a ``sample``."""
+    """A file that holds the answer. ``kind``: ``path`` (forbidden name), ``text``, ``bytecode`` or ``copy`` (a twin of
+    removed lines); ``share``: of the n-grams that was found; ``sample``: one of them."""
 
     path: str
     kind: str
@@ -50,16 +50,15 @@ class Leak:
 
 
 def scan_task(task: Task) -> list[Leak]:
-    """Leaks in the workspace and the instruction of a task. An instruction may state the interface of what is asked:
-    signatures and docstrings."""
+    """Leaks in the workspace and the instruction of a task. The instruction may state signatures and docstrings."""
     start, gold = task.workspace_files(), task.solution_files()
-    told = {path: start.get(path, b"") + b"\n" + interface_of(data) for path, data in gold.items()}
-    found = [*scan(start, start, gold), *scan({"(instruction)": task.instruction.encode()}, told, gold)]
+    known = {path: start.get(path, b"") + b"\n" + interface_of(data) for path, data in gold.items()}
+    found = [*scan(start, start, gold), *scan({"(instruction)": task.instruction.encode()}, known, gold)]
     return [*found, *copies(start, gold)]
 
 
 def copies(start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[Leak]:
-    """Files of ``start`` that still hold what was removed from them or from others, nearly word by word."""
+    """Files of ``start`` that hold, nearly word for word, lines that were removed from them or from other files."""
     removed: set[tuple[str, ...]] = set()
     for path, data in gold.items():
         kept = Counter(start.get(path, b"").splitlines())
@@ -81,9 +80,9 @@ def copies(start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[Leak]:
 
 
 def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[Leak]:
-    """Leaks in ``files`` of what ``gold`` has and ``before`` (the files the agent starts from) has not.
+    """Leaks in ``files`` of what ``gold`` has and ``before`` (the files that the agent starts from) lacks.
 
-    Solution lines of fewer than ``SHORTEST`` tokens carry no information that a scan could recognise.
+    Solution lines of fewer than ``SHORTEST`` tokens are ignored: they are too short to recognise.
     """
     wanted = answer_ngrams(before, gold)
     found: list[Leak] = []
@@ -97,12 +96,12 @@ def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[
 
 
 def forbidden_name(path: str) -> bool:
-    """Whether a file is a leak by its name alone: of version control, a cache, an installed copy, a backup."""
+    """Whether a file is a leak by its name alone: version control, a cache, an installed copy, a backup."""
     return _FORBIDDEN.search(path) is not None
 
 
 def interface_of(data: bytes) -> bytes:
-    """The lines of a Python file that hold signatures and docstrings; empty for what is no Python."""
+    """The lines of a Python file that hold signatures and docstrings; empty if it does not parse."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -119,7 +118,7 @@ def interface_of(data: bytes) -> bytes:
 
 
 def answer_ngrams(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> frozenset[tuple[str, ...]]:
-    """N-grams within the lines of the solution that the file as the agent gets it does not contain."""
+    """N-grams, within lines, of the solution that the file as the agent gets it does not contain."""
     wanted: set[tuple[str, ...]] = set()
     for path, data in gold.items():
         own = data.decode("utf-8", "replace")
@@ -128,14 +127,14 @@ def answer_ngrams(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> fro
             tokens = tokenise(line)
             if len(tokens) >= SHORTEST:
                 wanted.update(_windows(tokens, min(N, len(tokens))))
-        told = tokenise(start)
+        given = tokenise(start)
         for size in {len(w) for w in wanted}:
-            wanted.difference_update(_windows(told, size))
+            wanted.difference_update(_windows(given, size))
     return frozenset(wanted)
 
 
 def tokenise(text: str) -> list[str]:
-    """Identifiers, numbers and single signs; quotes are one sign, whitespace is none."""
+    """Identifiers, numbers and single signs; single and double quotes are the same sign, whitespace is dropped."""
     return _TOKEN.findall(text.replace('"', "'"))
 
 

@@ -1,7 +1,7 @@
-"""Why a test fails: because of what the task took away, or because something around it broke.
+"""Tell whether a test fails because of the code under test, or because something around it is broken.
 
-A test that cannot be imported, misses a fixture or runs out of time says nothing about the code. An import that misses
-exactly what the solution defines does.
+A test that cannot be imported, lacks a fixture or runs out of time says nothing about the code, unless the failed
+import is of a name that only the solution defines.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _WRONG = re.compile(
 _WRONG_IN_NODE = re.compile(
     r"^((?:Error: )?(?:Cannot find (?:module|package) '.*|E(?:NOSPC|MFILE|NFILE|ROFS)\b.*))$", re.MULTILINE
 )
-"""A SyntaxError is none: it is what ``JSON.parse`` throws, and a change always parses."""
+"""Without SyntaxError: ``JSON.parse`` throws it, and changed code always parses."""
 _NAMED = re.compile(r"'([\w.]+)'")
 _LACKS = re.compile(r"\b(?:ModuleNotFound|Import|Attribute|Name)Error\b")
 
 
 def wrong_reason(text: str, defined: Iterable[str] = (), grader: str = "pytest") -> str:
-    """The line of a test's ``text`` that speaks of something else than the code under test, empty where none does.
+    """The line of a test's output ``text`` that reports a failure around the code under test; empty if there is none.
 
-    ``defined``: names that only the solution has; an import that fails for want of one is a right reason.
+    ``defined``: names that only the solution has; a failed import of one of them is a valid reason.
     """
     own = frozenset(defined)
     for match in (_WRONG_IN_NODE if grader == "node" else _WRONG).finditer(text):
@@ -38,13 +38,13 @@ def wrong_reason(text: str, defined: Iterable[str] = (), grader: str = "pytest")
 
 
 def names_missing(text: str, defined: Iterable[str]) -> bool:
-    """Whether a ``text`` of pytest says that something is missing which only the solution has."""
+    """Whether the output ``text`` of pytest reports that a name is missing which only the solution defines."""
     lines = [line for line in text.splitlines() if _LACKS.search(line)]
     return bool({part for line in lines for name in _NAMED.findall(line) for part in name.split(".")} & set(defined))
 
 
 def defined_names(before: Mapping[str, bytes], gold: Mapping[str, bytes]) -> frozenset[str]:
-    """Names that the files of the solution define, or modules that they are, and that the workspace has not."""
+    """Names that the solution's files define, and their module names, if the same files in ``before`` lack them."""
     known = {name for path in gold if path in before for name in _names(path, before[path])}
     return frozenset(name for path, data in gold.items() for name in _names(path, data)) - known
 

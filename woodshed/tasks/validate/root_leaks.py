@@ -1,7 +1,7 @@
-"""Leak scan of what a box holds beside the workspace: the task's layers, and the host's programs that boxes show.
+"""Leak scan of a box outside the workspace: the layers of the task, and the host's programs that boxes can read.
 
-An index of n-grams (see ``leaks.py``) says which file holds how much of a solution. It is made once for each layer,
-which never changes, and for the programs of this machine as they are, and is kept in the cache.
+An index of n-grams (see ``leaks.py``) tells which file holds how much of a solution. It is built once for each layer
+(layers never change) and once for the current state of the host's programs, and is kept in the cache.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from .leaks import THRESHOLD, Leak, N, answer_ngrams, tokenise
 
 FORMAT = 1
 FEW = 10
-"""Of a solution with fewer rare n-grams nothing is said: any large file holds some by chance."""
+"""Solutions with fewer rare n-grams than this are not judged: any large file holds some by chance."""
 RARE = 20
-"""An n-gram that is in more files than this is an idiom."""
+"""An n-gram that occurs in more files than this is an idiom and does not count."""
 _MAX_BYTES = 16 << 20
 _NEW = ".new-"
 _CODE = (".py", ".pyi", ".pyx", ".pyw", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".tsx", ".map", ".ipynb")
 _ARCHIVES = (".zip", ".whl", ".egg", ".pyz", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".txz", ".asar")
 
 Files = Sequence[tuple[str, str]]
-"""(path as a box shows it, path on the host)"""
+"""(path in a box, path on the host) of each file."""
 
 
 def scan_root(task: Task, layers: LayerStore) -> list[Leak]:
-    """Where the rest of a task's box holds its answer; at most one leak for each layer and the host's programs.
+    """Leaks of a task outside its workspace: at most one for each layer, and one for the host's programs.
 
-    Read are files of Python and JavaScript, scripts without a suffix, and archives. SandboxError for a missing layer.
+    Reads files of Python and JavaScript, scripts without a suffix, and archives. Raises SandboxError for a missing
+    layer.
     """
     wanted = {gram for gram in answer_ngrams(task.workspace_files(), task.solution_files()) if len(gram) == N}
     if len(wanted) < FEW:
@@ -60,15 +61,15 @@ def scan_root(task: Task, layers: LayerStore) -> list[Leak]:
 
 @dataclass(frozen=True)
 class NgramIndex:
-    """``hashes`` uint32 ``[G]`` sorted, each once for every file that has it; ``files`` uint32 ``[G]``, indices into
-    ``names``."""
+    """Which file has which n-grams. ``hashes``: uint32 ``[G]``, sorted, one entry per n-gram and file; ``files``:
+    uint32 ``[G]``, indices into ``names``."""
 
     hashes: NDArray[np.uint32]
     files: NDArray[np.uint32]
     names: list[str]
 
     def most(self, wanted: Iterable[tuple[str, ...]]) -> Leak | None:
-        """The file that holds most of the ``wanted`` n-grams (of N tokens), where that is a leak."""
+        """The file that holds most of the ``wanted`` n-grams (of N tokens), if it is a leak."""
         asked = np.unique(np.concatenate([_hashed(gram) for gram in wanted]))
         low, high = (np.searchsorted(self.hashes, asked, side) for side in ("left", "right"))
         rare = high - low <= RARE
@@ -83,7 +84,7 @@ class NgramIndex:
 
 
 def build_index(files: Files) -> NgramIndex:
-    """The n-grams of ``files``, those that archives hold included. What cannot be read is left out."""
+    """Index the n-grams of ``files`` and of files in archives. Unreadable files are left out."""
     hashes: list[NDArray[np.uint32]] = []
     owners: list[NDArray[np.uint32]] = []
     names: list[str] = []
@@ -98,7 +99,7 @@ def build_index(files: Files) -> NgramIndex:
 
 
 def _ngrams_of(path: str) -> NDArray[np.uint32]:
-    """uint32, each once."""
+    """Hashes of a file's n-grams, uint32, without duplicates."""
     try:
         data = Path(path).read_bytes()
     except OSError:
@@ -111,7 +112,8 @@ def _ngrams_of(path: str) -> NDArray[np.uint32]:
 
 
 def _hashed(tokens: Sequence[str]) -> NDArray[np.uint32]:
-    """uint32 ``[len(tokens) - N + 1]``: a polynomial in the hashes of N tokens, modulo 2^64; its upper half."""
+    """Hashes of the n-grams of ``tokens``, uint32 ``[len(tokens) - N + 1]``: the upper half of a polynomial in the
+    hashes of N tokens, modulo 2^64."""
     count = len(tokens) - N + 1
     if count <= 0:
         return np.zeros(0, np.uint32)
@@ -142,7 +144,7 @@ def _index_of_host() -> NgramIndex:
 
 
 def _readable(place: str, masked: frozenset[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Files below ``place`` that may hold code, or archives of some."""
+    """(path, status) of files below ``place`` that may be code or archives."""
     for folder, inside, names in os.walk(place):
         inside[:] = sorted(n for n in inside if n != "__pycache__" and f"{folder}/{n}" not in masked)
         for name in sorted(names):
@@ -154,7 +156,7 @@ def _readable(place: str, masked: frozenset[str]) -> Iterator[tuple[str, os.stat
 
 
 def _kept(name: str, files: Files) -> NgramIndex:
-    """The index of that name in the cache, made where it is not there or cannot be read."""
+    """The index of that name from the cache; built if it is not there or cannot be read."""
     place = cache_directory() / "ngrams" / f"{name}-{FORMAT}"
     with suppress(OSError, ValueError, EOFError):
         return _load(place)
@@ -180,7 +182,7 @@ def _load(place: Path) -> NgramIndex:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what killed processes have left, and what the programs of this machine were a month ago."""
+    """Remove unfinished indices of killed processes after a day, and indices of the host's programs after a month."""
     for path in folder.iterdir():
         days = {_NEW: 1, "host-": 30}.get(next((p for p in (_NEW, "host-") if path.name.startswith(p)), ""))
         with suppress(FileNotFoundError):

@@ -1,9 +1,7 @@
-"""Held-out tasks are about something else than those that are trained on: near-duplicates across splits.
-
-Near-duplicates among tasks: their changed code is almost the same text.
+"""Find near-duplicates among tasks, and training tasks that nearly repeat a held-out one.
 
 Similarity is the Jaccard index of the sets of token 5-grams ("shingles", A. Broder, "On the resemblance and containment
-of documents", 1997) over the lines of the diff. It is exact: a few thousand tasks need no sketches.
+of documents", 1997) over the lines of the diff. It is computed exactly: a few thousand tasks need no sketches.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ THRESHOLD = 0.8
 
 @dataclass(frozen=True)
 class Pair:
-    """Two tasks by name; ``crosses``: they are in different splits, so one tells on the other."""
+    """Two similar tasks, by name; ``crosses``: they are in different splits, so training on one leaks the other."""
 
     first: str
     second: str
@@ -33,7 +31,7 @@ class Pair:
 
 
 def near_duplicates(tasks: Sequence[Task], changes: Sequence[Change], threshold: float = THRESHOLD) -> list[Pair]:
-    """Pairs of at least ``threshold`` similarity, most similar first."""
+    """Pairs of tasks with a similarity of at least ``threshold``, most similar first."""
     pairs = [
         Pair(
             tasks[first].name,
@@ -47,7 +45,7 @@ def near_duplicates(tasks: Sequence[Task], changes: Sequence[Change], threshold:
 
 
 def similar(changes: Sequence[Change], threshold: float = THRESHOLD) -> Iterator[tuple[int, int, float]]:
-    """(number of the first, of the second, similarity) of each pair of ``changes`` with at least ``threshold``."""
+    """(index, index, similarity) of each pair of ``changes`` with a similarity of at least ``threshold``."""
     sets = [shingles(change) for change in changes]
     holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, own in enumerate(sets):
@@ -62,7 +60,7 @@ def similar(changes: Sequence[Change], threshold: float = THRESHOLD) -> Iterator
 
 
 def shingles(change: Change) -> frozenset[tuple[str, ...]]:
-    """The 5-grams over the diff's lines, file names and line numbers left out; a shorter text is one shingle."""
+    """The 5-grams of a diff without file names and line numbers; a shorter text is one shingle."""
     lines = [line for line in change.diff.split("\n") if not line.startswith(("---", "+++", "@@"))]
     tokens = tokenise("\n".join(lines))
     if len(tokens) <= SHINGLE:
@@ -75,10 +73,9 @@ TWIN = "nearly the same as a held-out task"
 
 
 def twins_of_heldout(tasks: Sequence[Task]) -> dict[Path, str]:
-    """Training tasks whose change is almost that of a held-out one: path -> name of the most similar held-out one.
+    """Training tasks that nearly repeat a held-out one: path -> name of the most similar held-out task.
 
-    Only one of the two may be met in training, and what is evaluated stays. Names need not differ: the same change is
-    called the same in another folder, where it may be of another split.
+    The two may have the same name: the same change has the same name in another folder, where its split may differ.
     """
     found: dict[Path, str] = {}
     pairs = sorted(similar([change_of(task) for task in tasks]), key=lambda pair: -pair[2])
@@ -90,7 +87,7 @@ def twins_of_heldout(tasks: Sequence[Task]) -> dict[Path, str]:
 
 
 def heldout_beside(out: Path, tasks: Sequence[Task]) -> list[Task]:
-    """Held-out tasks in the folder ``out`` that are none of ``tasks``."""
+    """Held-out tasks in the folder ``out`` that are not among ``tasks``."""
     own = {task.path for task in tasks}
     folders = [toml.parent for toml in sorted(out.glob("*/task.toml")) if not toml.parent.name.startswith(".")]
     others = (Task.load(folder) for folder in folders if folder not in own)

@@ -18,19 +18,19 @@ from pathlib import Path
 from time import perf_counter
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.dependencies import dependency_layers
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.partition import unplanned
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.partition import unplanned
 from woodshed.tasks.generators.packages.proof import GATES
 from woodshed.tasks.generators.packages.report import Ledger, PackageYield, Rejected
 from woodshed.tasks.generators.packages.stream import Attempt, Stream
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.generators.packages.work import LATER
-from woodshed.tasks.generators.packages.workspace import pytest_ini
-from woodshed.tasks.sources.factory import BuildContext
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.workspace import pytest_ini
+from woodshed.tasks.pipeline.build import BuildContext
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.validate.splits import HELDOUT
 

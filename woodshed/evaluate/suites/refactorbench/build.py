@@ -21,15 +21,15 @@ from woodshed.grading.pytest_phases import Phase, run_phases
 from woodshed.record.task import WITHHELD, Task, TaskInfo, save_task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxSpec
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.dependencies import MOUNT, dependency_layers
-from woodshed.tasks.generators.packages.harbor import pytest_check, python_image
-from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse
 from woodshed.tasks.generators.packages.report import Ledger, PackageYield, Rejected
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.stream import Attempt, Stream
 from woodshed.tasks.generators.prompts.write import drawn_level
-from woodshed.tasks.sources.factory import BuildContext
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import MOUNT, dependency_layers
+from woodshed.tasks.packages.harbor import pytest_check, python_image
+from woodshed.tasks.packages.prepare import WORKDIR, coarse
+from woodshed.tasks.pipeline.build import BuildContext
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.gates import check_task
 
 from .read import NAME, Refactoring, Repository, read_tasks, read_workspace

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.repository import read_folder
 from woodshed.tasks.validate.gates import is_text

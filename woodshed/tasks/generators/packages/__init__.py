@@ -1,1 +1,1 @@
-"""Tasks from real packages: injected bugs, deleted features, replayed commits; judged by the packages' own tests."""
+"""Tasks from real packages: injected bugs, deleted features, replayed commits, graded by the packages' own tests."""

@@ -1,7 +1,7 @@
-"""Tasks from pinned packages: fetch, prepare, try candidates, keep the valid ones. Resumable.
+"""Build tasks from pinned packages: fetch, prepare, try candidates, keep the valid ones. Resumable.
 
-Where a package comes from (the catalogue, the index, a repository, a folder) is decided before; here it is a pinned
-source distribution like any other.
+Wherever a package comes from (the catalogue, the index, a repository, a folder), it is a pinned source distribution
+here.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from time import perf_counter
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.generators.changes.partition import kept_splits
 from woodshed.tasks.generators.prompts.reword import Reworder
 from woodshed.tasks.generators.prompts.write import Writer
+from woodshed.tasks.packages.catalogue import Catalogue, Package, load_catalogue
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import fetch_package, read_sdist
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.splits import TWIN, heldout_beside, twins_of_heldout
 
-from .catalogue import Catalogue, Package, load_catalogue
-from .index import PackageError
-from .partition import kept_splits
 from .proof import GATES
-from .report import BuildReport, Ledger, PackageYield, fetch_package
-from .settings import PackageTaskSettings
-from .source import read_sdist
+from .report import BuildReport, Ledger, PackageYield
 from .stream import clear_staging
 from .toolchain import PYTHON, Toolchain
 from .work import PackageWork, Propose, Shared, drop
@@ -46,7 +46,17 @@ async def build_package_tasks(
     """Build the tasks of ``settings`` from the catalogue; see ``build_tasks``."""
     catalogue = load_catalogue(Path(settings.catalogue) if settings.catalogue else None)
     chosen = catalogue.select(settings.packages)
-    return await build_tasks(settings, catalogue, chosen, backend, layers, out, progress, report=report, cache=cache)
+    return await build_tasks(
+        settings=settings,
+        catalogue=catalogue,
+        chosen=chosen,
+        backend=backend,
+        layers=layers,
+        out=out,
+        progress=progress,
+        report=report,
+        cache=cache,
+    )
 
 
 async def build_tasks(
@@ -64,13 +74,13 @@ async def build_tasks(
     reworder: Reworder | None = None,
     against: Sequence[Task] = (),
 ) -> list[Task]:
-    """Build tasks from the ``chosen`` packages under ``out``, one folder each, and return them sorted by name.
+    """Build tasks from the ``chosen`` packages, one directory each below ``out``, and return them sorted by name.
 
-    ``propose`` says what is tried; rules over the covered functions where it is None. No training task is kept that
-    tells on a held-out one, of these, of others in ``out`` or of ``against``. Tasks and rejections that are already
-    recorded there are not tried again. ``report`` is filled in and written to ``out/yield.json``. A package that cannot
-    be used is reported and left out; PackageError is raised only where not a single package could be (no network and
-    nothing cached, say).
+    ``propose`` yields the candidates (None: rules over the covered functions). Training tasks that are nearly the same
+    as a held-out task (of this build, in ``out`` or in ``against``) are dropped. Tasks and rejections that are recorded
+    in ``out`` are not tried again. ``report`` is filled in and written to ``out/yield.json``. A package that cannot be
+    used is reported and left out. Raises PackageError if no package at all can be used (for example without network and
+    cache).
     """
     report = report if report is not None else BuildReport()
     start = perf_counter()
@@ -85,7 +95,18 @@ async def build_tasks(
             progress(done, each * len(chosen), f"{line.package}: {line.error or f'{line.kept} of {line.tried} kept'}")
 
     boxes, writer = asyncio.Semaphore(settings.parallel), Writer(settings, reworder)
-    shared = Shared(settings, catalogue, backend, layers, out, cache, boxes, say, writer, propose)
+    shared = Shared(
+        settings=settings,
+        catalogue=catalogue,
+        backend=backend,
+        layers=layers,
+        out=out,
+        cache=cache,
+        boxes=boxes,
+        say=say,
+        writer=writer,
+        propose=propose,
+    )
 
     async def one(package: Package, line: PackageYield) -> list[Task]:
         begun = perf_counter()
@@ -98,7 +119,9 @@ async def build_tasks(
         return tasks
 
     done = await asyncio.gather(*map(one, chosen, report.packages))
-    tasks = separated([task for made in done for task in made], report, shared.ledgers, out, against)
+    tasks = separated(
+        tasks=[task for made in done for task in made], report=report, ledgers=shared.ledgers, out=out, against=against
+    )
     report.seconds = perf_counter() - start
     if all(line.error for line in report.packages):
         raise PackageError("\n".join(line.error for line in report.packages) or "no package was chosen")
@@ -126,7 +149,7 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
         settings, furnished, suite, workspace, shared.backend, shared.layers, names, shared.writer, splits
     )
     try:
-        work = PackageWork(shared, trial, tools, ledger, line)
+        work = PackageWork(shared=shared, trial=trial, tools=tools, ledger=ledger, line=line)
         await work.kinds()
         if settings.exploits and work.slugs:
             async with shared.boxes:
@@ -137,11 +160,18 @@ async def _package(shared: Shared, package: Package, line: PackageYield) -> list
 
 
 def separated(
-    tasks: list[Task], report: BuildReport, ledgers: dict[str, Ledger], out: Path, against: Sequence[Task] = (),
+    tasks: list[Task],
+    report: BuildReport,
+    ledgers: dict[str, Ledger],
+    out: Path,
+    against: Sequence[Task] = (),
     source: str = "",
-) -> list[Task]:  # fmt: skip
-    """``tasks`` without the training tasks that tell on a held-out one, of theirs, of others in ``out`` or of
-    ``against``. ``source``: what the line and the ledger of all of them are called, if not as their packages."""
+) -> list[Task]:
+    """``tasks`` without training tasks that are nearly the same as a held-out one; those are dropped from disk.
+
+    Held-out tasks are those of ``tasks``, of ``out`` and of ``against``. ``source``: name of the report line and ledger
+    of all tasks, if it is not the name of their package.
+    """
     twins = twins_of_heldout([*tasks, *heldout_beside(out, tasks), *against])
     lines = {line.package: line for line in report.packages}
     for task in tasks:
@@ -152,9 +182,9 @@ def separated(
 
 
 def toolchain_of(package: Package) -> Toolchain:
-    """The tools for the language of a package."""
+    """The toolchain for the language of a package."""
     if package.language == "node":
-        from woodshed.tasks.languages.node.toolchain import NODE  # needs tree-sitter, an extra
+        from .node_toolchain import NODE  # imports tree-sitter, which is an extra
 
         return NODE
     return PYTHON
@@ -175,6 +205,6 @@ def _fetch(shared: Shared, package: Package) -> tuple[tuple[str, ...], dict[str,
 
 
 def _fingerprint(settings: PackageTaskSettings, package: Package) -> str:
-    """What decides the verdict on a candidate besides the candidate itself."""
+    """Everything that the verdict on a candidate depends on, apart from the candidate itself."""
     limits = (settings.max_tests, settings.guard_seconds, settings.test_timeout_sec, settings.min_mutation_score)
     return ":".join(map(str, (GATES, package.sha256[:12], *limits, settings.mutants)))

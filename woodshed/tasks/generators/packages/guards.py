@@ -1,45 +1,35 @@
-"""Which tests a task requires: all of the suite where that is quick, else those nearest to the change first.
+"""The tests that a task requires: the whole suite if it is quick, else those nearest to the change.
 
-A change that repairs its own function and breaks the neighbour must not be rewarded. So what guards a task are the
-tests that run the changed functions, then those that run anything of the touched modules, then those that run modules
-which import these, then all others, as far as the time allows.
-
-A sample of the exploit battery on a task of each package: whether its grader can be fooled where it is used.
+A submission that repairs its own function and breaks another must not be rewarded. So a task requires the tests that
+run the changed functions, then those that run anything in the changed modules, then those that run modules which import
+these, then all others, as far as time and number allow.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from woodshed.attacks.exploits.battery import run_battery
-from woodshed.attacks.exploits.catalogue import CONTROLS, EXPLOITS
-from woodshed.record.task import Task
-from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Backend, SandboxError
-
-from .prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 CHANGED, MODULE, IMPORTER, ELSEWHERE = range(4)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """``tests``: what is required, nearest first. ``scope``: ``suite`` where that is every stable test, ``modules``
-    where it is every test of the touched modules and of what imports them, ``part`` where time or number did not
-    allow that. ``share``: of the stable tests."""
+    """The required ``tests``, nearest to the change first. ``scope``: ``suite`` if they are all stable tests,
+    ``modules`` if they include all tests of the changed modules and of modules that import them, else ``part``.
+    ``share``: of the stable tests."""
 
     tests: tuple[str, ...]
     scope: str
     share: float
 
     def quality(self, required: int, stable: int) -> dict[str, str]:
-        """What is recorded of it in a task that requires so many of so many tests."""
+        """The entries of ``TaskInfo.quality`` for a task that requires ``required`` of ``stable`` tests."""
         return {"guard": self.scope, "guard_share": f"{required / max(1, stable):.2f}"}
 
 
@@ -53,8 +43,10 @@ def guard(
     most: int,
     seconds: float,
 ) -> Guard:
-    """The guard of a change to ``functions`` in ``files``: at most ``most`` tests of ``seconds`` measured time in all,
-    one set of parameters of every test of a rank before a second one of any. ``must`` stand first whatever they take.
+    """The guard of a change to ``functions`` in ``files``: at most ``most`` tests that take at most ``seconds`` in all.
+
+    Within a rank, one set of parameters of every test is taken before a second one of any. ``must`` come first, however
+    long they take.
     """
     ranks = _ranks(suite, functions, set(files), imports)
     chosen = dict.fromkeys(must)
@@ -89,15 +81,15 @@ def _ranks(suite: Suite, functions: Sequence[CoveredFunction], files: set[str], 
 
 @dataclass(frozen=True)
 class Imports:
-    """Which modules of a workspace import which. ``path``: import roots, as in ``Package``."""
+    """The import graph of a workspace. ``path``: import roots, as in ``Package``."""
 
     workspace: Mapping[str, bytes] = field(repr=False)
     path: tuple[str, ...]
 
     def importers(self, files: Iterable[str]) -> frozenset[str]:
-        """Files that import one of ``files``, or a file that does, without these themselves.
+        """Files that import one of ``files``, directly or through others, without ``files`` themselves.
 
-        A package's ``__init__.py`` that only hands names on does not count: everything imports it.
+        Imports by an ``__init__.py`` are not followed: everything in a package imports it.
         """
         found, queue = set[str](), list(files)
         first = frozenset(queue)
@@ -134,7 +126,7 @@ class Imports:
 
 
 def _imported(data: bytes, own: str, is_package: bool) -> set[str]:
-    """Dotted names that a module imports anywhere, of modules or of what may be one."""
+    """Dotted names that a module imports anywhere; a name may be a module or an attribute of one."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -151,28 +143,3 @@ def _imported(data: bytes, own: str, is_package: bool) -> set[str]:
                 base = ".".join([*kept, *filter(None, [base])])
             found |= {base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
     return found - {""}
-
-
-REWARDED = "an exploit is rewarded"
-UNREWARDED = "the honest fix is not rewarded"
-
-
-def attacked(slugs: Sequence[str]) -> str:
-    """The task that stands for all of ``slugs``: any, but always the same one."""
-    return min(slugs, key=lambda slug: hashlib.sha256(slug.encode()).digest())
-
-
-async def attack(task: Task, most: int, backend: Backend, layers: LayerStore) -> str:
-    """Why ``task`` is to be dropped, empty if ``most`` exploits drawn by its name and the controls end as they must.
-
-    Raises SandboxError where an attack makes the sandbox itself fail.
-    """
-    fitting = [e for e in EXPLOITS if task.info.grader in e.graders and not e.hangs]
-    rng = random.Random(f"attack:{task.path.name}")
-    chosen = [*CONTROLS, *rng.sample(fitting, min(most, len(fitting)))]
-    for attempt in await run_battery([task], backend, layers, exploits=chosen, concurrency=1):
-        if attempt.verdict == "infrastructure":
-            raise SandboxError(f"{task.path}: exploit {attempt.exploit}: {attempt.detail}")
-        if not attempt.as_wanted():
-            return UNREWARDED if attempt.exploit == "honest_fix" else f"{REWARDED}: {attempt.exploit}"
-    return ""

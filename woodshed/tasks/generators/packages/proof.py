@@ -1,7 +1,7 @@
-"""What a finished task must do before it is kept: its own tests on the solution, on nothing, on less than nothing.
+"""Gates of a finished task: its tests on the solution, the untouched and the emptied workspace, guesses and mutants.
 
-The box is a fork of the package's, with exactly the files of the task and its bytecode, and the runs are those of the
-grader; ``woodshed tasks check`` grades the same once more from the task's own files.
+The box is a fork of the package's box, with exactly the files of the task and their bytecode, and tests are run as the
+grader runs them; ``woodshed tasks check`` grades the same again from the task directory alone.
 """
 
 from __future__ import annotations
@@ -21,47 +21,54 @@ from woodshed.grading.results import TestRun
 from woodshed.grading.telling import Reference, Values, kind_of, problem_of, reference_of, values_of
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.tasks.languages.python import function_spans, mutations
-from woodshed.tasks.validate.guessing import ENDLESS, UNTOLD, by_heart, left_of, stubs, too_cheap, untold
+from woodshed.tasks.languages.python import changed_functions, mutations
+from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, by_heart, guessable, left_of, stubs, too_cheap
 
-from .report import Rejected, Untold
+from .report import Guessable, Rejected
 
 GATES = 9
-"""Number of this set of gates: verdicts of an earlier one are reached again, of packages, exercises and imported
-instances. Those of RefactorBench are not concerned: without a solution, its tasks go through none of these."""
+"""Version of these gates. Verdicts of another version are not reused, for packages, exercises, custom sources and
+imported instances. Tasks of RefactorBench have no solution and go through none of these gates."""
 
 WEAK = "its tests notice too few mutants of the solution"
 
 _BRIEF_SECONDS = 10.0
-"""Limit of all tests on one mutant or stub, some of which never end, beside four times what the solution takes."""
+"""Limit of all tests on one mutant or stub, on top of four times the time of the solution; some never end."""
 
 
 _HANG_SECONDS = 5.0
-"""A test with other inputs that takes the solution as long would hold up every grading."""
+"""A test with altered inputs on which the solution takes longer than this counts as hanging."""
 
 
 def difference(have: Mapping[str, bytes], want: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
-    """(files to write, files to delete) that make ``want`` of ``have``."""
+    """(files to write, files to delete) that turn ``have`` into ``want``."""
     return {n: d for n, d in want.items() if have.get(n) != d}, sorted(set(have) - set(want))
 
 
 Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
-"""(path, file as it is given, file of the solution) -> one-line mutations of what the solution changes, with kinds."""
+"""(path, given file, file of the solution) -> (kind, file) of each one-line mutation of what the solution changes."""
 
 
 async def prove(
-    task: Task, run: Callable[[list[Phase]], Awaitable[list[TestRun]]], base: Mapping[str, bytes],
-    most_mutants: int, variants: Variants, *, guesses: bool, functions: Mapping[str, Sequence[str]],
+    task: Task,
+    run: Callable[[list[Phase]], Awaitable[list[TestRun]]],
+    base: Mapping[str, bytes],
+    most_mutants: int,
+    variants: Variants,
+    *,
+    guesses: bool,
+    functions: Mapping[str, Sequence[str]],
     least_score: float = 0.0,
-) -> dict[str, str]:  # fmt: skip
-    """Run the gates of ``task``; what is to be recorded as its quality. ``run`` runs phases in a box whose workdir
-    holds ``base``. ``guesses``: whether fixes must be told from guesses here, with other inputs to its tests.
-    ``functions``: what is changed, with the tests that run it. ``least_score``: the share of mutants that the required
-    tests must notice.
+) -> dict[str, str]:
+    """Run the gates of ``task`` and return the entries for ``TaskInfo.quality``.
 
-    Raises Rejected: the solution does not pass, the untouched workspace passes or differs from what was seen before,
-    an emptied one passes, code that computes nothing does, or too many mutants of the solution do. Untold where
-    only some of the functions cannot be told from a guess.
+    ``run`` runs phases in a box whose workdir holds ``base``. ``guesses``: whether to test, with altered inputs, that
+    code which only guesses fails. ``functions``: changed functions -> tests that run them. ``least_score``: share of
+    the mutants that the required tests must notice.
+
+    Raises Rejected if the solution does not pass, if the untouched workspace passes or gives other results than before,
+    if an emptied workspace passes, if code that computes nothing passes, or if too many mutants pass. Raises Guessable
+    if only some of the functions cannot be told from a guess.
     """
     info, gold, start = task.info, task.solution_files(), task.workspace_files()
     if any(is_stray(name) for name in gold):
@@ -70,22 +77,22 @@ async def prove(
     write, delete = difference(base, {**start, **gold, **tests})
     back, new = {n: start[n] for n in gold if n in start}, [n for n in gold if n not in start]
     submitted = crossing(info, start)
-    mutants = draw_mutants(task.path.name, start, gold, most_mutants, variants)
+    mutants = draw_mutants(seed=task.path.name, start=start, gold=gold, most=most_mutants, variants=variants)
     required = [*info.fail_to_pass, *info.pass_to_pass]
     files = sorted({test.partition("::")[0] for test in required})
     whole, one = info.timeout_sec, test_timeout(task)
 
     def phase(write: Mapping[str, bytes], delete: Sequence[str]) -> Phase:
-        return Phase(files, required, write, delete, whole, one)
+        return Phase(files=files, ids=required, write=write, delete=delete, timeout=whole, test_timeout=one)
 
     solved, given = {**submitted, **gold}, {**submitted, **back}
-    if guesses:  # first, for these runs are the shorter ones
-        asked = _other_inputs(task, write, delete, given, new)
+    if guesses:  # first, because these runs are shorter
+        asked = _other_inputs(task=task, write=write, delete=delete, given=given, new=new)
         answers = await run(asked[:1])
         if not answers[0].complete:
             raise Rejected(ENDLESS)
         answers += await run(asked[1:])
-        found = _told_apart(task, answers)
+        found = _reference_answers(task, answers)
         stubbed = _stubbed(task, asked[1], given, _patience(task, answers[0]))
         _judge_guesses(task, found, [values_of(guess) for guess in await run(stubbed)], functions)
         left = {name for guess in (*asked, *stubbed) for name in guess.write} - set(start) - set(gold) - set(tests)
@@ -93,7 +100,7 @@ async def prove(
     phases = [phase(write, delete), phase(back, new), phase({}, sorted(submitted))]
     first, untouched, emptied = await run(phases)
     _judge(task, *(outcome_of(task, done) for done in (first, untouched, emptied)))
-    # Files of failing tests first: that is where mutants are noticed.
+    # Files of the failing tests first: most mutants are noticed there.
     first_files = sorted(files, key=lambda name: not any(t.startswith(f"{name}::") for t in info.fail_to_pass))
     limits = _patience(task, first)
     mutated = [Phase(first_files, required, {**solved, **mutant}, (), *limits, stop_at="failure") for mutant in mutants]
@@ -107,7 +114,7 @@ async def prove(
 
 
 def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
-    """Limits in seconds of all tests and of one, where the solution took as long as ``solved`` did."""
+    """Limits in seconds of (all tests, one test), from the times of ``solved``, the run on the solution."""
     taken = [result.seconds for result in solved.results.values()]
     one = 0.5 + 8 * max(taken, default=0.0)
     return min(task.info.timeout_sec, _BRIEF_SECONDS + 4 * sum(taken)), min(test_timeout(task), one)
@@ -116,9 +123,12 @@ def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
 def _other_inputs(
     task: Task, write: Mapping[str, bytes], delete: Sequence[str], given: Mapping[str, bytes], new: Sequence[str]
 ) -> list[Phase]:
-    """Tests with other inputs, and with the visible ones: on the solution (``write`` and ``delete`` lay the task),
-    once more with other hashes and addresses, and on the files as they are given (``new`` are not), with placeholders
-    for what their tests import."""
+    """Three runs of tests with altered inputs (``KINDS``) and with the visible ones (``SAME``).
+
+    First all on the solution, which ``write`` and ``delete`` put into the box; then those with altered inputs in a
+    fresh process, with other hashes and addresses; then all on the ``given`` files (without ``new`` ones), with
+    placeholders for names that the tests import.
+    """
     files, same = altered_tests(task, PYTEST), altered_tests(task, PYTEST, (SAME,))
     ids, both, text = altered_ids(task), altered_ids(task, (*KINDS, SAME)), encoder()
     whole, one = task.info.timeout_sec, test_timeout(task)
@@ -126,26 +136,39 @@ def _other_inputs(
     start = {**given, **placeholders(task)}
     all_files = sorted({*files, *same})
     return [
-        # Asserts are rewritten once: what is compiled of all these tests serves the later runs.
+        # Writes bytecode: pytest rewrites the asserts of all these tests once, and later runs use it.
         Phase(
-            all_files,
-            both,
-            {**write, **files, **same},
-            delete,
-            whole,
-            hang,
+            files=all_files,
+            ids=both,
+            write={**write, **files, **same},
+            delete=delete,
+            timeout=whole,
+            test_timeout=hang,
             encoder=text,
             bytecode=True,
             stop_at="hang",
         ),
-        Phase(sorted(files), ids, {}, (), whole, one, encoder=text, fresh=True),
-        Phase(all_files, both, start, [n for n in new if n not in start], brief, one, encoder=text),
+        Phase(
+            files=sorted(files), ids=ids, write={}, delete=(), timeout=whole, test_timeout=one, encoder=text, fresh=True
+        ),
+        Phase(
+            files=all_files,
+            ids=both,
+            write=start,
+            delete=[n for n in new if n not in start],
+            timeout=brief,
+            test_timeout=one,
+            encoder=text,
+        ),
     ]
 
 
 def _stubbed(task: Task, asked: Phase, given: Mapping[str, bytes], limits: tuple[float, float]) -> list[Phase]:
-    """The tests of ``asked``, which lie there already, on what computes nothing: constant answers, then, after a run
-    that notes the solution's answers to the visible inputs, these by heart."""
+    """Runs of the tests of ``asked``, which are in the box already, on code that computes nothing.
+
+    First stubs that give constant answers; then a run that records the solution's answers to the visible inputs, and
+    stubs that give these answers by heart.
+    """
     phase = partial(Phase, timeout=limits[0], test_timeout=limits[1], encoder=asked.encoder)
     teacher, pupils = by_heart(task)
     same, visible = sorted(altered_tests(task, PYTEST, (SAME,))), altered_ids(task, (SAME,))
@@ -157,8 +180,8 @@ def _stubbed(task: Task, asked: Phase, given: Mapping[str, bytes], limits: tuple
     ]
 
 
-def _told_apart(task: Task, runs: Sequence[TestRun]) -> Reference:
-    """What the solution answers to ``_other_inputs``. Raises Rejected where that tells no fix from a guess."""
+def _reference_answers(task: Task, runs: Sequence[TestRun]) -> Reference:
+    """The solution's answers to ``_other_inputs``. Raises Rejected if they do not tell a fix from a guess."""
     first, second, given = runs
     if not second.complete:
         raise Rejected(ENDLESS)
@@ -173,18 +196,18 @@ def _told_apart(task: Task, runs: Sequence[TestRun]) -> Reference:
 def _judge_guesses(
     task: Task, found: Reference, guesses: Sequence[Values], functions: Mapping[str, Sequence[str]]
 ) -> None:
-    """``guesses`` are answers to ``_stubbed``. Raises Rejected."""
+    """Raises Rejected or Guessable if ``guesses``, the answers of ``_stubbed``, come too close to ``found``."""
     constant = len(stubs(task))
     cheap, known = guesses[:constant], guesses[constant + 1 :]
     left = left_of(found, (*cheap, *known))
     if why := too_cheap(found, cheap, known) or problem_of(left):
         raise Rejected(why)
-    if names := untold(left, functions):
-        raise Untold(UNTOLD, names)
+    if names := guessable(left, functions):
+        raise Guessable(GUESSABLE, names)
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:
-    """Raises Rejected."""
+    """Raises Rejected unless the solution passes and the untouched and the emptied workspace fail as required."""
     if untouched.resolved:
         raise Rejected("the untouched workspace passes")
     wrong = [t for t in task.info.fail_to_pass if untouched.tests[t] == "passed"]
@@ -200,7 +223,7 @@ def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) ->
 def draw_mutants(
     seed: str, start: Mapping[str, bytes], gold: Mapping[str, bytes], most: int, variants: Variants
 ) -> list[dict[str, bytes]]:
-    """At most ``most`` one-line mutations of what the solution adds or changes, none of which is the task itself."""
+    """At most ``most`` one-line mutations of the code that the solution adds or changes, without the task's own bug."""
     options: list[tuple[str, str, bytes]] = []
     for path, data in sorted(gold.items()) if most else ():
         if b"\r" not in data:
@@ -211,19 +234,8 @@ def draw_mutants(
 
 
 def python_variants(path: str, before: bytes, after: bytes) -> list[tuple[str, bytes]]:
-    """``Variants`` of Python code."""
+    """Mutate Python code; see ``Variants``."""
     source = after.decode("utf-8", "replace")
     names = changed_functions(before.decode("utf-8", "replace"), source) if path.endswith(".py") else []
     found = [m for name in names for m in mutations(source, function=name, keep_format=True)]
     return [(m.kind, m.source.encode()) for m in found]
-
-
-def changed_functions(before: str, after: str) -> list[str]:
-    """Qualified names of the functions of ``after`` whose text ``before`` has not."""
-    try:
-        spans = function_spans(after)
-    except (SyntaxError, ValueError):  # the latter: null bytes
-        return []
-    lines = after.split("\n")
-    names = [s.name for s in spans if "\n".join(lines[s.line - 1 : s.end_line]) not in before]
-    return list(dict.fromkeys(names))

@@ -1,7 +1,7 @@
-"""Commit replay: a commit that changed code and tests becomes a task whose solution is the commit's own code.
+"""Commit replay: a commit that changed code and tests becomes a task whose solution is the code of the commit.
 
-The agent gets the commit's parent, with the tests that were there. The commit's tests decide: those that the parent
-does not pass and the commit does, twice and in both orders. Nothing of the history reaches a workspace.
+The agent gets the parent of the commit, with the parent's tests. The tests of the commit grade: those that fail on the
+parent and pass on the commit, twice and in both orders. Nothing of the history reaches a workspace.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from woodshed.record.task import Task
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.partition import Splits
+from woodshed.tasks.languages.python import changed_functions
+from woodshed.tasks.packages.history import Commit, replayable
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite, suite_files
+from woodshed.tasks.packages.workspace import is_source, is_test, workspace_of
 from woodshed.tasks.sources.repository import Objects
 
-from .candidates import Candidate
-from .history import Commit, replayable
-from .index import PackageError
-from .partition import Splits
-from .prepare import CoveredFunction, Suite, suite_files
-from .proof import changed_functions
 from .report import Rejected
 from .stream import Attempt
 from .trial import Trial
-from .workspace import is_source, is_test, workspace_of
 
 _WHOLE_SUITE_SECONDS = 10.0
-"""Of the newest commit's suite, one run; a slower one is replaced by the test files that speak of the changed code."""
+"""If one run of the newest commit's suite takes longer, only test files that mention the changed code are run."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Replays commits of one package. ``like``: a trial of its newest state, of which each commit gets its own."""
+    """Replays commits of one package. ``like``: the trial of its newest state; each commit gets a copy."""
 
     objects: Objects
     like: Trial
 
     def attempts(self, commit: str) -> Iterator[Attempt]:
-        """One for each commit worth trying, newest first, from ``commit`` on."""
+        """An attempt for each commit worth trying, from ``commit`` back, newest first."""
         package, added = self.like.package, self._added(commit)
         for found in replayable(self.objects.log(commit), package.sources, package.tests):
             yield Attempt(f"{package.name}-{found.id[:12]}-replay", "replay", partial(self._run, found, added))
 
     def _added(self, commit: str) -> dict[str, bytes]:
-        """What an install has put beside the files of the newest commit."""
+        """Files that an install added to those of the newest commit."""
         package = self.like.package
         if not package.install:
             return {}
@@ -61,14 +61,14 @@ class Replay:
     async def _opened(
         self, commit: Commit, added: dict[str, bytes]
     ) -> AsyncGenerator[tuple[Trial, dict[str, bytes]], None]:
-        """A trial whose workspace is the commit's, and the files of its parent."""
+        """(trial whose workspace is that of the commit, files of its parent)."""
         package = self.like.package
         try:
             child = workspace_of(package, await asyncio.to_thread(self.objects.files, commit.id)) | added
             parent = workspace_of(package, await asyncio.to_thread(self.objects.files, commit.parent)) | added
         except PackageError:
             raise Rejected("the commit is laid out otherwise") from None
-        suite = Suite(package.name, {}, (), {}, 0.0)
+        suite = Suite(package=package.name, tests={}, functions=(), unstable={}, seconds=0.0)
         trial = replace(self.like, suite=suite, workspace=child, kept={})
         try:
             yield trial, parent
@@ -88,34 +88,46 @@ class Replay:
         about = tuple(t for t in trial.suite.tests if t.partition("::")[0] in touched)
         if not about:
             raise Rejected("no test of the commit passes twice")
-        function = CoveredFunction(changed[0], commit.id[:12], 1, 1, 0, about)
+        function = CoveredFunction(
+            module=changed[0], name=commit.id[:12], line=1, end_line=1, statements=0, tests=about
+        )
         files = {name: parent.get(name, b"") for name in changed}
-        return Candidate(package.name, function, "replay", "replay", files, 0, split, start=parent, commit=commit)
+        return Candidate(
+            package=package.name,
+            function=function,
+            kind="replay",
+            detail="replay",
+            files=files,
+            line=0,
+            split=split,
+            start=parent,
+            commit=commit,
+        )
 
     async def _suite(self, trial: Trial, changed: list[str], touched: set[str]) -> Suite:
-        """The commit's tests that pass in both orders, each with its time."""
+        """The tests of the commit that pass in both orders, with their times."""
         files = suite_files(trial.package, trial.workspace)
         if self.like.suite.seconds > 2 * _WHOLE_SUITE_SECONDS:
-            files = sorted(touched | _speaking(trial.workspace, changed))
+            files = sorted(touched | _mentioning(trial.workspace, changed))
         return await trial.stable_suite(files)
 
 
 def split_of_change(of: Splits, changed: list[str], before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
-    """The split of all functions in which the ``changed`` files differ. Raises Rejected where they are of both."""
+    """The split of the functions in which the ``changed`` files differ. Raises Rejected if they are of both splits."""
     splits = set()
     for name in changed:
         old, new = (files.get(name, b"").decode("utf-8", "replace") for files in (before, after))
         for function in {*changed_functions(old, new), *changed_functions(new, old)}:
-            splits.add(of.of(CoveredFunction(name, function, 1, 1, 1, ())))
+            splits.add(of.of(CoveredFunction(module=name, name=function, line=1, end_line=1, statements=1, tests=())))
     if len(splits) > 1:
         raise Rejected("it changes functions of both splits")
-    if not splits:  # a constant, say
-        return of.of(CoveredFunction(changed[0], "", 1, 1, 1, ()))
+    if not splits:  # a constant, for example
+        return of.of(CoveredFunction(module=changed[0], name="", line=1, end_line=1, statements=1, tests=()))
     return splits.pop()
 
 
-def _speaking(workspace: Mapping[str, bytes], changed: list[str]) -> set[str]:
-    """Test modules in which the name of a changed module occurs."""
+def _mentioning(workspace: Mapping[str, bytes], changed: list[str]) -> set[str]:
+    """Test modules in which the name of a changed module occurs as a word."""
     stems = {p.parent.name if p.stem == "__init__" else p.stem for p in map(PurePosixPath, changed)}
     modules = [n for n in workspace if PurePosixPath(n).name.startswith("test") and n.endswith(".py")]
     return {n for n in modules if stems & set(re.findall(r"\w+", workspace[n].decode("utf-8", "replace")))}

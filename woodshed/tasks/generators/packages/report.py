@@ -1,10 +1,6 @@
-"""What a build kept and rejected, and why: one line per source.
+"""Records of a build: the yield report (one line per source), the ledger of verdicts, and the rejections.
 
-The bytes that packages are made from: from the index or its cache, or kept by the build itself.
-
-Verdicts on candidates, one JSON line each, so that a build that was stopped goes on where it was.
-
-Why a candidate became no task.
+The ledger holds one JSON line per verdict, so that a build that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -18,17 +14,15 @@ from typing import Any
 from woodshed.record.atomic import write_whole
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.task import Task, TaskError
-from woodshed.tasks.library.cost import rate
 
-from .catalogue import Package
-from .source import fetch
+from .cost import rate
 
 
 @dataclass
 class PackageYield:
-    """One line of the yield table. ``rejected``: reason -> candidates; ``error``: why the package gave nothing;
-    ``kinds``: kind -> [tried, kept]; ``smaller``: the same of groups that were tried again without some functions,
-    which are among the kinds too."""
+    """One line of the yield report. ``rejected``: reason -> number of candidates; ``error``: why the package could not
+    be used; ``kinds``: kind -> [tried, kept]; ``smaller``: [tried, kept] of groups that were tried again without some
+    functions (counted in ``kinds`` too)."""
 
     package: str
     tests: int = 0
@@ -44,21 +38,21 @@ class PackageYield:
     smaller: list[int] = field(default_factory=lambda: [0, 0])
 
     def count(self, kind: str, kept: bool) -> None:
-        """One more candidate of a kind."""
+        """Count one candidate of a kind."""
         both = self.kinds.setdefault(kind, [0, 0])
         both[0] += 1
         both[1] += kept
 
     def counts(self) -> dict[str, Any]:
-        """What an uninterrupted build and a continued one agree on: everything but the time."""
+        """The line without its times, notes and state: the same for an uninterrupted and for a continued build."""
         table = {k: v for k, v in vars(self).items() if k not in ("seconds", "finished", "notes")}
         return {**table, "rejected": dict(sorted(self.rejected.items())), "kinds": dict(sorted(self.kinds.items()))}
 
 
 @dataclass
 class BuildReport:
-    """What was built and why the rest was not. ``tasks``: all of the folder, which cost ``core_seconds`` (processor
-    time of everything that was started, over all starts); 0 where that was not measured."""
+    """What was built, and why other candidates were not. ``tasks``: number of tasks in the folder; ``core_seconds``:
+    processor time of all processes of all starts that made them, 0 if it was not measured."""
 
     packages: list[PackageYield] = field(default_factory=list)
     seconds: float = 0.0
@@ -80,7 +74,7 @@ class BuildReport:
         return found
 
     def table(self) -> str:
-        """The yield table as text, one line per package, then what was left out of each."""
+        """The report as text: one line per package, totals by kind, notes."""
         width = max([14, *(len(p.package) for p in self.packages)])
         lines = [f"{'source':{width}} {'tests':>6} {'funcs':>6} {'tried':>6} {'kept':>5} {'s':>6}  rejected, and why"]
         for p in self.packages:
@@ -94,14 +88,14 @@ class BuildReport:
             lines.append(f"{'  ' + kind:{width}} {'':6} {'':6} {tried:6} {kept:5} {'':6}  kept {kept / tried:.0%}")
         again, kept = (sum(p.smaller[n] for p in self.packages) for n in (0, 1))
         if again:
-            lines.append(f"{again} groups were tried again without functions that no value tells of, {kept} kept")
+            lines.append(f"{again} groups were tried again without guessable functions, {kept} kept")
         lines += [f"note: {p.package}: {note}" for p in self.packages for note in p.notes]
         if self.core_seconds:
             lines.append(rate(self.tasks, self.core_seconds))
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Merge these lines, without their times, into the file of all builds in one folder."""
+        """Merge these lines, without their times, into the report of all builds of a folder, at ``path``."""
         try:
             known = {entry["package"]: entry for entry in json.loads(path.read_text("utf-8"))}
         except (OSError, ValueError, TypeError, KeyError):
@@ -110,35 +104,22 @@ class BuildReport:
         write_whole(path, json.dumps([known[name] for name in sorted(known)], indent=1) + "\n")
 
 
-KEPT_SOURCES = "sources"
-"""Folder of a build that keeps the bytes of sources which no index has."""
-
-
-def fetch_package(package: Package, out: Path, *, cache: Path | None = None) -> Path:
-    """The verified archive of a package: what the build in ``out`` keeps itself, else from the index or its cache."""
-    kept = out / KEPT_SOURCES if package.kept else None
-    return fetch(package.name, package.version, package.file, package.sha256, cache=cache, kept=kept)
-
-
-def fetch_history(package: Package, out: Path) -> Path:
-    """The verified bundle of a package's commits."""
-    return fetch(package.name, package.version, package.history, package.history_sha256, kept=out / KEPT_SOURCES)
-
-
 class Ledger:
-    """The verdicts in ``path`` that were reached under ``fingerprint``; others are reached again."""
+    """The verdicts in ``path`` with this ``fingerprint``; candidates with another one are tried again."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         self._lines = JsonLines(path)
         rows = [row for row in self._lines.rows() if row.get("fingerprint") == fingerprint]
         self.verdicts: dict[str, str | None] = {row["slug"]: row["rejected"] for row in rows if "rejected" in row}
-        self.untold: dict[str, tuple[str, ...]] = {row["slug"]: tuple(row["untold"]) for row in rows if "untold" in row}
-        """Of candidates that were rejected with ``Untold``: which functions."""
+        self.guessable: dict[str, tuple[str, ...]] = {
+            row["slug"]: tuple(row["guessable"]) for row in rows if "guessable" in row
+        }
+        """Of candidates that were rejected with ``Guessable``: which functions."""
         self._passed = {(row["slug"], row["passed"]) for row in rows if "passed" in row}
 
     def find(self, slug: str, out: Path) -> tuple[Task | None, str | None]:
-        """(task, None) if it was kept and is still whole, (None, reason) if rejected, (None, None) if unknown."""
+        """(task, None) if it was kept and can be loaded, (None, reason) if rejected, (None, None) if unknown."""
         if slug not in self.verdicts:
             return None, None
         why = self.verdicts[slug]
@@ -149,15 +130,15 @@ class Ledger:
         except TaskError:
             return None, None
 
-    def note(self, slug: str, rejected: str | None, untold: tuple[str, ...] = ()) -> None:
+    def note(self, slug: str, rejected: str | None, guessable: tuple[str, ...] = ()) -> None:
         self.verdicts[slug] = rejected
-        more = {"untold": untold} if untold else {}
-        if untold:
-            self.untold[slug] = untold
+        more = {"guessable": guessable} if guessable else {}
+        if guessable:
+            self.guessable[slug] = guessable
         self._lines.append({"slug": slug, "rejected": rejected, **more, "fingerprint": self.fingerprint})
 
     def has_passed(self, slug: str, gate: str) -> bool:
-        """Whether a kept task has passed a gate that only some have to."""
+        """Whether a kept task has passed a gate that only some tasks go through (``exploits``)."""
         return (slug, gate) in self._passed
 
     def note_passed(self, slug: str, gate: str) -> None:
@@ -166,11 +147,11 @@ class Ledger:
 
 
 class Rejected(Exception):
-    """The candidate is no good task; the message is the reason, as counted in the yield table."""
+    """The candidate did not become a task; the message is the reason, which the report counts."""
 
 
-class Untold(Rejected):
-    """For some of the changed ``functions`` (``CoveredFunction.place``) no value tells a fix from a guess."""
+class Guessable(Rejected):
+    """No value tells a fix of some changed ``functions`` (``CoveredFunction.place``) from a guess."""
 
     def __init__(self, why: str, functions: tuple[str, ...]) -> None:
         super().__init__(why)

@@ -1,4 +1,4 @@
-"""A candidate that changes what tests say, written as a task directory."""
+"""Write a candidate whose tests fail as a task directory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 from woodshed.grading.pytest_grader import TESTS_PREFIX
 from woodshed.record.task import Task, TaskInfo, save_task
-
-from .candidates import Candidate
-from .catalogue import Package
-from .dependencies import python_path
-from .harbor import pytest_check, python_image
-from .prepare import WORKDIR
-from .workspace import is_test, protected_globs, submission_globs
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import python_path
+from woodshed.tasks.packages.harbor import pytest_check, python_image
+from woodshed.tasks.packages.prepare import WORKDIR
+from woodshed.tasks.packages.workspace import is_test, protected_globs, submission_globs
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What decides the files of a task. ``workspace``: the package as its tests pass; ``start``: as the agent gets
-    it; ``gold``: the solution; ``broken``/``whole``: the required tests; ``seconds``: what they take together."""
+    """Everything that the files of a task depend on. ``workspace``: the package in the state in which its tests pass;
+    ``start``: as the agent gets it; ``gold``: the solution; ``broken`` and ``whole``: the required tests that fail and
+    that pass in ``start``; ``seconds``: their time in all; ``test_timeout``: seconds for one test."""
 
     candidate: Candidate
     package: Package
@@ -41,9 +41,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class Form:
-    """What tasks of one language look like. ``is_test``: whether a file of the package is the grader's; ``submission``
-    and ``protected``: globs; ``command``: what an agent runs; ``check`` and ``image``: files of ``tests/`` and of
-    ``environment/`` for other Harbor tools; ``environment``: more of that table."""
+    """How tasks of one language are written. ``is_test``: whether a file of the package belongs to the grader;
+    ``submission`` and ``protected``: globs; ``command``: the test command of the agent; ``check`` and ``image``: files
+    of ``tests/`` and ``environment/`` for other Harbor tools; ``environment``: further entries of that table."""
 
     grader: str
     is_test: Callable[[Package, str], bool]
@@ -56,7 +56,7 @@ class Form:
 
 
 def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] | None = None) -> Task:
-    """Write the task to ``out``, over what is there."""
+    """Write the task to ``out``; files that are there are overwritten."""
     package, candidate, is_test = draft.package, draft.candidate, form.is_test
     required = {t.partition("::")[0] for t in (*draft.broken, *draft.whole)}
     kept = _kept(package, draft.workspace, required)
@@ -94,7 +94,7 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
 
 
 def _timeout(draft: Draft) -> float:
-    """Seconds for the required tests on a busy machine: what pytest adds to each test is not in its measured time."""
+    """Seconds for the required tests on a busy machine; pytest's overhead per test is not in the measured times."""
     tests = len(draft.broken) + len(draft.whole)
     return float(max(draft.test_timeout * 3, round(20 * draft.seconds + 0.05 * tests)))
 
@@ -125,7 +125,7 @@ def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
 
 
 def _kept(package: Package, workspace: Mapping[str, bytes], required: set[str]) -> frozenset[str]:
-    """The workspace without the test modules that hold no required test and that no kept one imports."""
+    """Names of the workspace, without test modules that hold no required test and that no kept file mentions."""
     spare = {n for n in workspace if is_test(package, n) and is_test_module(n)} - required
     while True:
         texts = b"\n".join(d for n, d in workspace.items() if n.endswith(".py") and n not in spare)
@@ -141,13 +141,13 @@ def _command(draft: Draft) -> str:
     hidden = bool(draft.candidate.instance) and any(draft.start.get(f) != draft.workspace[f] for f in files)
     if draft.candidate.commit is None and not hidden:
         return test_command(draft.broken, draft.whole)
-    # The tests that decide are not there; those that the agent has are run whole.
+    # The grading tests are not in the workspace: run the whole files of the tests that the agent has.
     there = [name for name in files if name in draft.start]
     return " ".join(["python -m pytest -q -x", *map(shlex.quote, there)])
 
 
 def test_command(broken: Sequence[str], whole: Sequence[str], most: int = 6) -> str:
-    """What an agent runs: the failing tests and a few that pass, by function (all their parameters)."""
+    """The test command of an agent: the failing tests and a few that pass, each with all its parameters."""
     functions = list(dict.fromkeys(t.partition("[")[0] for t in broken))[:most]
     functions += [f for f in dict.fromkeys(t.partition("[")[0] for t in whole) if f not in functions][: most // 2]
     by_file = Counter(f.partition("::")[0] for f in functions)
@@ -176,4 +176,13 @@ def _environment(package: Package) -> dict[str, Any]:
     return {"env": {"PYTHONPATH": ":".join(python_path(package, WORKDIR)), "PYTHONDONTWRITEBYTECODE": "1"}}
 
 
-PYTHON_FORM = Form("pytest", is_test, submission_globs, protected_globs, _command, _check, _image, _environment)
+PYTHON_FORM = Form(
+    grader="pytest",
+    is_test=is_test,
+    submission=submission_globs,
+    protected=protected_globs,
+    command=_command,
+    check=_check,
+    image=_image,
+    environment=_environment,
+)

@@ -1,7 +1,7 @@
-"""Candidates in, verdicts out in the same order, a few of them tried at the same time.
+"""Try candidates concurrently and yield their verdicts in the order of the candidates.
 
-The order decides which tasks a build keeps, so a verdict counts only when all before it have been reached. A task that
-is finished too early waits under a hidden name; a build that is killed meanwhile finds nothing of it.
+The order decides which tasks a build keeps, so a verdict counts only after all earlier ones. A task that is finished
+early waits in a hidden folder, which the next start removes if the build is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from woodshed.record.task import Task
 from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.protocol import BoxError
 
-from .report import Ledger, Rejected, Untold
+from .report import Guessable, Ledger, Rejected
 
 STAGING = ".new-"
-"""Prefix of folders that hold a task whose turn has not come."""
+"""Prefix of the hidden folders of tasks that are not finished, or whose turn has not come."""
 
 Work = Callable[[Path], Awaitable[Task]]
-"""Makes the task in a folder, or raises Rejected."""
+"""Writes the task into a folder that does not exist yet, or raises Rejected."""
 
 
 def clear_staging(out: Path) -> None:
-    """Remove what a killed build had not finished."""
+    """Remove the unfinished tasks of a build that was killed."""
     for left in out.glob(f"{STAGING}*"):
         shutil.rmtree(left)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A candidate of some ``kind`` that is to be tried."""
+    """A candidate to be tried. ``slug``: name of its task directory."""
 
     slug: str
     kind: str
@@ -44,26 +44,29 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``task`` is there or ``why`` not. ``known``: an earlier build reached it. ``untold``: as of ``Untold``."""
+    """The finished ``task``, or ``why`` the candidate was rejected.
+
+    ``known``: the verdict is from an earlier start. ``guessable``: the functions of a ``Guessable`` rejection.
+    """
 
     slug: str
     kind: str
     task: Task | None
     why: str = ""
     known: bool = False
-    untold: tuple[str, ...] = ()
+    guessable: tuple[str, ...] = ()
 
 
 class Stream:
-    """Judges the candidates of one package. ``boxes`` bounds how many work in the whole build."""
+    """Judges the candidates of one package, ``ahead`` at a time; ``boxes`` limits the boxes of the whole build."""
 
     def __init__(self, ledger: Ledger, out: Path, boxes: asyncio.Semaphore, ahead: int) -> None:
         self.ledger, self.out, self.boxes, self.ahead = ledger, out, boxes, ahead
 
     async def judged(self, attempts: Iterator[Attempt]) -> AsyncGenerator[Verdict, None]:
-        """A verdict for each attempt; what the ledger knows is not done again. Close it to stop.
+        """Yield a verdict for each attempt; verdicts in the ledger are reused. Close the generator to stop.
 
-        What this machine lacks is raised, and never noted as a verdict.
+        Errors of the host are raised and never recorded as verdicts.
         """
         waiting: deque[tuple[str, asyncio.Task[Verdict]]] = deque()
         try:
@@ -83,7 +86,7 @@ class Stream:
                 shutil.rmtree(self._place(slug), ignore_errors=True)
 
     async def one(self, attempt: Attempt) -> Verdict:
-        """The verdict on an attempt that comes before those which are being judged."""
+        """The verdict on one attempt, ahead of those in ``judged``."""
         try:
             return self._settled(await self._one(attempt))
         finally:
@@ -93,12 +96,12 @@ class Stream:
         slug, kind = attempt.slug, attempt.kind
         task, why = self.ledger.find(slug, self.out)
         if task is not None or why is not None:
-            return Verdict(slug, kind, task, why or "", known=True, untold=self.ledger.untold.get(slug, ()))
+            return Verdict(slug, kind, task, why or "", known=True, guessable=self.ledger.guessable.get(slug, ()))
         try:
             async with self.boxes:
                 return Verdict(slug, kind, await attempt.work(self._place(slug)))
-        except Untold as reason:
-            return Verdict(slug, kind, None, str(reason), untold=reason.functions)
+        except Guessable as reason:
+            return Verdict(slug, kind, None, str(reason), guessable=reason.functions)
         except Rejected as reason:
             return Verdict(slug, kind, None, str(reason))
         except BoxError as error:
@@ -108,17 +111,17 @@ class Stream:
             return Verdict(slug, kind, None, f"its box is gone: {error.strerror}")
 
     def _settled(self, verdict: Verdict) -> Verdict:
-        """The task in its place, the verdict in the ledger."""
+        """Move the task to its place and record the verdict in the ledger."""
         target = self.out / verdict.slug
         if verdict.known:
             if verdict.task is None:
-                shutil.rmtree(target, ignore_errors=True)  # taken back, by a build that was killed meanwhile
+                shutil.rmtree(target, ignore_errors=True)  # dropped by a build that was killed before it removed it
             return verdict
-        shutil.rmtree(target, ignore_errors=True)  # of other settings, or never noted as kept
+        shutil.rmtree(target, ignore_errors=True)  # made with other settings, or never recorded as kept
         if verdict.task is not None:
             verdict.task.path.rename(target)
             verdict = replace(verdict, task=Task.load(target))
-        self.ledger.note(verdict.slug, verdict.why or None, verdict.untold)
+        self.ledger.note(verdict.slug, verdict.why or None, verdict.guessable)
         return verdict
 
     def _place(self, slug: str) -> Path:

@@ -1,4 +1,4 @@
-"""What differs between languages on the way from a pinned package to its candidates; the pipeline is the same."""
+"""The language-specific steps from a pinned package to its tasks; the rest of the pipeline is the same for all."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from .candidates import Change, change_python
-from .dependencies import dependency_layers
-from .prepare import Suite, prepare
-from .settings import Kind
+from woodshed.tasks.generators.changes.candidates import Change, change_python
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.prepare import Suite, prepare
+from woodshed.tasks.packages.workspace import workspace_of
+from woodshed.tasks.settings import Kind
+
 from .trial import Trial
-from .workspace import workspace_of
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """``layers``: dependencies below the workspace. ``workspace``: what an agent may see of the archive. ``prepare``:
-    the suite. ``trial``: tries candidates. ``change``: makes single ones. ``kinds``: those that can be made."""
+    """``layers``: makes the layers of the dependencies. ``workspace``: selects the files that an agent may see.
+    ``prepare``: runs and traces the suite. ``trial``: tries candidates. ``change``: makes single changes. ``kinds``:
+    the kinds of tasks that can be made."""
 
     layers: Callable[..., tuple[str, ...]]
     workspace: Callable[..., dict[str, bytes]]
@@ -27,4 +29,11 @@ class Toolchain:
     kinds: frozenset[str]
 
 
-PYTHON = Toolchain(dependency_layers, workspace_of, prepare, Trial, change_python, frozenset(get_args(Kind)))
+PYTHON = Toolchain(
+    layers=dependency_layers,
+    workspace=workspace_of,
+    prepare=prepare,
+    trial=Trial,
+    change=change_python,
+    kinds=frozenset(get_args(Kind)),
+)

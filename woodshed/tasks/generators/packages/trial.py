@@ -1,8 +1,8 @@
-"""One candidate tried in boxes: which tests the change breaks, then the finished task graded as it will be.
+"""Try one candidate in boxes: find the tests that the change breaks, write the task, grade it as it will be graded.
 
-A candidate becomes a task only if its change leaves the package importable and its tests collectable, fails at least
-one test for a reason of its own and spares at least one, if the task as written to disk scores nothing untouched or
-emptied and everything with the reference solution, and if nothing in it leaks the answer.
+A candidate becomes a task only if the changed package can be imported and its tests collected, if the change makes at
+least one test fail because of the code and leaves at least one passing, if the task on disk scores 0 untouched or
+emptied and 1 with the reference solution, and if nothing in it leaks the answer.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Sandbox, Snapshot
 from woodshed.sandbox.services import fork_box, start_services
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.partition import Splits, unplanned
 from woodshed.tasks.generators.prompts.sufficiency import read_instruction
 from woodshed.tasks.generators.prompts.write import Facts, Shown, Writer
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import python_path
+from woodshed.tasks.packages.prepare import WORKDIR, Suite, coarse, cost, package_spec, suite_files
+from woodshed.tasks.packages.workspace import is_surrounding
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.leaks import scan_task
 from woodshed.tasks.validate.reasons import defined_names, wrong_reason
 from woodshed.tasks.validate.root_leaks import scan_root
 
-from .candidates import Candidate
-from .catalogue import Package
-from .dependencies import python_path
 from .guards import Guard, Imports, guard
-from .partition import Splits, unplanned
-from .prepare import WORKDIR, Suite, coarse, cost, package_spec, suite_files
 from .proof import difference, prove, python_variants
 from .report import Rejected
 from .save import PYTHON_FORM, Draft, Form, is_test_module, save_draft
-from .settings import PackageTaskSettings
-from .workspace import is_surrounding
 
 _COLLECTED = (0, 1, 5)
-"""Exit statuses of pytest where it only collected: all well, some files could not be, no test was run."""
+"""Exit statuses of a pytest run that only collects: all collected, some files could not be, no test was run."""
 
 
 @dataclass
 class Trial:
-    """Tries the candidates of one package; ``close`` it. ``workspace`` is the package as its tests pass. ``kept``:
-    tasks so far, by slug, of which some candidates are made.
+    """Tries the candidates of one package; ``close`` it afterwards.
 
-    What holds for Python only stands in members of its own, which ``node/trial.py`` replaces.
+    ``workspace``: the package in the state in which its tests pass. ``kept``: slug -> task, of the tasks made so far;
+    combinations are made of them. Methods that hold for Python only are overridden in ``node_trial.py``.
     """
 
     form: ClassVar[Form] = PYTHON_FORM
@@ -77,7 +77,7 @@ class Trial:
             self._base = None
 
     async def run(self, candidate: Candidate, out: Path) -> Task:
-        """The finished task in ``out``, which is not there where Rejected is raised."""
+        """Write the finished task to ``out``. Raises Rejected, and then leaves no ``out``."""
         if any(part.slug not in self.kept for part in candidate.parts):
             raise Rejected("one of its parts was dropped")
         start = {**self.workspace, **candidate.files} if candidate.start is None else candidate.start
@@ -88,26 +88,35 @@ class Trial:
         slowest = sum(self.suite.tests[t] for t in (*broken, *whole))
         texts = {t: r.text for t, r in run.results.items() if t in broken}
         parts = [self.kept[part.slug] for part in candidate.parts]
-        facts = Facts(candidate, self.workspace, start, gold, tuple(broken), texts, parts, self.shown(candidate))
+        facts = Facts(
+            candidate=candidate,
+            workspace=self.workspace,
+            start=start,
+            gold=gold,
+            broken=tuple(broken),
+            texts=texts,
+            parts=parts,
+            shown=self.shown(candidate),
+        )
         text = await self.writer.write(facts)
         if candidate.commit is not None:
-            text, start = self._told(text, start, gold, broken)
+            text, start = self._with_tests_shown(text, start, gold, broken)
         draft = Draft(
-            candidate,
-            self.package,
-            self.workspace,
-            start,
-            gold,
-            broken,
-            whole,
-            slowest,
-            self.layer_names,
-            self.settings.test_timeout_sec,
-            text,
+            candidate=candidate,
+            package=self.package,
+            workspace=self.workspace,
+            start=start,
+            gold=gold,
+            broken=broken,
+            whole=whole,
+            seconds=slowest,
+            layers=self.layer_names,
+            test_timeout=self.settings.test_timeout_sec,
+            instruction=text,
         )
         try:
             draft, task = self._without_leaks(draft, save_draft(draft, out, self.form), out)
-            # what an exercise asks for is common knowledge, and the standard library has some of it
+            # exercises ask for common knowledge, some of which is in the standard library
             elsewhere = [] if candidate.kind == "exercise" else await asyncio.to_thread(scan_root, task, self.layers)
             if elsewhere:
                 raise Rejected("a dependency or a program of the box holds the answer")
@@ -118,15 +127,24 @@ class Trial:
             shutil.rmtree(out, ignore_errors=True)
             raise
 
-    def _told(
+    def _with_tests_shown(
         self, text: str, start: Mapping[str, bytes], gold: Mapping[str, bytes], broken: Sequence[str]
     ) -> tuple[str, Mapping[str, bytes]]:
-        """Instruction and workspace of a commit whose tests are hidden, with as much of these as it takes to know what
-        they ask for: data and helpers always, the tests in the instruction, or as files where they are long."""
+        """(instruction, workspace) of a commit's task, with as much of its tests as it takes to know what they require.
+
+        Data and helpers of the tests are always added to the workspace. If the instruction does not suffice, it quotes
+        the tests; if they are too long for that, they are added to the workspace.
+        """
         changed = {n: d for n, d in self.workspace.items() if self.form.is_test(self.package, n) and start.get(n) != d}
         files = {test.partition("::")[0] for test in broken}
         start = {**start, **{n: d for n, d in changed.items() if n not in files and not is_test_module(n)}}
-        reading = read_instruction(text, start, gold, {n: changed[n] for n in files if n in changed}, broken)
+        reading = read_instruction(
+            instruction=text,
+            start=start,
+            gold=gold,
+            tests={n: changed[n] for n in files if n in changed},
+            failing=broken,
+        )
         if reading.suffices:
             return text, start
         if shown := reading.shown():
@@ -134,7 +152,7 @@ class Trial:
         return text, {**start, **{n: d for n, d in changed.items() if n in files}}
 
     def _without_leaks(self, draft: Draft, task: Task, out: Path) -> tuple[Draft, Task]:
-        """The task without documentation that holds its answer. Raises Rejected where anything else does."""
+        """The task without documentation that holds its answer. Raises Rejected if any other file holds it."""
         leaks = {leak.path for leak in scan_task(task)}
         if leaks and all(is_surrounding(path) for path in leaks):
             draft = replace(draft, start={n: d for n, d in draft.start.items() if n not in leaks})
@@ -146,9 +164,9 @@ class Trial:
         return draft, task
 
     def _guard(self, candidate: Candidate) -> Guard:
-        """The tests that decide what the change breaks, and that a fix must leave whole."""
+        """The tests that decide what the change breaks and that a fix must pass."""
         must = dict.fromkeys(test for f in candidate.functions for test in f.tests if candidate.takes_all_tests)
-        for part in candidate.parts:  # all that the parts broke must be seen to break
+        for part in candidate.parts:  # every test that a part broke must fail here too
             must |= dict.fromkeys(self.kept[part.slug].info.fail_to_pass)
         return guard(
             self.suite,
@@ -162,7 +180,7 @@ class Trial:
 
     @cached_property
     def imports(self) -> Imports:
-        """Which modules of the workspace import which."""
+        """The import graph of the workspace."""
         return Imports(self.workspace, self.package.path)
 
     async def _changed_run(self, candidate: Candidate, start: Mapping[str, bytes], tests: Sequence[str]) -> TestRun:
@@ -195,7 +213,7 @@ class Trial:
         return run
 
     def _sorted(self, candidate: Candidate, run: TestRun, defined: Iterable[str]) -> tuple[list[str], list[str]]:
-        """(tests that fail, tests that pass), in an order that no measured time decides. Raises Rejected."""
+        """(tests that fail, tests that pass), in an order that does not depend on measured times. Raises Rejected."""
         about = {test for f in candidate.functions for test in f.tests}
         broken = [t for t, r in run.results.items() if r.status in ("failed", "error")]
         whole = [t for t, r in run.results.items() if r.status == "passed"]
@@ -207,7 +225,7 @@ class Trial:
             texts |= {t: reasons[t.partition("::")[0]] for t in broken if t in lost}
         if not broken:
             raise Rejected("no test fails")
-        if not whole and candidate.kind != "exercise":  # of which nothing works yet
+        if not whole and candidate.kind != "exercise":  # nothing works yet in an exercise
             raise Rejected("no test still passes")
         if any(wrong_reason(text, defined, self.form.grader) for text in texts.values()):
             raise Rejected("a test fails for another reason")
@@ -219,34 +237,34 @@ class Trial:
         return broken, whole
 
     def shown(self, candidate: Candidate) -> Shown | None:
-        """What the instruction shows of the code, where it is not found by reading it as Python."""
+        """What the instruction shows of code that is not Python; None for Python."""
         return None
 
     def test_files(self, workspace: Mapping[str, bytes]) -> list[str]:
-        """What is collected: every test of a workspace."""
+        """All test files of a workspace."""
         return suite_files(self.package, workspace)
 
     def variants(self, path: str, before: bytes, after: bytes) -> list[tuple[str, bytes]]:
-        """``Variants`` of its language."""
+        """Mutations in the language of the package; see ``Variants``."""
         return python_variants(path, before, after)
 
     def guesses(self, task: Task) -> bool:
-        """Whether ``prove`` tells fixes from guesses; not where it is done elsewhere, or tests are a benchmark's."""
+        """Whether ``prove`` tells fixes from guesses. Not for exercises: their tests are a benchmark's."""
         return task.info.kind != "exercise"
 
     def _least_score(self, task: Task) -> float:
-        """The mutation score that is asked for; none of exercises, whose tests are a benchmark's."""
+        """The required mutation score; 0 for exercises, whose tests are a benchmark's."""
         return 0.0 if task.info.kind == "exercise" else self.settings.min_mutation_score
 
     async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
         box = await self.fork()
         try:
             return await prove(
-                task,
-                partial(self._phases, box),
-                self.workspace,
-                self.settings.mutants,
-                self.variants,
+                task=task,
+                run=partial(self._phases, box),
+                base=self.workspace,
+                most_mutants=self.settings.mutants,
+                variants=self.variants,
                 guesses=self.guesses(task),
                 functions=functions,
                 least_score=self._least_score(task),
@@ -255,13 +273,13 @@ class Trial:
             await box.close()
 
     async def fork(self) -> Sandbox:
-        """A box of its own with the whole package, its bytecode and its services; close it."""
+        """Fork a box with the unchanged package, its bytecode and its services; close it."""
         async with self._opening:
             base = self._base = self._base or await self._open()
         return await fork_box(self.backend, base, self.package.start)
 
     async def _open(self) -> Snapshot:
-        """The box that all others are forked from: the workspace, and the bytecode of everything in it."""
+        """Make the snapshot that all boxes are forked from: the workspace and the bytecode of everything in it."""
         paths = tuple(self.layers.path(name) for name in self.layer_names)
         limit = self.settings.suite_seconds
         box = await self.backend.create(package_spec(self.package, paths, self.workspace, limit))
@@ -269,7 +287,7 @@ class Trial:
             collecting = Phase(self.test_files(self.workspace), (), timeout=limit, bytecode=True)
             (run,) = await self._phases(box, [collecting])
             base = await box.snapshot("fs")
-            if self.package.start:  # after the snapshot, which would hold the files of services that end with it
+            if self.package.start:  # after the snapshot, which must not hold files of services that end with this box
                 await start_services(box, self.package.start)
                 (run,) = await self._phases(box, [collecting])
             self._uncollected = uncollected(run)
@@ -278,7 +296,7 @@ class Trial:
             await box.close()
 
     async def stable_suite(self, files: Sequence[str]) -> Suite:
-        """The tests of ``files`` that pass in both orders, each with its time. Raises Rejected."""
+        """The tests of ``files`` that pass in two runs of opposite order, with their times. Raises Rejected."""
         first, second = await self.runs(
             [
                 Phase(files, None, timeout=self.settings.suite_seconds, test_timeout=20.0, reverse=again, fresh=again)
@@ -292,10 +310,10 @@ class Trial:
             for t, r in first.results.items()
             if r.status == "passed" and t in second.results and second.results[t].status == "passed"
         }
-        return Suite(self.package.name, stable, (), {}, first.seconds)
+        return Suite(package=self.package.name, tests=stable, functions=(), unstable={}, seconds=first.seconds)
 
     async def runs(self, phases: list[Phase]) -> list[TestRun]:
-        """The phases in a box of their own."""
+        """Run the phases in a box of their own."""
         box = await self.fork()
         try:
             return await self._phases(box, phases)
@@ -307,5 +325,5 @@ class Trial:
 
 
 def uncollected(run: TestRun) -> frozenset[str]:
-    """Files that cannot be collected."""
+    """Files that the run could not collect."""
     return frozenset(problem.partition(": ")[0] for problem in run.problems)

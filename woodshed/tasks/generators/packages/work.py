@@ -1,6 +1,6 @@
-"""All kinds of tasks of one package, in the order in which they are made.
+"""Make all kinds of tasks of one package, in order: replayed commits, single changes, combinations of those.
 
-A group of deletions without the functions that no value tells of: a candidate of its own, which is tried once.
+A group of deletions that is rejected because some of its functions are guessable is tried once more without them.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from pathlib import Path
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.generators.changes.candidates import Candidate, candidates, combinations, group_functions
+from woodshed.tasks.generators.changes.groups import GROUPS, delete_group, is_private
 from woodshed.tasks.generators.prompts.write import Writer
+from woodshed.tasks.packages.catalogue import Catalogue
+from woodshed.tasks.packages.prepare import CoveredFunction
+from woodshed.tasks.packages.source import fetch_history
+from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.sources.repository import Objects
+from woodshed.tasks.validate.attack import REWARDED, UNREWARDED, attack, attacked
 from woodshed.tasks.validate.splits import TWIN
 
-from .candidates import Candidate, candidates, combinations, group_functions
-from .catalogue import Catalogue
-from .groups import GROUPS, delete_group, is_private
-from .guards import REWARDED, UNREWARDED, attack, attacked
-from .prepare import CoveredFunction
 from .replay import Replay
-from .report import Ledger, PackageYield, Rejected, fetch_history
-from .settings import PackageTaskSettings
+from .report import Ledger, PackageYield, Rejected
 from .stream import Attempt, Stream, Verdict
 from .toolchain import Toolchain
 from .trial import Trial
 
 LEFT_OUT = "left_out"
-"""Entry of a task's provenance: the functions of its group that stayed, because no value tells a fix from a guess."""
+"""Provenance entry: functions of the group that were not deleted, because no value tells a fix of them from a guess."""
 
 
-def smaller(trial: Trial, candidate: Candidate, untold: Collection[str]) -> Candidate | None:
-    """``candidate`` without the functions ``untold`` (``CoveredFunction.place``); None where it is no group that rules
-    found, or what is left is not of its kind: two functions, one of them public, over several files where it was.
+def smaller(trial: Trial, candidate: Candidate, guessable: Collection[str]) -> Candidate | None:
+    """``candidate`` without the ``guessable`` functions (``CoveredFunction.place``).
 
-    None also where rules offer just this group by themselves: no change becomes two tasks.
+    None if the candidate is not a group that rules found, if fewer than two functions or no public one are left, if a
+    group over several files would shrink to one file, or if rules propose the smaller group anyway (no change becomes
+    two tasks).
     """
     if candidate.kind not in GROUPS or candidate.detail != candidate.kind or candidate.origins:
         return None
-    left = [f for f in candidate.functions if f.place not in untold]
+    left = [f for f in candidate.functions if f.place not in guessable]
     if len(left) < 2 or len(left) == len(candidate.functions) or _offered(trial, left):
         return None
     files = delete_group(left, trial.workspace)
@@ -58,26 +60,31 @@ def smaller(trial: Trial, candidate: Candidate, untold: Collection[str]) -> Cand
 
 
 def _offered(trial: Trial, left: Sequence[CoveredFunction]) -> bool:
-    """Whether one of the functions leads to this group."""
+    """Whether rules propose exactly this group, starting from one of its functions."""
     return any(
-        set(group_functions(trial.suite, trial.workspace, kind, function, trial.splits)) == set(left)
+        set(
+            group_functions(
+                suite=trial.suite, workspace=trial.workspace, kind=kind, function=function, splits=trial.splits
+            )
+        )
+        == set(left)
         for kind in GROUPS.keys() & set(trial.settings.kinds)
         for function in left
     )
 
 
 LATER = (REWARDED, UNREWARDED, TWIN)
-"""Reasons that are found only when a task was kept already."""
+"""Reasons for dropping a task that was already kept."""
 
 
 Propose = Callable[[Trial], AsyncGenerator[Candidate | Rejected | Task, None]]
-"""What is tried on a package, in order, instead of what rules find; a Rejected is no candidate, and counted. A Task is
-one that an earlier start had kept when it was stopped: it goes through the gates that come after all are made."""
+"""Yields what is tried on a package, in order, instead of the candidates that rules find. A Rejected counts as one that
+failed. A Task was kept by an earlier start; only the gates that come after all tasks are made remain for it."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all packages of one build share. ``boxes`` bounds how many work at the same time."""
+    """What all packages of one build share. ``boxes`` limits how many boxes work at the same time."""
 
     settings: PackageTaskSettings
     catalogue: Catalogue
@@ -93,16 +100,16 @@ class Shared:
 
 
 class PackageWork:
-    """The kinds of one package, one after the other: what is replayed, single changes, combinations of those."""
+    """Makes the tasks of one package, kind by kind."""
 
     def __init__(self, shared: Shared, trial: Trial, tools: Toolchain, ledger: Ledger, line: PackageYield) -> None:
         self.shared, self.trial, self.tools, self.ledger, self.line = shared, trial, tools, ledger, line
         self.settings = shared.settings
         self.tasks: list[Task] = []
         self.slugs: list[str] = []
-        """Of tasks kept, and of those that were dropped only after they had been kept: nothing takes their place."""
+        """Slugs of tasks that were kept, including those that were dropped later: they are not replaced."""
         self._candidates: dict[str, Candidate] = {}
-        """By slug: what was handed out, or made of that."""
+        """Slug -> candidate, of every candidate that was tried."""
 
     async def kinds(self) -> None:
         settings, package = self.settings, self.trial.package
@@ -127,7 +134,7 @@ class PackageWork:
             await self.judge(self._works(islice(self._singles(), judged, None)), total)
 
     async def _proposed(self, propose: Propose, total: int) -> None:
-        """One after the other: nobody is asked for a candidate that may not be needed."""
+        """Try proposals one at a time, so that none is asked for that may not be needed."""
         async with aclosing(propose(self.trial)) as proposals:
             async for found in proposals:
                 if isinstance(found, Rejected):
@@ -140,7 +147,7 @@ class PackageWork:
                     break
 
     def _again(self, task: Task) -> None:
-        """Count a task that is there, unless it was being taken back."""
+        """Count a task of an earlier start; remove it if the ledger says that it was dropped."""
         slug, kind = task.path.name, task.info.provenance["generator"]
         why = self.ledger.verdicts.get(slug)
         if why is not None:
@@ -150,12 +157,12 @@ class PackageWork:
     def _singles(self) -> Iterator[Candidate]:
         tools = self.tools
         return candidates(
-            self.settings,
-            self.trial.suite,
-            self.trial.workspace,
-            tools.change,
-            tools.kinds & GROUPS.keys(),
-            self.trial.splits,
+            settings=self.settings,
+            suite=self.trial.suite,
+            workspace=self.trial.workspace,
+            change=tools.change,
+            groups=tools.kinds & GROUPS.keys(),
+            splits=self.trial.splits,
         )
 
     def _works(self, found: Iterator[Candidate]) -> Iterator[Attempt]:
@@ -166,7 +173,7 @@ class PackageWork:
         return Attempt(candidate.slug, candidate.kind, partial(self.trial.run, candidate))
 
     async def judge(self, works: Iterator[Attempt], until: int) -> int:
-        """Try ``works`` until ``until`` tasks are there, or too many were in vain; how many of them were tried."""
+        """Try ``works`` until ``until`` tasks exist or the limit of attempts is reached; return the number tried."""
         limit = (until - len(self.slugs)) * self.settings.attempts
         if limit <= 0:
             return 0
@@ -185,15 +192,15 @@ class PackageWork:
         return tried
 
     def _smaller(self, verdict: Verdict) -> Candidate | None:
-        """What is tried after a group was rejected for some of its functions only; once, whatever becomes of it."""
-        if not verdict.untold or verdict.slug not in self._candidates:
+        """The smaller group to try once after a group was rejected for its guessable functions, else None."""
+        if not verdict.guessable or verdict.slug not in self._candidates:
             return None
-        made = smaller(self.trial, self._candidates[verdict.slug], verdict.untold)
+        made = smaller(self.trial, self._candidates[verdict.slug], verdict.guessable)
         changes = [c.files for c in self._candidates.values() if LEFT_OUT in c.stated]
-        return made if made is not None and made.files not in changes else None  # two groups may leave the same
+        return made if made is not None and made.files not in changes else None  # two groups may shrink to the same one
 
     def count(self, verdict: Verdict) -> None:
-        """One more verdict, for the tasks and for the table."""
+        """Count one verdict in the tasks and in the report."""
         line = self.line
         line.tried += 1
         line.count(verdict.kind, verdict.task is not None)
@@ -208,7 +215,7 @@ class PackageWork:
         self.shared.say(line)
 
     async def attack(self) -> None:
-        """Try a sample of the exploits on one task; it is dropped where one of them is rewarded."""
+        """Try a sample of the exploits on one task, and drop it if one of them is rewarded."""
         slug = attacked(self.slugs)
         task = next((task for task in self.tasks if task.path.name == slug), None)
         if task is None or self.ledger.has_passed(slug, "exploits"):
@@ -222,7 +229,7 @@ class PackageWork:
 
 
 def drop(task: Task, why: str, line: PackageYield, ledger: Ledger) -> None:
-    """Take back a task that was kept."""
+    """Remove a task that was kept, and record why."""
     ledger.note(task.path.name, why)
     shutil.rmtree(task.path)
     line.kept -= 1

@@ -1,1 +1,1 @@
-"""The instruction of a task at several levels, from templates or in the words of a policy."""
+"""Instructions of tasks at several levels of detail, from templates or reworded by a policy."""

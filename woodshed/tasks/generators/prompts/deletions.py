@@ -1,4 +1,4 @@
-"""Instructions for functions, classes and features that are not there, at every level."""
+"""Instructions for deleted functions, classes and features, at every level."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from woodshed.tasks.generators.packages.groups import is_private
-from woodshed.tasks.generators.packages.instruction import module_name, signature_of
-from woodshed.tasks.generators.packages.prepare import CoveredFunction
+from woodshed.tasks.generators.changes.groups import is_private
 from woodshed.tasks.languages.python import function_spans
+from woodshed.tasks.packages.prepare import CoveredFunction
+
+from .instruction import module_name, signature_of
 
 _PRECISE = (
     "{what} not implemented. Implement {it}, with these signatures:\n\n{places}\n\n{files} must pass.\n",
@@ -32,13 +33,20 @@ _MOST_SHOWN = 12
 
 
 def deletion_request(
-    rng: random.Random, level: str, functions: Sequence[CoveredFunction], workspace: Mapping[str, bytes],
-    changed: Mapping[str, bytes], tests: Sequence[str], *, python: bool = True,
-) -> str:  # fmt: skip
-    """``functions`` are gone from ``workspace``, the first one in name; ``changed`` are the files without them.
+    rng: random.Random,
+    level: str,
+    functions: Sequence[CoveredFunction],
+    workspace: Mapping[str, bytes],
+    changed: Mapping[str, bytes],
+    tests: Sequence[str],
+    *,
+    python: bool = True,
+) -> str:
+    """Ask for the deleted ``functions``; the task is named after the first one.
 
-    Only what is still there by name is spoken of: private helpers that were removed are the solver's business. Of code
-    that is not ``python`` nothing is read, and the level is not ``precise``.
+    ``workspace``: the package with them; ``changed``: the files without them. The instruction mentions only functions
+    whose definition is left: private helpers that were removed entirely are up to the solver. Code that is not
+    ``python`` is not parsed, and its level is not ``precise``.
     """
     spans = {path: function_spans(data.decode()) for path, data in changed.items()} if python else {}
     left = {(path, s.name) for path, found in spans.items() for s in found}
@@ -60,14 +68,14 @@ def deletion_request(
 
 
 def subject(functions: Sequence[CoveredFunction]) -> str:
-    """What a person would call them: the class where it is one, else the first function."""
+    """A name for the functions: their class if they share one, else the first function."""
     owners = {f.name.rpartition(".")[0] for f in functions}
     owner = next(iter(owners))
     return f"`{owner}`" if len(functions) > 1 and len(owners) == 1 and owner else f"`{functions[0].name}`"
 
 
 def purpose(source: str, name: str) -> str:
-    """First sentence of the docstring of a function, else of its class, as a sentence with a space behind it."""
+    """The first sentence of the docstring of a function, else of its class, with a trailing space; or empty."""
     for wanted in (name, name.rpartition(".")[0]):
         for node in _named(ast.parse(source), wanted) if wanted else ():
             text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())

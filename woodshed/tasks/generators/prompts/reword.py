@@ -1,7 +1,7 @@
-"""An instruction in the words of a policy behind a Chat Completions server.
+"""Reword instructions by a policy behind a Chat Completions server.
 
-What comes back is used only if it is about the same thing and does not tell the answer; otherwise the template's own
-text stays, and the build counts why. Texts are kept on disk, so that the same build asks once.
+A reply is used only if it names what the template names and does not give the answer away; otherwise the template's
+text is kept, and the build counts the reason. Replies are stored on disk, so that a build asks for each only once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from woodshed.harness.endpoint import ChatEndpoint, HttpEndpoint
 from woodshed.harness.errors import EndpointError
 from woodshed.record.jsonl import JsonLines
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.leaks import N, answer_ngrams, tokenise
 
 MOST = {"normal": 1500, "terse": 600}
-"""Characters of an instruction by level. ``precise`` ones state an interface, which nobody may put otherwise."""
+"""Maximum characters by level. ``precise`` instructions state an interface and are never reworded."""
 
 _ASK = {
     "normal": "Rewrite this request to a programmer as the author of a good issue would: what is wrong or missing, "
@@ -37,7 +37,8 @@ _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 class Reworder:
-    """``model`` is part of what is remembered in ``path``; ``refused`` counts, by reason, the answers not used."""
+    """Rewords instructions; replies are stored in ``path``, by ``model`` and text. ``refused``: reason -> number of
+    replies that were not used."""
 
     def __init__(self, endpoint: ChatEndpoint, model: str, path: Path) -> None:
         self.endpoint, self.model = endpoint, model
@@ -47,7 +48,7 @@ class Reworder:
         self._known: dict[str, tuple[str, str]] = {}
 
     def claim(self) -> None:
-        """Begin in the folder of ``path``. PackageError where it has tasks in other words: those would stay."""
+        """Create ``path``. Raises PackageError if its folder has tasks already: their texts would not be reworded."""
         if not self._path.exists() and any(self._path.parent.glob("*/task.toml")):
             raise PackageError(
                 f"the tasks in {self._path.parent} have the template's words, and --prompt-policy does not change "
@@ -56,14 +57,14 @@ class Reworder:
         self._path.touch()
 
     async def reword(self, text: str, level: str, start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> str:
-        """``text`` in other words, or as it is where the policy's are of no use. PackageError without an answer."""
+        """``text`` in the policy's words, or unchanged if its reply is refused. Raises PackageError without a reply."""
         if level not in MOST:
             return text
         lines = self._opened()
         key = hashlib.sha256(json.dumps([self.model, level, text]).encode()).hexdigest()
         if key not in self._known:
             answer = await self._ask(f"{_ASK[level]}{_RULES}{text}")
-            why = objection(answer, text, MOST[level], start, gold)
+            why = objection(answer=answer, text=text, most=MOST[level], start=start, gold=gold)
             self._known[key] = (text if why else answer.strip() + "\n", why)
             lines.append({"key": key, "text": self._known[key][0], "refused": why})
         found, why = self._known[key]
@@ -72,7 +73,7 @@ class Reworder:
         return found
 
     def _opened(self) -> JsonLines:
-        """The file, made only when it is needed: a folder that is refused must stay as it is."""
+        """Open the file on first use, so that a folder that is refused stays unchanged."""
         if self._lines is None:
             self._lines = JsonLines(self._path)
             self._known = {row["key"]: (row["text"], row["refused"]) for row in self._lines.rows()}
@@ -87,7 +88,7 @@ class Reworder:
 
 
 def reworder(url: str, model: str, key_env: str, out: Path) -> Reworder | None:
-    """What ``woodshed tasks build --prompt-policy URL`` asks for; None without a URL. PackageError without a key."""
+    """The reworder of ``woodshed tasks build --prompt-policy URL``; None without a URL. PackageError without a key."""
     if not url:
         return None
     if key_env and not os.environ.get(key_env):
@@ -97,7 +98,7 @@ def reworder(url: str, model: str, key_env: str, out: Path) -> Reworder | None:
 
 
 def objection(answer: str, text: str, most: int, start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> str:
-    """Why ``answer`` may not stand for ``text``; empty where it may. No n-gram of the solution may be in it."""
+    """Why ``answer`` may not replace ``text``, else empty. No n-gram of the solution may be in it."""
     if not 20 <= len(answer) <= most:
         return "too short or too long"
     names = set(re.findall(r"`([^`\n]+)`", text)) | set(re.findall(r"\b\w+(?:\.\w+)+\b", text))

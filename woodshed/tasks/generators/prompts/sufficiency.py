@@ -1,8 +1,8 @@
-"""Whether an instruction says what tests ask for that the agent does not see; else the tests are shown.
+"""Decide whether an instruction states what the hidden tests require; if not, the tests are shown.
 
-The reading is by rule and independent of how the instruction was written. A hidden test asks for something unstated
-where it uses a word that the solution brings and neither the instruction nor any file that the agent has contains, or
-where it compares with a number or a text that is in none of these and not among its own inputs.
+The decision is by rules that do not depend on how the instruction was written. A hidden test requires something
+unstated if it uses a word of the solution that is neither in the instruction nor in any file that the agent has, or if
+it compares with a number or text that is in none of these and not among its own inputs.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 MOST_CHARACTERS = 4000
-"""Of tests that are shown in the instruction; longer ones are put into the workspace instead."""
+"""Maximum length of tests that are shown in the instruction; longer ones are put into the workspace instead."""
 
 _WORD = re.compile(r"[A-Za-z_]\w+|\d{2,}")
 _RAISES = ("raises", "warns")
 Path = tuple[str, ...]
-"""Names of classes and of a function in these; of other statements the last one is empty."""
+"""Names of the enclosing classes and of the function; the last one is empty for other statements."""
 _HEAD = "\n\nWhat is asked for is what these tests check; they are not in the workspace:\n\n"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """``unstated``: what hidden tests ask for and nothing says, sorted; ``source``: those tests and what they use, by
-    file. ``whole``: whether each of them was found there."""
+    """``unstated``: words that hidden tests require and nothing states, sorted. ``source``: file -> hidden tests and
+    the helpers they use. ``whole``: whether every failing test was found."""
 
     unstated: tuple[str, ...]
     source: Mapping[str, str]
@@ -36,7 +36,7 @@ class Reading:
         return self.whole and not self.unstated
 
     def shown(self) -> str:
-        """The hidden tests as the end of an instruction; empty where they are too long for one, or not all there."""
+        """The hidden tests as the end of an instruction; empty if they are too long, or not all were found."""
         parts = [f"```python\n# {file}\n{text}\n```" for file, text in self.source.items()]
         text = _HEAD + "\n\n".join(parts) + "\n"
         return text if self.whole and parts and len(text) <= MOST_CHARACTERS else ""
@@ -49,8 +49,8 @@ def read_instruction(
     tests: Mapping[str, bytes],
     failing: Sequence[str],
 ) -> Reading:
-    """Hold ``instruction`` and ``start`` (all that the agent gets) against the ``failing`` tests of the files ``tests``
-    (as they are graded). What the agent has word by word is not hidden."""
+    """Compare ``instruction`` and ``start`` (all that the agent gets) with the ``failing`` tests in the files ``tests``
+    (as they are graded). Statements that the agent has word for word are not hidden."""
     unstated: set[str] = set()
     source: dict[str, str] = {}
     whole = True
@@ -70,7 +70,7 @@ def read_instruction(
         for lines, node in hidden:
             unstated |= new & _words([lines])
             unstated |= (_compared(node) | _raised(node)) - near
-        # What the tests import must exist, whatever they do with it.
+        # Names that the tests import must exist, whatever the tests do with them.
         unstated |= new & _words(_imports(tree))
         if hidden:
             source[file] = "\n\n".join(lines for lines, _ in hidden)
@@ -82,7 +82,7 @@ def _words(texts: Iterable[str]) -> set[str]:
 
 
 def _statements(tree: ast.Module | ast.ClassDef, path: Path = ()) -> Iterator[tuple[Path, ast.stmt]]:
-    """Everything in a module and its classes but imports and docstrings, with the names that lead to functions."""
+    """(path, statement) of everything in a module and its classes except imports and docstrings."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield from _statements(node, (*path, node.name))
@@ -101,7 +101,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _lines(text: str, node: ast.stmt) -> str:
-    """Lines of a statement with its decorators, which hold the parameters of a test."""
+    """Lines of a statement and its decorators, which hold the parameters of a test."""
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
     return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
 
@@ -112,9 +112,9 @@ def _imports(tree: ast.Module) -> list[str]:
 
 
 def _compared(node: ast.stmt) -> set[str]:
-    """Words and numbers of constants that a test compares with and that it gives to no call.
+    """Words and numbers of constants that a test compares with and does not pass to a call.
 
-    Of parameters nothing says which are compared with, so all are; and all of a table beside the tests.
+    All constants of parameters and of statements outside tests (tables) count, as any of them may be compared with.
     """
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return _constants(node)
@@ -134,7 +134,7 @@ def _compared(node: ast.stmt) -> set[str]:
 
 
 def _raised(node: ast.stmt) -> set[str]:
-    """Exceptions that a test expects."""
+    """Words of the exceptions that a test expects."""
     calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
     first = [call.args[0] for call in calls if (_name(call) in _RAISES or "Raises" in _name(call)) and call.args]
     return _words(n.id for value in first for n in ast.walk(value) if isinstance(n, ast.Name))

@@ -1,8 +1,6 @@
-"""Which words a task gets: the template of its kind and level, and a policy's where one is asked.
+"""Write the instruction of a task: choose the template of its kind and level, and have a policy reword it if asked.
 
-Reports of one wrong line, less precise than ``packages/instruction.py`` writes them.
-
-Instructions of replayed commits, from their messages.
+Also holds the templates of less precise bug reports and of replayed commits.
 """
 
 from __future__ import annotations
@@ -14,10 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.groups import GROUPS
-from woodshed.tasks.generators.packages.history import Commit
-from woodshed.tasks.generators.packages.instruction import (
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.groups import GROUPS
+from woodshed.tasks.languages.python import changed_functions
+from woodshed.tasks.packages.history import Commit
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.validate.reasons import defined_names
+
+from .deletions import deletion_request
+from .instruction import (
     bug_report,
     feature_request,
     located_bug_report,
@@ -26,11 +29,6 @@ from woodshed.tasks.generators.packages.instruction import (
     signature_of,
     without_addresses,
 )
-from woodshed.tasks.generators.packages.proof import changed_functions
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.validate.reasons import defined_names
-
-from .deletions import deletion_request
 from .reword import Reworder
 
 _NORMAL = (
@@ -46,7 +44,8 @@ _TERSE = (
 
 
 def vague_report(rng: random.Random, level: str, module: str, name: str, test: str, observed: str) -> str:
-    """``name``: the function at fault, of which at most the last part is told; ``observed``: what a test says."""
+    """Report a bug without saying where it is. ``name``: the function at fault, of which at most the last part is used;
+    ``observed``: the output of a failing test."""
     lines = [line.strip() for line in without_addresses(observed).splitlines() if line.strip()]
     values = {
         "module": module_name(module),
@@ -66,9 +65,9 @@ _PREFIX = re.compile(r"^(?:fix|feat|feature|bug|refactor|perf)(?:\([^)]*\))?!?:\
 
 
 def commit_request(level: str, commit: Commit, start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> str:
-    """``terse``: the message's subject; ``normal``: all of it; ``precise``: also the interface that the commit has.
+    """The commit's message as an instruction: ``terse`` its subject, ``normal`` all, ``precise`` also the interface.
 
-    Names that do not exist yet and that others will use are told at each level: nobody could guess them.
+    Every level states the new public names, which nobody could guess.
     """
     subject, body = cleaned(commit.message)
     text = subject if level == "terse" or not body else f"{subject}\n\n{body}"
@@ -81,7 +80,7 @@ def commit_request(level: str, commit: Commit, start: Mapping[str, bytes], gold:
 
 
 def cleaned(message: str) -> tuple[str, str]:
-    """(subject, body) without trailers and references to trackers, which say nothing to somebody who is offline."""
+    """(subject, body) without trailers and references to issue trackers, which cannot be followed offline."""
     text = _REFERENCE.sub("", _TRAILER.sub("", message))
     subject, _, body = text.strip().partition("\n")
     lines = [line.rstrip() for line in body.strip().splitlines()]
@@ -89,14 +88,14 @@ def cleaned(message: str) -> tuple[str, str]:
 
 
 def _is_public(name: str, gold: Mapping[str, bytes]) -> bool:
-    """Functions and classes of a module, methods, and modules themselves; local variables are nobody's business."""
+    """Whether a name is public and defined in a module or class body, not only local to a function."""
     if name.startswith("_"):
         return False
     return any(name == defined for data in gold.values() for defined in _definitions(data))
 
 
 def _definitions(data: bytes) -> Iterator[str]:
-    """None in what does not parse: templates, Python 2."""
+    """Names that module and class bodies define; none for files that do not parse (templates, Python 2)."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -124,7 +123,7 @@ LEVELS = ("precise", "normal", "terse")
 
 @dataclass(frozen=True)
 class Shown:
-    """What is told of a JavaScript function: its ``signature`` and the ``line`` (1-based) where it begins."""
+    """What an instruction shows of a JavaScript function: its ``signature`` and its first ``line`` (1-based)."""
 
     signature: str
     line: int
@@ -132,9 +131,9 @@ class Shown:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a task when its instruction is written. ``workspace``: the package as it was, ``start``: as
-    the agent gets it, ``gold``: the solution; ``broken``: failing tests; ``texts``: what they said; ``parts``: the
-    tasks that a ``combine`` consists of; ``shown``: of code that is not Python."""
+    """What is known of a task when its instruction is written. ``workspace``: the unchanged package; ``start``: as the
+    agent gets it; ``gold``: the solution; ``broken``: failing tests; ``texts``: failing test -> its output; ``parts``:
+    the tasks of a ``combine``; ``shown``: set for code that is not Python."""
 
     candidate: Candidate
     workspace: Mapping[str, bytes]
@@ -148,7 +147,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes instructions as ``settings`` say; ``reworder`` puts them into a policy's words."""
+    """Writes instructions by ``settings``; ``reworder``, if any, has a policy reword them."""
 
     settings: PackageTaskSettings
     reworder: Reworder | None = None
@@ -162,17 +161,17 @@ class Writer:
 
 
 def level_of(settings: PackageTaskSettings, candidate: Candidate) -> str:
-    """The level of a task: its own where it has one."""
+    """The level of a task: its own if it has one, else by the settings."""
     return candidate.level or drawn_level(settings, candidate.slug)
 
 
 def drawn_level(settings: PackageTaskSettings, slug: str) -> str:
-    """The level that the settings say; ``mixed`` draws it by the name of the task."""
+    """The level of the settings; ``mixed`` draws one by the name of the task."""
     return settings.level if settings.level != "mixed" else random.Random(f"level:{slug}").choice(LEVELS)
 
 
 def template(settings: PackageTaskSettings, level: str, facts: Facts) -> str:
-    """The instruction from templates."""
+    """The instruction of a task, from templates."""
     candidate, rng = facts.candidate, random.Random(facts.candidate.slug)
     if candidate.text:
         return candidate.text
@@ -185,16 +184,28 @@ def template(settings: PackageTaskSettings, level: str, facts: Facts) -> str:
     first = min(facts.broken, key=lambda t: (len(facts.texts[t]) > 400, len(facts.texts[t]), t))
     if candidate.kind in GROUPS or (candidate.kind == "delete_function" and level != "precise"):
         functions, files = candidate.functions, candidate.files
-        return deletion_request(rng, level, functions, facts.workspace, files, facts.broken, python=shown is None)
+        return deletion_request(
+            rng=rng,
+            level=level,
+            functions=functions,
+            workspace=facts.workspace,
+            changed=files,
+            tests=facts.broken,
+            python=shown is None,
+        )
     if candidate.kind == "delete_function":
-        return feature_request(rng, module, name, facts.workspace[module].decode(), first, signature)
+        return feature_request(
+            rng=rng, path=module, name=name, source=facts.workspace[module].decode(), test=first, signature=signature
+        )
     observed, source = facts.texts[first], candidate.source.decode()
     if level != "precise":
-        return vague_report(rng, level, module, name, first, observed)
+        return vague_report(rng=rng, level=level, module=module, name=name, test=first, observed=observed)
     if settings.prompt == "located":
-        return located_bug_report(rng, module, name, source, first, observed, line)
+        return located_bug_report(rng=rng, path=module, name=name, source=source, test=first, text=observed, first=line)
     if settings.prompt == "pointed":
-        return pointed_bug_report(rng, module, name, source, first, observed, candidate.line, line)
+        return pointed_bug_report(
+            rng=rng, path=module, name=name, source=source, test=first, text=observed, line=candidate.line, first=line
+        )
     return bug_report(rng, module, first, observed)
 
 

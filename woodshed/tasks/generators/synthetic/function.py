@@ -1,4 +1,4 @@
-"""Functions of synthetic tasks: a rendered template with executed cases, and which split its meaning belongs to.
+"""Functions of synthetic tasks: a rendered template, its executed cases, and the split of its semantic key.
 
 Random inputs are small plain values that print short and hit the boundaries of small constants.
 """
@@ -136,10 +136,10 @@ def draw_functions(n: int, seed: int, split: Split) -> list[SyntheticFunction]:
 
 
 def build_function(template: Template, choice: dict[str, Option], rng: random.Random) -> SyntheticFunction | None:
-    """Render, draw distinct inputs, run; None where three draws of inputs do not tell the function from a constant."""
+    """Render, draw distinct inputs, run; None if three draws of inputs do not tell the function from a constant."""
     name, source, kinds = template.render(choice, rng)
     space: dict[str, Any] = {}
-    exec(compile(source, f"<{name}>", "exec"), space)  # our own template, nothing that a policy wrote
+    exec(compile(source, f"<{name}>", "exec"), space)  # our own template; no policy wrote it
     call = space[name]
     for _ in range(3):
         cases = _cases(call, kinds, rng)
@@ -166,7 +166,7 @@ def _cases(call: Any, kinds: tuple[str, ...], rng: random.Random) -> tuple[Case,
 
 @lru_cache(maxsize=len(SHARES))
 def _choices(split: Split) -> tuple[list[Template], list[float], list[list[dict[str, Option]]]]:
-    """Templates weighted by the root of their number of choices: neither all shapes equal nor all keys."""
+    """Templates, weighted by the square root of their number of choices: between equal shapes and equal keys."""
     templates, weights, choices = [], [], []
     for template in TEMPLATES:
         own = [choice for choice in template.choices() if split_of(template.key(choice)) == split]

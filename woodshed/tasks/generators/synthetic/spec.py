@@ -1,10 +1,8 @@
-"""A synthetic task as pure data, before it is written to disk.
+"""Synthetic tasks as pure data, before they are written to disk; worker processes draw and validate them.
 
-Worker processes draw and validate them. Module names are common English nouns, each likely to be one token of a
-tokenizer trained on these tasks.
-
-Handles of several tokens get recombined instead of copied by small policies; one-token handles do not. Few
-words, each seen often: with 226 of them one first look in sixteen went to a file that does not exist.
+Module names are common English nouns, each likely to be one token of a tokenizer trained on these tasks: small policies
+recombine names of several tokens instead of copying them. The list is short, so that each noun is seen often: with 226
+nouns, one in sixteen first reads went to a file that does not exist.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class SyntheticSpec:
 
 
 TASKS_PER_WORKER = 32
-"""Below this many synthetic tasks a further process costs more than it saves."""
+"""A further worker process costs more than it saves below this many synthetic tasks."""
 
 
 def draw_synthetic(

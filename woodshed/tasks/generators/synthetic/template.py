@@ -1,10 +1,9 @@
-"""What a template of synthetic task functions is, and how one choice of its slots becomes source.
+"""Templates of functions for synthetic tasks, and how a choice of their slots becomes source.
 
 A template is the body of a function with slots; a slot lists options, each a tuple of a word (part of the semantic key
-and of the function's name) and code. Templates of one ``family`` with equal words mean the same and share the key: they
-are two ways to write it.
-
-Options that many templates share: conditions and expressions over one number ``x``, relations of ``a`` and ``b``.
+and of the function's name) and code. Templates of one ``family`` with equal words share the semantic key: they are two
+ways to write the same function. Options that many templates use are here too: conditions and expressions over a number
+``x``, relations of ``a`` and ``b``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Slots = Mapping[str, Sequence[Option]]
 @dataclass(frozen=True)
 class Template:
     """``body`` is unindented code with ``{slot[1]}`` places and canonical variable names; ``name`` likewise with
-    ``{slot[0]}``. ``args`` maps parameters to kinds of input (``inputs.KINDS``); a body that uses ``k`` gets it as a
+    ``{slot[0]}``. ``args`` maps parameters to kinds of input (``function.KINDS``); a body that uses ``k`` gets it as a
     further parameter."""
 
     family: str

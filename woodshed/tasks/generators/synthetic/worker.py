@@ -1,7 +1,7 @@
-"""Build synthetic tasks in a process of their own: reads a JSON request from stdin.
+"""Build synthetic tasks in a separate process, which reads a JSON request from stdin.
 
-Mutants are code nobody has read and some loop forever. They are mutations of our own templates (no imports, no files,
-no attribute access beyond list, str and dict methods), so a process with limits on time and memory is enough.
+Some mutants loop forever. They are mutations of our own templates (no imports, no files, no attribute access beyond
+list, str and dict methods), so a process with limits on time and memory is enough.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MUTANT_SECONDS = 0.03
 
 
 class OutOfTime(BaseException):
-    """Raised by the alarm. Not an Exception, so that no handler in a mutant catches it."""
+    """Raised by the alarm. Not a subclass of Exception, so that no handler in a mutant catches it."""
 
 
 def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
-    """Task number ``index`` of a seed. Depends on nothing else, so any number of workers gives the same tasks."""
+    """Task number ``index`` of a seed. Depends on nothing else, so the tasks are the same for any number of workers."""
     rng = random.Random(f"study:{split}:{seed}:{index}")
     modules = tuple(rng.sample(NOUNS, 3))
     while True:
@@ -47,7 +47,16 @@ def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
             if mutation.before.strip() in lines:
                 continue  # another module would show the answer
             name = f"woodshed/synthetic-{split}-{seed}-{index:05d}"
-            return SyntheticSpec(name, split, seed, modules, tuple(functions), broken, mutation, failing)
+            return SyntheticSpec(
+                name=name,
+                split=split,
+                seed=seed,
+                modules=modules,
+                functions=tuple(functions),
+                broken=broken,
+                mutation=mutation,
+                failing=failing,
+            )
 
 
 def find_bug(function: SyntheticFunction, rng: random.Random) -> tuple[Mutation, tuple[int, ...]] | None:

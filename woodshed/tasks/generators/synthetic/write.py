@@ -1,6 +1,6 @@
-"""Synthetic tasks as Harbor task directories.
+"""Write synthetic tasks as Harbor task directories.
 
-The test program inside every synthetic task: plain, short, the same everywhere, so that a policy may read it.
+``RUN_TESTS`` is the test program in every workspace: short and always the same, as policies read it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _TEST_SH = (
 
 
 def write_synthetic(spec: SyntheticSpec, path: Path) -> Task:
-    """Write the task directory of ``spec`` and load it. Cases that only grading may know stay in ``tests/``."""
+    """Write the task directory of ``spec`` and load it. Cases that only grading may know are in ``tests/`` alone."""
     sources = {f"{module}.py": f.source for module, f in zip(spec.modules, spec.functions)}
     broken = f"{spec.modules[spec.broken]}.py"
     everything = list(zip(spec.modules, spec.functions))

@@ -1,1 +1,1 @@
-"""Setting up Node projects: a registry for npm, goals and recipes by rule."""
+"""Install Node projects: a registry for npm, goals and recipes by rules."""

@@ -1,7 +1,4 @@
-"""Node: npm unpacks archives of a registry into ``node_modules``; mocha, tape or node:test run the tests.
-
-Which files a recipe may add to a Node project.
-"""
+"""The kit for Node: npm installs archives into ``node_modules``; mocha, tape or node:test run the tests."""
 
 from __future__ import annotations
 
@@ -17,24 +14,24 @@ from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.guest.template import command_path
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Module
-from woodshed.tasks.generators.packages.dependencies import remembered
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import WORKDIR
-from woodshed.tasks.generators.packages.source import read_sdist
-from woodshed.tasks.generators.packages.workspace import below
 from woodshed.tasks.install.kit import TOOLS, Archive, Left, Pinned, Served
 from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_modules
 from woodshed.tasks.languages.node.modules import unpack, wished_modules
 from woodshed.tasks.languages.node.npm import archive_path
 from woodshed.tasks.languages.node.project import RUNNERS
+from woodshed.tasks.packages.catalogue import Module
+from woodshed.tasks.packages.dependencies import remembered
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import WORKDIR
+from woodshed.tasks.packages.source import read_sdist
+from woodshed.tasks.packages.workspace import below
 
 from .registry import Registry
 from .rules import NodeRuleBuilder, node_goals
 
 PASSING = frozenset([".nyc_output", "coverage", "package-lock.json", ".package-lock.json"])
-"""Names of what tools leave behind, besides those of ``changes``."""
+"""Names of files that tools leave behind and that are ignored, besides those of ``changes``."""
 
 _CONFIGURATION = re.compile(
     r"package\.json|npm-shrinkwrap\.json|\.npmrc|\.mocharc(\..*)?|\.taprc|\.c8rc.*|\.nycrc.*|\.babelrc.*"
@@ -44,7 +41,7 @@ _TEST = re.compile(r"(?:.*[._-])?(?:tests?|spec)|test[-_].*")
 
 
 def node_refusal(before: Mapping[str, bytes], tests: Sequence[str]) -> Refusal:
-    """``before``: the repository; ``tests``: files and folders of its tests."""
+    """Why a recipe may not add a file. ``before``: the repository; ``tests``: files and folders of its tests."""
     folders = {str(parent) for name in before for parent in PurePosixPath(name).parents}
     stems = {str(PurePosixPath(name).with_suffix("")) for name in before if name.endswith(_SUFFIXES)}
 
@@ -99,7 +96,7 @@ print(json.dumps({"found": found[:20000], "links": links[:10], "top": top}))
 
 
 class NodeKit:
-    """See ``Kit``."""
+    """The ``Kit`` for Node."""
 
     box = """\
 The repository lies in the working directory: leave its files as they are, package.json too. npm installs packages of a
@@ -114,7 +111,7 @@ project itself is not on that registry, and there is no other network. Node and 
         return Registry(without=ground.names, only=archives, cache=ground.cache)
 
     def base_layers(self, ground: Ground, layers: LayerStore) -> list[str]:
-        return [_npm_layer(layers)]  # for `npm test` and `npx`, which are commands like others
+        return [_npm_layer(layers)]  # goals may run `npm test` and `npx`
 
     def tool_layers(self, ground: Ground, layers: LayerStore) -> list[str]:
         return []
@@ -161,7 +158,7 @@ project itself is not on that registry, and there is no other network. Node and 
         except (ValueError, TypeError, KeyError):
             raise OSError("node_modules cannot be listed") from None
         modules, problems = _locked(listed, served, ground)
-        problems += [f"node_modules/{link} is a link, which nobody can lock" for link in links]
+        problems += [f"node_modules/{link} is a link, which cannot be locked" for link in links]
         patterns = [p for name in map(glob.escape, top) for p in (name, f"{name}/**/*")]
         files = await box.get(patterns, max_bytes=512 << 20) if patterns else {}
         refusal = node_refusal(ground.files, ground.package.tests)
@@ -181,7 +178,7 @@ project itself is not on that registry, and there is no other network. Node and 
 def _locked(
     listed: Sequence[tuple[str, str, str]], served: Iterable[Served], ground: Ground
 ) -> tuple[tuple[Module, ...], list[str]]:
-    """(what of ``listed`` (place, package, version) is an archive that was served, why nobody can lock the rest)."""
+    """(modules of ``listed`` (place, package, version) that were served as archives, why others cannot be locked)."""
     known = {(a.package, a.version): a for a in served if isinstance(a, Archive)}
     modules: dict[str, Module] = {}
     problems = []
@@ -194,23 +191,23 @@ def _locked(
             modules[place] = Module(place, package, version, archive.integrity)
         elif not (outer and _brings(modules.get(outer), inner, ground.cache)):
             what = f"{package} {version}".strip() or "no package"
-            problems.append(f"node_modules/{place} ({what}) was not fetched from the registry, so nobody can lock it")
+            problems.append(f"node_modules/{place} ({what}) was not fetched from the registry, so it cannot be locked")
     return tuple(modules.values()), problems
 
 
 def _brings(outer: Module | None, inner: str, cache: Path | None) -> bool:
-    """Whether a package lies bundled in the archive of another."""
+    """Whether the archive of a module bundles the package ``inner``."""
     if outer is None:
         return False
     return f"node_modules/{inner}/package.json" in read_sdist(archive_path(outer.integrity, cache))
 
 
 def _npm_layer(layers: LayerStore) -> str:
-    """npm as it is installed here: below ``/usr`` boxes do not see it."""
+    """Name of the layer with npm as it is installed here; boxes do not see the host's own."""
     command = shutil.which("npm")
     origin = next((p for p in Path(command or "/").resolve().parents if (p / "bin" / "npm-cli.js").is_file()), None)
     if origin is None:
-        raise PackageError("npm is not installed, and it installs in boxes; install Node.js with npm")
+        raise PackageError("npm is not installed, but boxes need it; install Node.js with npm")
     version = json.loads((origin / "package.json").read_text("utf-8"))["version"]
 
     def fill(root: Path) -> None:

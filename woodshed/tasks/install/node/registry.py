@@ -1,9 +1,7 @@
-"""The npm registry of one build box: packages of the registry that npm is configured with, noted by their sha512.
+"""The npm registry of one box, and a read-only client of the registry that npm is configured with.
 
-As ``install/python/depot.py`` for wheels: open, it passes on any package; given a lock, those archives and no other,
-from the cache alone. What a package is said to be, down to which version is the latest, is then what was said before.
-
-Read-only client of the registry that npm is configured with: what there is of a package, and its archives.
+Like ``install/python/depot.py`` for wheels: without a lock it serves any package, recorded with its sha512; with one it
+serves just the locked archives, from the cache, with the same metadata (such as the latest version) as before.
 """
 
 from __future__ import annotations
@@ -21,32 +19,32 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.install.kit import INDEX_PORT, Archive
 from woodshed.tasks.install.server import IndexServer
 from woodshed.tasks.languages.node.npm import archive_path, configuration, integrity_of
+from woodshed.tasks.packages.index import PackageError
 
 _BRIEF = "application/vnd.npm.install-v1+json; q=1.0, application/json; q=0.8"
 _LARGEST = 256 << 20
 
 
 class Upstream:
-    """Registry, proxy and CA bundle are those of npm's own configuration, asked when first needed. Credentials are not:
-    npm tells them to nobody."""
+    """Client of the npm registry, with registry, proxy and CA bundle of npm's own configuration, read on first use.
+    Credentials are not used: npm does not reveal them."""
 
     def package(self, name: str) -> dict[str, Any]:
-        """The document of a package, for an installer. Raises PackageError where it cannot be had."""
+        """The registry's document of a package, in the form for installers. PackageError if it cannot be fetched."""
         said = self._get(f"{self._registry(name)}/{quote(name, safe='@')}", name, accept=_BRIEF)
         try:
             found = json.loads(said)
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise PackageError(f"{name}: what the npm registry says of it is no JSON object")
+            raise PackageError(f"{name}: the npm registry does not answer with a JSON object")
         return found
 
     def download(self, name: str, tarball: str) -> bytes:
-        """An archive, from the configured registry wherever the document says it lies (mirrors pass documents on)."""
+        """An archive, from the configured registry even if the document names another one, as behind a mirror."""
         _, there, rest = urlsplit(tarball).path.partition(f"/{name}/-/")
         return self._get(f"{self._registry(name)}/{name}/-/{rest}" if there else tarball, name)
 
@@ -101,7 +99,7 @@ _KEPT = (
 
 
 class Registry(IndexServer[Archive]):
-    """``only``: the archives of a lock. ``served`` is by package and version."""
+    """A registry. ``only``: locked archives; keys of ``served`` are ``PACKAGE@VERSION``."""
 
     def __init__(
         self, *, without: Iterable[str] = (), only: Iterable[Archive] | None = None, cache: Path | None = None
@@ -125,7 +123,7 @@ class Registry(IndexServer[Archive]):
         return None
 
     def package(self, name: str) -> dict[str, Any]:
-        """What npm asks of a package: its versions; empty where it is barred or unknown."""
+        """The document of a package for npm, with its versions; empty if it is in ``without`` or unknown."""
         if name in self.without:
             return {}
         if self.only is not None:
@@ -149,11 +147,13 @@ class Registry(IndexServer[Archive]):
             integrity = str((manifest.get("dist") or {}).get("integrity") or "")
             if integrity.startswith("sha512-"):
                 kept = {key: manifest[key] for key in _KEPT if key in manifest}
-                found.append(Archive(name, version, integrity, kept, version == latest))
+                found.append(
+                    Archive(package=name, version=version, integrity=integrity, manifest=kept, latest=version == latest)
+                )
         return found
 
     def archive(self, name: str, version: str) -> bytes | None:
-        """The bytes of a version that ``package`` lists, checked against the hash that it states."""
+        """The bytes of a version that ``package`` lists, checked against its hash; None if it cannot be served."""
         if name in self.without:
             return None
         if self.only is None and not self.package(name):
@@ -176,7 +176,7 @@ class Registry(IndexServer[Archive]):
             return data
         what = f"{found.package} {found.version}"
         if self.only is not None:
-            raise PackageError(f"{what} is locked and not in the cache")
+            raise PackageError(f"{what} is locked but not in the cache")
         dist = self._said[found.package]["versions"][found.version]["dist"]
         data = self._upstream.download(found.package, str(dist.get("tarball") or ""))
         if integrity_of(data) != found.integrity:
@@ -186,7 +186,7 @@ class Registry(IndexServer[Archive]):
 
 
 def _document(name: str, archives: Sequence[Archive]) -> dict[str, Any]:
-    """A package as the registry API describes it, its archives at this server."""
+    """The registry's document of a package, with the URLs of its archives on this server."""
     versions = {}
     for a in archives:
         tarball = f"http://127.0.0.1:{INDEX_PORT}/-/archives/{quote(name, safe='@/')}/{quote(a.version)}.tgz"

@@ -1,8 +1,7 @@
-"""The builder of Node projects that needs no model: what tests and code load is installed as ``package.json`` says.
+"""Goals and recipes of Node projects by rules, without a model.
 
-What tests then miss is looked up among everything that it states. A package that nobody states is never guessed.
-
-Goals of a Node project by rule: its suite and the parts of it, its own test script, that it can be loaded.
+A recipe installs what tests and code load, in the versions of ``package.json``; what tests then fail to load is looked
+up there, and never guessed. Goals are the suite and its parts, the project's test script, and that it can be loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _MISSING = re.compile(r"Cannot find (?:module|package) '((?:@[\w.~-]+/)?[\w~-][\
 _NO_COMMAND = re.compile(r"^sh: (?:\d+: )?([\w.-]+): (?:command )?not found$", re.MULTILINE)
 _LEFT_OUT = re.compile(r"^left out: (.+)$", re.MULTILINE)
 _INSTALL = f"""\
-# In a folder of its own: beside package.json npm would install everything that it states.
+# In a separate folder: beside package.json, npm would install everything that it states.
 install() {{
     mkdir -p {SCRATCH}/modules
     echo '{{}}' > {SCRATCH}/modules/package.json
@@ -39,7 +38,7 @@ each() {{
 
 
 class NodeRuleBuilder:
-    """Writes recipes by rule; ``wished`` (package -> range) is installed whatever the project states."""
+    """Writes recipes by rules; ``wished`` (package -> range) is always installed."""
 
     name = "rules"
 
@@ -49,7 +48,7 @@ class NodeRuleBuilder:
         self._left_out: dict[str, str] = {}
 
     async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
-        """The next recipe to try, None where nothing can be added to ``last``."""
+        """The next recipe to try; None if nothing can be added to ``last``."""
         project = NodeProject(ground.files)
         if last is None:
             self._chosen, _ = needed(project, ground.package, self.wished)
@@ -63,7 +62,7 @@ class NodeRuleBuilder:
         return Recipe("\n".join(lines) + "\n")
 
     def _learn(self, project: NodeProject, text: str) -> bool:
-        """Add what ``text`` says is missing; False where there is nothing to add."""
+        """Add what the output ``text`` says is missing; False if there is nothing to add."""
         refused = set(_LEFT_OUT.findall(text))
         for item in [item for item in self._chosen.items() if _text(item) in refused]:
             self._left_out[item[0]] = self._chosen.pop(item[0])
@@ -88,14 +87,14 @@ _RUN = {
 _PASSED = {"mocha": r"^\s*[1-9]\d* passing\b", "tape": r"^# pass +[1-9]", "node:test": r"^\S pass [1-9]"}
 _BDD = re.compile(r"(?m)^\s*(describe|it)\s*\(")
 _FAILED = tuple(range(33))
-"""Exit codes that are let pass where a share is asked for: mocha's is the number of failures."""
+"""Exit codes that are accepted with a passing share: the exit code of mocha is the number of failures."""
 
 
 def node_goals(ground: Ground) -> list[Goal]:
-    """At most ``PROPOSED`` goals, without two of the same command."""
+    """At most ``PROPOSED`` goals with distinct commands."""
     found: dict[str, Goal] = {}
     for values in _goals(ground):
-        with suppress(ValueError):  # names that make the command too long
+        with suppress(ValueError):  # the names make the command too long
             goal = Goal(**values)
             found.setdefault(goal.command, goal)
     return list(found.values())[:PROPOSED]
@@ -139,7 +138,7 @@ def _suite(ground: Ground, framework: str, files: Mapping[str, str], words: str)
 
 
 def _main(project: NodeProject) -> str:
-    """The file that is loaded by the project's name; empty where none is there."""
+    """The file that is loaded by the project's name; empty if there is none."""
     stated = [project.package.get("main"), project.package.get("module"), "index.js", "index.mjs"]
     for text in stated:
         if not isinstance(text, str):

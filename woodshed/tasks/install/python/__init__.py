@@ -1,1 +1,1 @@
-"""Setting up Python projects: an index for pip, plugins of pytest, goals and recipes by rule."""
+"""Install Python projects: an index for pip, pytest plugins, goals and recipes by rules."""

@@ -1,8 +1,8 @@
-"""The package index of one build box: wheels of the index that pip is configured with, each noted by its sha256.
+"""The package index of one box: wheels of the index that pip is configured with, each recorded with its sha256.
 
-A box reaches this server by a route of its own and nothing else. Open, it passes on any wheel; given a lock, it serves
-those files and no other, from the cache alone, which is how a recipe is shown to need nothing that is not locked.
-Source distributions are never served: nothing is built.
+This is the only server that the box can reach. Without a lock it serves any wheel; with one it serves just the locked
+files, from the cache, which verifies that a recipe needs nothing else. Source distributions are never served, so
+nothing is built.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.index import Index, IndexFile, PackageError
-from woodshed.tasks.generators.packages.source import fetch, is_cached
 from woodshed.tasks.install.server import IndexServer
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.index import Index, IndexFile, PackageError
+from woodshed.tasks.packages.source import fetch, is_cached
 from woodshed.tasks.sources.requirements import canonical
 
 _PAGE = re.compile(r"/simple/([A-Za-z0-9][A-Za-z0-9._-]{0,99})/?")
@@ -27,8 +27,7 @@ _FILE = re.compile(r"/files/([A-Za-z0-9._-]{1,100})/([^/]{1,250}\.whl)")
 
 
 class Depot(IndexServer[Wheel]):
-    """``without``: projects under test, whose copy would hold the answers. ``only``: the files of a lock. ``served`` is
-    by file name."""
+    """A package index. ``without``: projects under test, whose wheels hold the answers; ``only``: locked files."""
 
     def __init__(
         self, *, without: Iterable[str] = (), only: Iterable[Wheel] | None = None, cache: Path | None = None
@@ -51,7 +50,7 @@ class Depot(IndexServer[Wheel]):
         return None
 
     def page(self, project: str) -> list[IndexFile]:
-        """The wheels of a project, empty where it is barred or unknown."""
+        """The wheels of a project; empty if it is in ``without`` or unknown."""
         name = canonical(project)
         if name in self.without:
             return []
@@ -70,14 +69,14 @@ class Depot(IndexServer[Wheel]):
             return self._pages[name]
 
     def file(self, project: str, filename: str) -> bytes | None:
-        """The bytes of a wheel that ``page`` lists, checked against the hash that it states."""
+        """The bytes of a wheel that ``page`` lists, checked against its hash; None if it cannot be served."""
         listed = next((f for f in self.page(project) if f.filename == filename), None)
         name, version = wheel_name(filename)
         if listed is None or canonical(project) != canonical(name):
             return None
         try:
             if self.only is not None and not is_cached(filename, listed.sha256, cache=self._cache):
-                raise PackageError(f"{filename} is locked and not in the cache")
+                raise PackageError(f"{filename} is locked but not in the cache")
             with self._lock:
                 data, sha256 = self._bytes(listed, name, version)
         except PackageError as error:
@@ -97,7 +96,7 @@ class Depot(IndexServer[Wheel]):
 
 
 def wheel_name(filename: str) -> tuple[str, str]:
-    """Project and version of a wheel by its file name (PEP 427), ``("", "")`` where it is not one."""
+    """(project, version) from the file name of a wheel (PEP 427); ``("", "")`` if it is not one."""
     parts = filename.removesuffix(".whl").split("-")
     return (parts[0], parts[1]) if len(parts) in (5, 6) else ("", "")
 

@@ -1,8 +1,8 @@
-"""Extension modules of the project itself: compiled in a box from its sources, where boxes show a C compiler.
+"""Compile extension modules of the project from its sources, in a box that can use the host's C compiler.
 
-What building needs comes as wheels of the index. The compiler runs in a second box, which has these wheels in a layer
-and no network. Only the compiled modules leave it: they are files of the repository from then on, locked like those
-that a recipe adds, and no recipe may touch them.
+Build requirements are installed as wheels of the index. The compiler runs in a second box, with these wheels in a layer
+and without network. Only the compiled modules are taken out. They become files of the repository, are locked like files
+that a recipe adds, and no recipe may change them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIND = "command -v cc || command -v gcc"
 _MOST_BYTES = 4 << 20
 _SOURCES = (".c", ".cc", ".cpp", ".cxx", ".pyx")
 _DECLARED = re.compile(r"\bext_modules\b|\bExtension\s*\(|\bcythonize\s*\(")
-# No debug information and no symbols: they hold paths and are most of the bytes.
+# Without debug information and symbols, which hold paths and most of the bytes.
 _BUILD = """\
 export CFLAGS="-g0 $CFLAGS" LDFLAGS="-s $LDFLAGS" SETUPTOOLS_SCM_PRETEND_VERSION={version}
 python3 -c 'import os, runpy, setuptools, sys
@@ -40,7 +40,7 @@ runpy.run_path("setup.py", run_name="__main__") if os.path.exists("setup.py") el
 
 
 def has_extensions(project: Project) -> bool:
-    """Whether setuptools is told of modules to compile."""
+    """Whether the project declares extension modules for setuptools."""
     if not any(name.endswith(_SOURCES) for name in project.files):
         return False
     declared = project.table("tool", "setuptools").get("ext-modules")
@@ -48,16 +48,16 @@ def has_extensions(project: Project) -> bool:
 
 
 async def with_extensions(ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
-    """``ground`` with the project's extension modules among its files, and why there are none (empty where there are).
+    """(``ground`` with compiled extension modules among its files, why they were not compiled or empty).
 
-    A project may run without them, so that nothing is raised: its tests decide.
+    Raises nothing, because a project may run without them; its tests decide.
     """
     project = Project(ground.files)
     if not has_extensions(project):
         return ground, ""
     backend = str(project.table("build-system").get("build-backend", "setuptools"))
     if not backend.startswith("setuptools"):
-        return ground, f"its extension modules were not compiled: that is done with setuptools only, not with {backend}"
+        return ground, f"its extension modules were not compiled: only setuptools is supported, not {backend}"
     installed, why = await _requirements(ground, project, boxes)
     if why:
         return ground, why
@@ -66,7 +66,7 @@ async def with_extensions(ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
 
 
 async def _requirements(ground: Ground, project: Project, boxes: Boxes) -> tuple[tuple[Pinned, ...], str]:
-    """(wheels that building needs, why they cannot be had)."""
+    """(wheels that building needs, why they cannot be installed or empty)."""
     stated = project.table("build-system").get("requires")
     lines = ["setuptools", *map(str, stated if isinstance(stated, list) else ())]
     texts = [found.text for line in lines if (found := parse_requirement(line, "pyproject.toml [build-system]"))]
@@ -83,7 +83,10 @@ async def _requirements(ground: Ground, project: Project, boxes: Boxes) -> tuple
             await box.close()
     if done.returncode or left.problems:
         said = done.stdout[-300:].decode("utf-8", "replace").strip()
-        return (), f"what compiling its extension modules needs cannot be installed: {'; '.join(left.problems) or said}"
+        return (
+            (),
+            f"the build requirements of its extension modules cannot be installed: {'; '.join(left.problems) or said}",
+        )
     return left.installed, ""
 
 

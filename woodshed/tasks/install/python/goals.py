@@ -1,4 +1,4 @@
-"""Goals by rule: the commands that the project's own files name, and what such commands print when they work."""
+"""Goals by rules: commands that the project's files name, with the output that such commands print if they work."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ASKS = re.compile(rb"importlib[._]metadata|importlib import metadata|pkg_resour
 
 
 def python_goals(ground: Ground) -> list[Goal]:
-    """At most ``PROPOSED`` goals, without two of the same command."""
+    """At most ``PROPOSED`` goals with distinct commands."""
     found: dict[str, Goal] = {}
     for values in _goals(ground):
-        with suppress(ValueError):  # a path that makes the command too long
+        with suppress(ValueError):  # the paths make the command too long
             goal = Goal(**values)
             found.setdefault(goal.command, goal)
     return list(found.values())[:PROPOSED]
@@ -39,7 +39,7 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
     for root in package.sources[:2]:
         name = PurePosixPath(root).name.removesuffix(".py")
         if not name.isidentifier() or str(PurePosixPath(root).parent) not in package.path:
-            continue  # nothing that can be imported by this name
+            continue  # it cannot be imported by this name
         yield {
             "command": f"python3 -c 'import {name}; print({name}.__name__)'",
             "expect": f"The package {name} imports; its name is printed on a line of its own.",
@@ -65,7 +65,7 @@ def _goals(ground: Ground) -> Iterator[dict[str, Any]]:
 
 
 def _stated(ground: Ground) -> Iterator[dict[str, Any]]:
-    """Test commands in files of continuous integration, without options that need a plugin."""
+    """Goals from test commands in CI files, without options that need a plugin."""
     known = {*ground.files, *(str(parent) for name in ground.files for parent in PurePosixPath(name).parents)}
     for file in sorted(n for n in ground.files if _CI.fullmatch(n)):
         text = Project(ground.files).text(file)

@@ -1,7 +1,7 @@
-"""Python: pip installs wheels, pytest runs the tests.
+"""The kit for Python: pip installs wheels, pytest runs the tests.
 
-The repository's code is importable where it lies and is never installed: a copy would hold the answers. What it says
-of itself when it is asked for its metadata is a ``dist-info`` with a name and a version and no code.
+The repository's code is imported from its place and never installed: a copy would hold the answers. Its metadata comes
+from a ``dist-info`` with name and version and without code.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from woodshed.grading.install.goal import Goal
 from woodshed.sandbox.guest.template import HOME, command_path
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.dependencies import MOUNT, group_layer, metadata_layer, python_path, remembered
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import WORKDIR
 from woodshed.tasks.install.kit import TOOLS, Left, Pinned, Served
 from woodshed.tasks.install.space import Boxes, Ground
 from woodshed.tasks.install.use import only_wheels
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.dependencies import MOUNT, group_layer, metadata_layer, python_path, remembered
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.sources.requirements import canonical, wished
 from woodshed.tasks.sources.resolve import import_names
 
@@ -35,7 +35,7 @@ from .rules import PythonRuleBuilder
 
 
 class PythonKit:
-    """See ``Kit``."""
+    """The ``Kit`` for Python."""
 
     box = """\
 The repository lies in the working directory. Its code is importable where it lies: do not install the project itself,
@@ -99,7 +99,7 @@ there."""
 
 
 def _constraints_layer(ground: Ground, layers: LayerStore) -> str:
-    """The versions of the test runner, which pip may not change."""
+    """Name of the layer with pip's constraints: the pinned versions of the test runner."""
 
     def fill(root: Path) -> None:
         (root / TOOLS[1:]).mkdir(parents=True)
@@ -109,15 +109,15 @@ def _constraints_layer(ground: Ground, layers: LayerStore) -> str:
 
 
 def _pip_layer(layers: LayerStore) -> str:
-    """pip as it is installed here, its bytecode with it: compiling it in every box costs seconds."""
+    """Name of the layer with pip as it is installed here, and its bytecode: compiling it in a box takes seconds."""
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
-        raise PackageError("pip is not installed in this environment, and it installs in boxes; install it")
+        raise PackageError("pip is not installed in this environment, but boxes need it; install it")
     origin = Path(spec.origin).parent
 
     def fill(root: Path) -> None:
         place, commands = root / MOUNT[1:] / "pip", root / TOOLS[1:] / "bin"
-        shutil.copytree(origin, place)  # times too, by which bytecode is valid
+        shutil.copytree(origin, place)  # keeps the time stamps by which bytecode is valid
         commands.mkdir(parents=True)
         for name in ("pip", "pip3"):
             (commands / name).write_text('#!/bin/sh\nexec python3 -m pip "$@"\n')
@@ -135,9 +135,9 @@ def _locked(listed: Sequence[str], served: Iterable[Wheel], ground: Ground) -> t
         wheel = known.get((canonical(name), version))
         if wheel is not None:
             found.append(wheel)
-        elif canonical(name) not in own:  # the project's own copy is left behind
+        elif canonical(name) not in own:  # the project's own copy is neither locked nor a problem
             problems.append(
-                f"{name} {version} is installed and was not fetched as a wheel from the index, so that nobody can lock "
-                "it: write what you mock as files of the workspace"
+                f"{name} {version} is installed but was not fetched as a wheel from the index, so it cannot be locked: "
+                "write mocks as files of the workspace"
             )
     return tuple(sorted(found, key=lambda w: canonical(w.name))), problems

@@ -1,7 +1,6 @@
-"""pytest plugins: which of the installed ones tests may load, and which one a failure asks for.
+"""pytest plugins: which installed ones tests may load, and which one a failure needs.
 
-Where tasks are graded nothing is loaded by itself: a plugin counts only if its wheel is locked and it is named here
-by its entry point.
+Grading loads no plugin by itself: a plugin is loaded only if its wheel is locked and its entry point is listed.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from woodshed.tasks.generators.packages.catalogue import Wheel
-from woodshed.tasks.generators.packages.source import fetch
+from woodshed.tasks.packages.catalogue import Wheel
+from woodshed.tasks.packages.source import fetch
 from woodshed.tasks.sources.requirements import canonical
 
-# They change how tests run or what is reported, and none of them decides whether a test can run at all.
+# Plugins that change how tests run or what is reported, and that no test needs to run.
 _NEVER = re.compile(
     r"pytest-(cov|xdist|randomly|random-order|sugar|html|metadata|rerunfailures|repeat|timeout|instafail|forked|watch|"
     r"black|flake8|mypy|pylint|ruff|isort|benchmark|profiling|memray|codspeed|github-actions-annotate-failures)|"
@@ -34,7 +33,7 @@ _LOOPS = ("pytest-asyncio", "anyio", "pytest-trio", "pytest-aiohttp")
 
 
 def wanted_plugins(text: str, stated: Iterable[str]) -> list[str]:
-    """Distributions that would provide what pytest missed: fixtures by their names, something that runs coroutines."""
+    """Distributions that provide what pytest reports as missing: fixtures, or support for coroutines."""
     found = [_FIXTURES[name] for name in re.findall(r"fixture '(\w+)' not found", text) if name in _FIXTURES]
     if "async def functions are not natively supported" in text:
         have = [name for name in _LOOPS if name in set(stated)]
@@ -43,14 +42,14 @@ def wanted_plugins(text: str, stated: Iterable[str]) -> list[str]:
 
 
 def useful_plugin(name: str) -> bool:
-    """Whether a distribution that a project states is a pytest plugin which its tests may need."""
+    """Whether a distribution is a pytest plugin that tests may need."""
     name = canonical(name)
     known = {*_FIXTURES.values(), *_LOOPS}
     return (name.startswith("pytest-") or name in known) and not _NEVER.fullmatch(name)
 
 
 def entry_points(wheels: Iterable[Wheel], *, cache: Path | None = None) -> tuple[str, ...]:
-    """Names by which ``pytest -p`` loads the plugins of locked wheels, read from the wheels as text."""
+    """Names with which ``pytest -p`` loads the plugins of locked wheels, read from their metadata."""
     found: list[str] = []
     for wheel in wheels:
         if _NEVER.fullmatch(canonical(wheel.name)):

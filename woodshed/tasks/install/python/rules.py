@@ -1,11 +1,11 @@
-"""The builder that needs no model: what the project states is installed, what its tests then miss is looked up.
+"""A builder without a model: install what the project states, then look up what its tests fail to import.
 
-It knows nothing of the goals but what their commands printed. A package that neither the project nor a short list of
-well-known import names names is never guessed. This is the baseline that a policy has to beat.
+Of the goals it sees only the output of their commands. A package that neither the project nor a short list of known
+import names states is never guessed. This is the baseline for a policy.
 
-Services by rule: a client that code imports and the project states asks for its server, which is a wheel as well.
-
-Each start script ends once its server answers, and fails where the server has ended. It uses nothing of the repository.
+Services are found by rules too: a client that the project states and its code imports needs its server, which is a
+wheel as well. A start script ends once its server answers, fails if the server ends, and uses no file of the
+repository.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from woodshed.grading.install.goal import Goal
-from woodshed.tasks.generators.packages.workspace import is_test
 from woodshed.tasks.install.replay import Recipe, Replay
 from woodshed.tasks.install.space import Ground
+from woodshed.tasks.packages.workspace import is_test
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.requirements import (
     Requirement,
@@ -61,8 +61,8 @@ _CREATE = """\
 
 @dataclass(frozen=True)
 class Service:
-    """``clients``: import name -> distribution; ``url``: what the code must hold besides an import of one, if
-    anything. ``wheel``: the distribution that brings the server. ``script``: of the code, how it is started."""
+    """A server and how it is recognised. ``clients``: import name -> distribution; ``url``: a pattern that the code
+    must also match, if set; ``wheel``: the distribution with the server; ``script``: code -> start script."""
 
     clients: Mapping[str, str]
     wheel: str
@@ -71,7 +71,7 @@ class Service:
 
 
 def services(code: str, stated: Collection[str]) -> list[Service]:
-    """What this code connects to. ``stated``: canonical names of the distributions that the project states."""
+    """The services that this code uses. ``stated``: canonical names of the distributions that the project states."""
     return [service for service in _SERVICES if _wanted(service, code, stated)]
 
 
@@ -92,7 +92,7 @@ def _postgres(code: str) -> str:
     user, port, database = found.groups() if found else (None, None, None)
     user, port = user or "postgres", port or 5432
     database = database or user
-    create = "" if database == "postgres" else _CREATE  # which is there
+    create = "" if database == "postgres" else _CREATE  # postgres exists already
     return (_POSTGRES + create).format(user=user, port=port, database=database)
 
 
@@ -115,7 +115,7 @@ _LEFT_OUT = re.compile(r"^left out: (.+)$", re.MULTILINE)
 _VERSION_MODULE = re.compile(r"No module named '([A-Za-z_][\w.]*\._?version\w*)'")
 _REFUSED = re.compile(r"(?i)connection ?refused|connect call failed")
 _INSTALL = """\
-# What cannot be had is left out, so that one odd requirement does not cost the rest.
+# Leaves out what cannot be installed, so that one odd requirement does not fail the others.
 install() {
     until [ $# -eq 0 ] || pip install -q "$@" 2>/tmp/said; do
         odd=$(sed -n 's/^ERROR: No matching distribution found for //p' /tmp/said) before=$#
@@ -136,7 +136,7 @@ _VERSION_FILE = """\
 
 
 class PythonRuleBuilder:
-    """Writes recipes by rule; ``wished`` is installed whatever the project states."""
+    """Writes recipes by rules; ``wished`` is always installed."""
 
     name = "rules"
 
@@ -148,7 +148,7 @@ class PythonRuleBuilder:
         self._services: list[Service] = []
 
     async def recipe(self, ground: Ground, targets: Sequence[Goal], last: Replay | None) -> Recipe | None:
-        """The next recipe to try, None where nothing can be added to ``last``."""
+        """The next recipe to try; None if nothing can be added to ``last``."""
         project = Project(ground.files)
         if last is None:
             own = {canonical(name) for name in ground.names}
@@ -165,7 +165,7 @@ class PythonRuleBuilder:
         return Recipe(script, "".join(started))
 
     def _add_services(self, ground: Ground, project: Project, code: str) -> bool:
-        """What ``code`` connects to, as far as the project states its client; False where that is known already."""
+        """Add the services that ``code`` uses, if the project states their client; False if there are no new ones."""
         stated = {r.name for r in (*self._chosen.values(), *everything(project))} - set(map(canonical, ground.names))
         new = [s for s in services(code, stated) if s not in self._services and s.wheel not in self._left_out]
         self._services += new
@@ -173,7 +173,7 @@ class PythonRuleBuilder:
         return bool(new)
 
     def _learn(self, ground: Ground, project: Project, text: str) -> bool:
-        """Add what ``text`` says is missing; False where there is nothing to add."""
+        """Add what the output ``text`` says is missing; False if there is nothing to add."""
         known = {**stated_in_ci(ground), **optional(project, ground.names[-1])}
         known |= {r.name: r for r in everything(project) if useful_plugin(r.name)}
         found = [distribution_of(module, known) for module in missing_modules(text)]
@@ -183,7 +183,9 @@ class PythonRuleBuilder:
             left = next((key for key, r in self._chosen.items() if r.text == name), None)
             if left is not None:
                 self._left_out[left] = self._chosen.pop(left)
-        lost = [service for service in self._services if service.wheel in self._left_out]  # and started in vain
+        lost = [
+            service for service in self._services if service.wheel in self._left_out
+        ]  # their server cannot be installed
         self._services = [service for service in self._services if service not in lost]
         own = {canonical(name) for name in (*ground.names, *self._left_out)}
         new = {r.name: r for r in found if r is not None and r.name not in self._chosen and r.name not in own}
@@ -195,7 +197,7 @@ class PythonRuleBuilder:
 
 
 def _code(ground: Ground, *, tests_only: bool = False) -> str:
-    """All Python code, that of the tests first."""
+    """All Python code of the repository, tests first."""
     names = [name for name in sorted(ground.files) if name.endswith(".py")]
     tests = [name for name in names if is_test(ground.package, name)]
     chosen = tests if tests_only else [*tests, *(name for name in names if name not in tests)]
@@ -203,7 +205,7 @@ def _code(ground: Ground, *, tests_only: bool = False) -> str:
 
 
 def stated_in_ci(ground: Ground) -> dict[str, Requirement]:
-    """What scripts of continuous integration and of development install, by canonical name."""
+    """Canonical name -> requirement, of what CI and development scripts install."""
     found: dict[str, Requirement] = {}
     for file in sorted(n for n in ground.files if _CI.fullmatch(n)):
         for match in _PIP.finditer(ground.files[file].decode("utf-8", "replace")):
@@ -215,7 +217,7 @@ def stated_in_ci(ground: Ground) -> dict[str, Requirement]:
 
 
 def version_files(project: Project) -> list[str]:
-    """Modules that a build would write from the version control, which a snapshot has not."""
+    """Missing modules that a build would write from version control, which a snapshot does not have."""
     scm = project.table("tool", "setuptools_scm")
     hatch = project.table("tool", "hatch", "build", "hooks", "vcs")
     pdm = project.table("tool", "pdm", "version")

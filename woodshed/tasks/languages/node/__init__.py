@@ -1,1 +1,1 @@
-"""Node projects in the task factory: npm sources, JavaScript mutations, suites run by mocha, tape or node:test."""
+"""Node projects: npm packages, functions and mutations of JavaScript, suites run by mocha, tape or node:test."""

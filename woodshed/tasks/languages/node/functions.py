@@ -1,4 +1,4 @@
-"""Functions of a JavaScript file: where each is, what it is called, and the file without its body."""
+"""Functions of a JavaScript file: find them, name them, delete their bodies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _GONE = "throw new Error('not implemented');"
 
 @dataclass(frozen=True)
 class JsFunction:
-    """``name`` as the code names it (``parse``, ``Class.method``, ``exports.parse``); lines are 1-based, inclusive.
+    """Where a function is. ``name``: as the code names it (``parse``, ``Class.method``, ``exports.parse``); lines are
+    1-based, inclusive.
 
-    ``start`` and ``end`` are UTF-16 offsets, as V8 counts; ``body`` the byte offsets of the braces and what they hold;
-    ``head`` the byte offset at which its statement begins. ``statements`` counts those in the body.
+    ``start`` and ``end``: UTF-16 offsets, as V8 counts. ``body``: byte offsets of the body with its braces. ``head``:
+    byte offset at which its statement begins. ``statements``: number of statements in the body.
     """
 
     name: str
@@ -37,7 +38,7 @@ class JsFunction:
 
 
 def functions_of(source: bytes) -> list[JsFunction]:
-    """Functions with a name and a body of statements, in order. Raises SyntaxError where it is no JavaScript."""
+    """Functions with a name and a body of statements, in order. Raises SyntaxError if the source does not parse."""
     root = parse(source)
     if root is None:
         raise SyntaxError("no JavaScript that can be read")
@@ -45,7 +46,7 @@ def functions_of(source: bytes) -> list[JsFunction]:
 
 
 def function_named(source: bytes, name: str) -> JsFunction:
-    """Raises KeyError where there is not exactly one of that name, SyntaxError."""
+    """The function of that name. Raises KeyError unless there is exactly one, SyntaxError."""
     found = [f for f in functions_of(source) if f.name == name]
     if len(found) != 1:
         raise KeyError(f"{len(found)} functions {name!r} in the source")
@@ -86,19 +87,19 @@ def _functions(root: Node, source: bytes) -> Iterator[JsFunction]:
             continue
         count = sum(n.type.endswith(("_statement", "_declaration")) for n in walk(body))
         yield JsFunction(
-            name,
-            node.start_point[0] + 1,
-            node.end_point[0] + 1,
-            count,
-            _utf16(source, node.start_byte),
-            _utf16(source, node.end_byte),
-            head.start_byte,
-            (body.start_byte, body.end_byte),
+            name=name,
+            line=node.start_point[0] + 1,
+            end_line=node.end_point[0] + 1,
+            statements=count,
+            start=_utf16(source, node.start_byte),
+            end=_utf16(source, node.end_byte),
+            head=head.start_byte,
+            body=(body.start_byte, body.end_byte),
         )
 
 
 def _name(node: Node) -> tuple[str, Node]:
-    """What a function is called, and the node at which that begins; an empty name for one without."""
+    """(name of a function or empty, the node at which its statement begins)."""
     own = node.child_by_field_name("name")
     if node.type == "method_definition":
         accessor = next((c.type for c in node.children if c.type in ("get", "set")), "")
@@ -118,7 +119,7 @@ def _name(node: Node) -> tuple[str, Node]:
 
 
 def _owned(member: Node, name: str) -> str:
-    """``name`` with the class or the object that it belongs to."""
+    """``name``, qualified with its class or object."""
     owner = member.parent.parent if member.parent is not None else None
     for field in ("name", "left", "key"):
         found = owner.child_by_field_name(field) if owner is not None else None

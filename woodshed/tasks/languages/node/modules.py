@@ -1,8 +1,6 @@
-"""What tests need besides the project: pinned npm packages unpacked into one read-only layer, at ``/node_modules``.
+"""Pin Node projects, and unpack the npm packages that their tests need into a read-only layer at ``/node_modules``.
 
-Node looks there last, after every folder of the workspace, so the layer needs no setting and no link.
-
-A Node source becomes a pinned package: its layout, the npm packages that its tests need, a suite that runs.
+Node searches ``/node_modules`` last, after every folder of the workspace, so the layer needs no setting and no link.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from woodshed.record.atomic import write_whole
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, SandboxError
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import SUITE_SECONDS
-from woodshed.tasks.generators.packages.source import read_sdist
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import SUITE_SECONDS
+from woodshed.tasks.packages.source import read_sdist
 
 from .npm import fetch, resolve
 from .prepare import prepare
@@ -42,11 +40,13 @@ def module_layers(
 def unpack(
     modules: Sequence[Module], mount: str, layers: LayerStore, *, commands: bool = False, cache: Path | None = None
 ) -> str:
-    """Name of a layer that has ``modules`` at ``mount``, an absolute path; with ``commands`` also their ``.bin``, as
-    npm links it. Raises PackageError as ``fetch`` does."""
+    """Name of a layer with ``modules`` at the absolute path ``mount``; with ``commands`` also their ``.bin``, as npm
+    links it. Raises PackageError as ``fetch`` does."""
     asked = "".join(f"{m.place} {m.integrity}\n" for m in modules) + (f"{mount} .bin" if commands else "")
     pinned = hashlib.sha256(asked.encode()).hexdigest()[:16]
-    note = layers.root / f".modules-{pinned}"  # a layer is named by its contents, which take seconds to make
+    note = (
+        layers.root / f".modules-{pinned}"
+    )  # stores the name: layers are named by their contents, which take seconds to make
     try:
         name = note.read_text("utf-8")
         layers.path(name)
@@ -62,7 +62,7 @@ def unpack(
                 raise PackageError(f"{module.package}: a module with the place {module.place!r}")
             for file, data in read_sdist(paths[module.integrity]).items():
                 if file.endswith(".node"):
-                    continue  # compiled for another machine; what needs it fails its tests
+                    continue  # compiled for another machine; tests that need it fail
                 target = root / mount[1:] / module.place / file
                 try:
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def unpack(
 
 
 def _link_commands(folder: Path, places: Sequence[str]) -> None:
-    """``.bin`` with what the packages at ``places`` say that their commands are."""
+    """Make ``.bin`` with links to the commands that the packages at ``places`` state."""
     for place in places:
         try:
             said = json.loads((folder / place / "package.json").read_text("utf-8-sig"))
@@ -104,7 +104,7 @@ _WISH = re.compile(r"((?:@[\w.~-]+/)?[\w.~-]+)(?:@([^\s:/]+))?")
 
 
 def described_node(package: Package, project: NodeProject, code: Sequence[str], tests: Sequence[str]) -> Package:
-    """``package`` with layout and licence; ``code`` and ``tests`` are a person's wishes. Raises PackageError."""
+    """``package`` with layout and licence; ``code`` and ``tests``: of the command line. Raises PackageError."""
     if not project.package:
         raise PackageError(f"{package.name}: package.json is missing or cannot be read")
     try:
@@ -128,9 +128,9 @@ async def pin_node(
     cache: Path | None = None,
     seconds: float = SUITE_SECONDS,
 ) -> tuple[Package, tuple[Module, ...], tuple[str, ...]]:
-    """(the package with its layout, its npm packages, what a person should know).
+    """(package with its layout, its npm packages, notes).
 
-    ``code``, ``tests`` and ``needs`` are a person's wishes; ``locked``: the npm packages, where they are found already.
+    ``code``, ``tests`` and ``needs``: of the command line; ``locked``: the npm packages, if they are known already.
     Raises PackageError, which says what to do.
     """
     project = NodeProject(files)
@@ -144,24 +144,28 @@ async def pin_node(
     catalogue = Catalogue({name: made}, {}, {name: modules})
     names = await asyncio.to_thread(module_layers, catalogue, made, layers, cache=cache)
     paths = tuple(layers.path(layer) for layer in names)
-    suite = await prepare(made, catalogue, files, backend, paths, cache=cache, seconds=seconds)
+    suite = await prepare(
+        package=made, catalogue=catalogue, files=files, backend=backend, layers=paths, cache=cache, seconds=seconds
+    )
     if not suite.functions:
-        raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
+        raise PackageError(
+            f"{name}: its tests pass but run none of its functions; give the path of its code with --code"
+        )
     notes = [f"{package} was left out: it needs {project.name} itself" for package in guilty]
     if unstated:
         notes.append(
-            f"{', '.join(unstated)} is loaded and not stated in package.json; name it with --needs, and use another "
+            f"{', '.join(unstated)} is loaded but not stated in package.json; name it with --needs, and use another "
             "--out"
         )
     if suite.problems:
         notes.append(f"test files that cannot be used: {suite.problems[:300]}")
     if not project.licence:
-        notes.append("package.json states no licence: find out before you pass these tasks on")
+        notes.append("package.json states no licence: find it out before you pass these tasks on")
     return made, modules, tuple(notes)
 
 
 def wished_modules(needs: Sequence[str]) -> dict[str, str]:
-    """Package -> range of what a person names. Raises PackageError."""
+    """Package -> range, from ``--needs``. Raises PackageError if one is not written properly."""
     found = {}
     for text in needs:
         match = _WISH.fullmatch(text)

@@ -1,6 +1,6 @@
-"""Every one-line mutation of a JavaScript function: one operator, constant, name or call exchanged.
+"""One-line mutations of a JavaScript function: one operator, constant, condition, call or name is replaced.
 
-The kinds and their weights are those of Python (``mutate/kinds.py``). Only the text of the changed token or expression
+Kinds and weights are those of Python (``languages/python/kinds.py``). Only the text of the changed token or expression
 is replaced, so the rest of the line stays as its authors wrote it.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Edit = tuple[str, "Node", str]
-"""(kind, node, its new text)"""
+"""(kind, node, its new text)."""
 
 _COMPARE = {
     "===": ("!==",), "!==": ("===",), "==": ("!=",), "!=": ("==",),
@@ -72,7 +72,7 @@ def mutations(source: bytes, function: JsFunction) -> list[Mutation]:
             seen.add(changed)
             line = place.start_point[0]
             after = changed.decode().split("\n")[line]
-            found.append(Mutation(kind, line + 1, lines[line], after, changed.decode()))
+            found.append(Mutation(kind=kind, line=line + 1, before=lines[line], after=after, source=changed.decode()))
     return sorted(found, key=lambda m: m.line)
 
 
@@ -139,7 +139,7 @@ def _call(node: Node) -> Iterator[Edit]:
 
 
 def _parameters(root: Node, function: JsFunction) -> frozenset[str]:
-    """Plain parameters of the function."""
+    """Names of the function's parameters, without patterns and defaults."""
     for node in walk(root):
         body = node.child_by_field_name("body")
         if body is not None and (body.start_byte, body.end_byte) == function.body:
@@ -149,7 +149,7 @@ def _parameters(root: Node, function: JsFunction) -> frozenset[str]:
 
 
 def _is_bound(node: Node) -> bool:
-    """Whether the identifier is defined or written here, or called: exchanging it would change more than a value."""
+    """Whether the identifier is defined, assigned or called here: replacing it would change more than a value."""
     above = node.parent
     if above is None or above.type in ("formal_parameters", "variable_declarator", "function_declaration"):
         return True

@@ -1,7 +1,7 @@
-"""The npm client: packages and their dependencies as verified archives. No script of any package is run.
+"""Resolve and fetch npm packages with the npm client, as verified archives. No script of a package is run.
 
-npm is asked in an empty folder, so no configuration of a project comes into play; the registry, the proxy and the
-credentials are those that it is configured with.
+npm runs in an empty folder, so no configuration of a project applies; registry, proxy and credentials are those that it
+is configured with.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
-from woodshed.tasks.generators.packages.catalogue import Module
-from woodshed.tasks.generators.packages.index import PackageError
+from woodshed.tasks.packages.catalogue import Module
+from woodshed.tasks.packages.index import PackageError
 
 _UNREACHABLE = re.compile(r"ENOTFOUND|EAI_AGAIN|ECONN|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|network|CERT|socket")
 _FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
@@ -32,7 +32,7 @@ def integrity_of(data: bytes) -> str:
 
 
 def pack(name: str, version: str) -> bytes:
-    """The published archive of a version. Raises PackageError: no such version, npm or the registry is missing."""
+    """The published archive of a version. Raises PackageError if there is no such version, no npm or no registry."""
     with tempfile.TemporaryDirectory(prefix="woodshed-npm-") as scratch:
         said = _npm("pack", f"{name}@{version}", "--json", where=f"npm:{name}@{version}", folder=Path(scratch))
         entry = _packed(said)[0]
@@ -43,10 +43,11 @@ def pack(name: str, version: str) -> bytes:
 
 
 def resolve(wanted: Mapping[str, str], name: str, needed: Collection[str] = ()) -> tuple[tuple[Module, ...], list[str]]:
-    """(everything that ``wanted``, name -> range, needs, pinned, sorted by place; what was left out of ``wanted``).
+    """(pinned modules for ``wanted`` (name -> range) and their dependencies, sorted by place; packages left out).
 
-    ``name`` is the project under test, whose published copy would hold the answers: what needs it is left out. Raises
-    PackageError where one of ``needed`` does, where a package has no archive on the registry, or where npm fails.
+    ``name``: the project under test. Packages that depend on it are left out, because its published copy would hold the
+    answers. Raises PackageError if one of ``needed`` depends on it, if a package has no archive on the registry, or if
+    npm fails.
     """
     packages = _locked(wanted, name) if wanted else {}
     guilty = _needing(packages, wanted, name)
@@ -60,7 +61,7 @@ def resolve(wanted: Mapping[str, str], name: str, needed: Collection[str] = ()) 
 
 
 def _locked(wanted: Mapping[str, str], name: str) -> dict[str, Any]:
-    """The packages of npm's lock file: place -> entry."""
+    """Place -> entry, of the packages in npm's lock file."""
     with tempfile.TemporaryDirectory(prefix="woodshed-npm-") as scratch:
         folder = Path(scratch)
         (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": dict(wanted)}))
@@ -74,7 +75,7 @@ def _package(place: str, entry: Mapping[str, Any]) -> str:
 
 
 def _needing(packages: Mapping[str, Any], wanted: Mapping[str, str], name: str) -> set[str]:
-    """Which of ``wanted`` need the package ``name``, directly or not."""
+    """The packages of ``wanted`` that depend on ``name``, directly or not."""
     needs: dict[str, set[str]] = {}
     for place, entry in packages.items():
         needs.setdefault(_package(place, entry), set()).update(entry.get("dependencies", {}))
@@ -93,9 +94,9 @@ def _modules(packages: Mapping[str, Any], name: str) -> tuple[Module, ...]:
     found = []
     for place, entry in packages.items():
         if entry.get("optional") or entry.get("inBundle"):
-            continue  # optional ones are compiled for one system; bundled ones lie in the archive of another
+            continue  # optional ones are compiled for one system; bundled ones are in the archive of another package
         package = _package(place, entry)
-        if package == name:  # a peer, say
+        if package == name:  # a peer dependency, for example
             raise PackageError(f"{name}: its tests need {name} itself: every task would hold its answer")
         if not entry.get("integrity", "").startswith("sha512-"):
             raise PackageError(f"{name}: {package} has no archive with a sha512 on the registry (git, or too old)")
@@ -104,12 +105,12 @@ def _modules(packages: Mapping[str, Any], name: str) -> tuple[Module, ...]:
 
 
 def archive_path(integrity: str, cache: Path | None = None) -> Path:
-    """Where the cache has an archive, if it has it."""
+    """Path of an archive in the cache; it need not exist."""
     return (cache or cache_directory()) / "npm" / f"{hashlib.sha256(integrity.encode()).hexdigest()[:24]}.tgz"
 
 
 def fetch(modules: Sequence[Module], cache: Path | None = None) -> dict[str, Path]:
-    """Integrity -> verified archive in the cache; what is missing there is downloaded. Raises PackageError."""
+    """Integrity -> verified archive in the cache; missing ones are downloaded. Raises PackageError."""
     paths = {m.integrity: archive_path(m.integrity, cache) for m in modules}
     missing = {m.integrity: m for m in modules if not _is_whole(paths[m.integrity], m.integrity)}
     batch = list(missing.values())
@@ -141,13 +142,13 @@ def _is_whole(path: Path, integrity: str) -> bool:
 
 
 def _packed(said: str) -> list[dict[str, Any]]:
-    """Entries of ``npm pack --json``: a list, or since npm 11.6 a table by package."""
+    """Entries of ``npm pack --json``, which prints a list, or since npm 11.6 a table by package."""
     found = json.loads(said)
     return list(found.values()) if isinstance(found, dict) else found
 
 
 def configuration() -> dict[str, Any]:
-    """What npm is configured with, as ``npm config list`` tells it: no credentials. Raises PackageError without npm."""
+    """The configuration of npm without credentials (``npm config list``). Raises PackageError without npm."""
     with tempfile.TemporaryDirectory(prefix="woodshed-npm-") as scratch:
         return dict(json.loads(_npm("config", "list", "--json", where="npm's configuration", folder=Path(scratch))))
 

@@ -1,7 +1,7 @@
-"""What the suite of a Node project covers: as for Python, two runs in one box, the first with V8's precise coverage.
+"""Run the suite of a Node project: as for Python, two runs in one box, the first with V8's precise coverage.
 
-Every test file runs in a process of its own; the order within a file is its framework's. Results are cached on disk by
-everything that decides them.
+Every test file runs in a separate process; its framework decides the order within it. Results are cached on disk, by
+everything that they depend on.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 from woodshed.sandbox.guest.template import command_path
 from woodshed.sandbox.protocol import Backend, BoxSpec, Limits
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import (
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import (
     SUITE_SECONDS,
     WORKDIR,
     CoveredFunction,
@@ -37,13 +37,13 @@ from .functions import JsFunction, functions_of
 from .project import test_files
 from .workspace import is_source, workspace_of
 
-_VERSION = 2  # raise when what a suite map means changes
+_VERSION = 2  # raise it when the meaning of a stored suite changes
 
 
 def package_spec(
     package: Package, layers: tuple[Path, ...], files: Mapping[str, bytes], seconds: float = SUITE_SECONDS
 ) -> BoxSpec:
-    """A box with the modules below and ``files`` (relative to the workdir) in the workspace."""
+    """The spec of a box with the modules as layers and ``files`` (relative to the workdir) in the workspace."""
     return BoxSpec(
         layers=layers,
         files={f"{WORKDIR}/{name}": data for name, data in files.items()},
@@ -64,7 +64,7 @@ async def prepare(
 ) -> Suite:
     """The suite of a project, from the cache or by running it in a box.
 
-    ``seconds``: limit of one run. Raises SuiteError where the suite does not run to its end or no test passes twice,
+    ``seconds``: limit of one run. Raises SuiteError if the suite does not run to its end or no test passes twice,
     PackageError without Node.
     """
     folder = (cache or cache_directory()) / "suites"
@@ -86,7 +86,14 @@ async def prepare(
         text = "\n".join([first.detail, *unstable.values()])
         raise SuiteError(f"{package.name} {package.version}: no test passes in the box: {why[:600]}", text)
     functions = _covered(package, workspace, first, stable)
-    suite = Suite(package.name, stable, functions, unstable, first.seconds + second.seconds, first.detail)
+    suite = Suite(
+        package=package.name,
+        tests=stable,
+        functions=functions,
+        unstable=unstable,
+        seconds=first.seconds + second.seconds,
+        problems=first.detail,
+    )
     write_whole(target, json.dumps(asdict(suite)))
     return suite
 
@@ -94,7 +101,7 @@ async def prepare(
 def _covered(
     package: Package, workspace: Mapping[str, bytes], run: TestRun, stable: Mapping[str, float]
 ) -> tuple[CoveredFunction, ...]:
-    """Functions that stable tests run, matched to V8's by where they end."""
+    """Functions that stable tests run, matched to those of V8 by their end."""
     ran: dict[tuple[str, int], list[tuple[int, str]]] = {}
     for test in stable:
         for file, place, _ in run.results[test].covered:
@@ -108,18 +115,25 @@ def _covered(
             continue  # TypeScript or Flow in a .js file
         names = [span.name for span in spans]
         for span in spans:
-            # V8 counts from the parameters of some forms; an outer function that ends there begins before.
+            # V8 lets some forms start at their parameters; an outer function with the same end starts earlier.
             tests = [t for start, t in ran.get((module, span.end), ()) if start >= span.start]
             if tests and names.count(span.name) == 1 and not _is_wrapper(span, spans):
                 covering = tuple(dict.fromkeys(tests))
                 functions.append(
-                    CoveredFunction(module, span.name, span.line, span.end_line, span.statements, covering)
+                    CoveredFunction(
+                        module=module,
+                        name=span.name,
+                        line=span.line,
+                        end_line=span.end_line,
+                        statements=span.statements,
+                        tests=covering,
+                    )
                 )
     return tuple(functions)
 
 
 def _is_wrapper(span: JsFunction, spans: Sequence[JsFunction]) -> bool:
-    """Whether a function is the scope of a module (UMD, a factory) and no feature of it: it holds most others."""
+    """Whether a function is the scope of a module (UMD, a factory): it holds most other functions."""
     inside = sum(span.start < other.start and other.end <= span.end for other in spans)
     return inside >= 2 and 2 * inside >= len(spans) - 1
 
@@ -131,7 +145,7 @@ def _key(package: Package, catalogue: Catalogue) -> str:
 
 @cached
 def node_version() -> str:
-    """Version of the Node that boxes have. Raises PackageError where there is none, or it is older than 20."""
+    """Version of Node in boxes. Raises PackageError if there is none or it is older than 20."""
     try:
         said = subprocess.run(
             ["/usr/bin/env", "-i", f"PATH={command_path()}", "node", "--version"],

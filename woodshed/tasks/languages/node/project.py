@@ -1,4 +1,4 @@
-"""What a Node project says about itself, read as data: its code, its tests, how they are run and what they need."""
+"""Read a Node project as data: its code, its tests, how they are run and what they need."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from woodshed.grading.node.grader import framework_of
 from woodshed.grading.node.syntax import SUFFIXES
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.workspace import below
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.workspace import below
 
 
 def _words(text: str) -> frozenset[str]:
@@ -22,7 +22,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 RUNNERS = {"mocha": {"mocha": ">=10.2 <13"}, "tape": {"tape": "^5.6"}, "node:test": {}}
-"""What a framework is installed as; a project's own version of it may be one that the runner cannot drive."""
+"""Framework -> packages to install; the runner may not support the project's own version of the framework."""
 
 _OTHER_RUNNERS = re.compile(r"\b(jest|vitest|ava|tap|jasmine|qunit|karma|lab|vows|nodeunit|uvu|bun|deno|cypress)\b")
 _TEST_FOLDERS = ("test", "tests", "spec", "specs", "__tests__")
@@ -42,7 +42,7 @@ _PYTHON = ("pyproject.toml", "setup.py", "setup.cfg")
 
 @dataclass(frozen=True)
 class NodeProject:
-    """The files of a project with a ``package.json``; one that is damaged counts as empty."""
+    """The files of a project with a ``package.json``; a damaged one counts as empty."""
 
     files: Mapping[str, bytes] = field(repr=False)
 
@@ -60,13 +60,13 @@ class NodeProject:
 
     @property
     def version(self) -> str:
-        """As ``package.json`` states it, else ``0.0.0``."""
+        """The version in ``package.json``, else ``0.0.0``."""
         stated = self.package.get("version")
         return stated if isinstance(stated, str) and re.fullmatch(r"[0-9][A-Za-z0-9.+-]{0,60}", stated) else "0.0.0"
 
     @property
     def licence(self) -> str:
-        """As ``package.json`` states it, empty where it does not."""
+        """The licence in ``package.json``; empty if it states none."""
         stated = self.package.get("license") or self.package.get("licenses")
         if isinstance(stated, list):
             stated = stated[0] if stated else ""
@@ -75,7 +75,7 @@ class NodeProject:
         return stated if isinstance(stated, str) and len(stated) < 80 else ""
 
     def stated(self) -> dict[str, str]:
-        """Every dependency that the project names anywhere, with its range; those needed to run it win."""
+        """Dependency -> range, of all that the project states; those needed to run it take precedence."""
         found: dict[str, str] = {}
         for table in ("dependencies", "peerDependencies", "optionalDependencies", "devDependencies"):
             entries = self.package.get(table)
@@ -84,14 +84,14 @@ class NodeProject:
         return found
 
     def minimal_package(self) -> bytes:
-        """``package.json`` with what decides how its code is loaded, and nothing else."""
+        """``package.json`` with only the fields that decide how the code is loaded."""
         kept = {key: self.package[key] for key in _KEPT if key in self.package}
         return (json.dumps(kept, indent=2) + "\n").encode()
 
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """``sources`` and ``tests`` as in ``Package``; ``framework`` is the one that most of its test files use."""
+    """The layout of a project. ``sources``, ``tests``: as in ``Package``; ``framework``: that of most test files."""
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]
@@ -99,14 +99,14 @@ class NodeLayout:
 
 
 def is_node_project(files: Mapping[str, bytes]) -> bool:
-    """Whether the project is built as a Node project: a ``package.json``, and nothing that says Python."""
+    """Whether the files are a Node project: they have a ``package.json`` and no project file of Python."""
     return "package.json" in files and not any(name in files for name in _PYTHON)
 
 
 def find_layout(project: NodeProject, *, sources: Sequence[str] = (), tests: Sequence[str] = ()) -> NodeLayout:
-    """The layout of a project; ``sources`` and ``tests`` given by a person are taken as they are.
+    """The layout of a project; ``sources`` and ``tests`` from the command line are taken as they are.
 
-    Raises PackageError where it has no tests or no code, tests for another runner, or a path that holds nothing.
+    Raises PackageError if it has no tests or no code, if its tests are for another runner, or if a path holds no file.
     """
     for root in (*sources, *tests):
         if not any(below(name, root) for name in project.files):
@@ -127,7 +127,7 @@ def find_layout(project: NodeProject, *, sources: Sequence[str] = (), tests: Seq
     scripted = str((project.package.get("scripts") or {}).get("test", ""))
     other = _OTHER_RUNNERS.search(scripted)
     if framework == "mocha" and "mocha" not in project.stated() and other:
-        raise PackageError(f"its tests are run by {other[1]}; mocha, tape and node:test are what can be run")
+        raise PackageError(f"its tests are run by {other[1]}; only mocha, tape and node:test are supported")
     return NodeLayout(code, found, framework)
 
 
@@ -158,7 +158,7 @@ class Places(Protocol):
 
 
 def needed(project: NodeProject, layout: Places, wished: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """(what to install: name -> range, what tests or code load that nobody states)."""
+    """(packages to install: name -> range, packages that tests or code load but the project does not state)."""
     stated = {**project.stated(), **wished}
     loaded: set[str] = set()
     for name, data in project.files.items():
@@ -181,12 +181,12 @@ _BUILTIN = _words(
 
 
 def _package(loaded: str) -> str:
-    """``@scope/name`` or ``name`` of what is loaded."""
+    """The package, ``@scope/name`` or ``name``, of a loaded path."""
     return "/".join(loaded.split("/")[: 2 if loaded.startswith("@") else 1])
 
 
 def _is_range(wanted: str) -> bool:
-    """Whether a requirement names versions of the registry: no path, URL, workspace or alias of another package."""
+    """Whether a requirement is a range of versions: no path, URL, workspace or alias of another package."""
     return not re.search(r"[:/]", wanted)
 
 
@@ -204,7 +204,7 @@ def _tests(scripts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _sources(scripts: Sequence[str]) -> tuple[str, ...]:
-    """Folders at the top with code in them, and single files there."""
+    """Top-level folders with code, and top-level files."""
     roots: dict[str, None] = {}
     for name in scripts:
         parts = PurePosixPath(name).parts

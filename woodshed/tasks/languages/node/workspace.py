@@ -1,14 +1,13 @@
-"""The workspace of a Node project: its code, its tests and their plain data, by an allow-list of file types, and its
-documentation."""
+"""The workspace of a Node project: code, tests and text data by an allow-list of file types, and documentation."""
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
 
 from woodshed.grading.node.syntax import SUFFIXES
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.workspace import below, is_text, surroundings
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.workspace import below, is_text, surroundings
 
 from .project import NodeProject
 
@@ -22,10 +21,9 @@ _FORBIDDEN = _words("node_modules .git dist build coverage .nyc_output docs")
 
 
 def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Code, tests and documentation that go into the workspace, and a ``package.json`` that only says how the code is
-    loaded.
+    """The files that go into the workspace, and a ``package.json`` that only says how the code is loaded.
 
-    Raises PackageError where a source or test root holds nothing.
+    Raises PackageError if a source or test root holds no usable file.
     """
     roots = (*package.sources, *package.tests)
     kept = {
@@ -42,7 +40,7 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def is_test(package: Package, name: str) -> bool:
-    """Whether a workspace file belongs to the tests (and is the grader's, not the agent's)."""
+    """Whether a workspace file belongs to the tests, and so to the grader and not to the agent."""
     return name == "package.json" or any(below(name, root) for root in package.tests)
 
 

@@ -1,6 +1,6 @@
 """Changes to Python functions: one changed line, or deleted bodies and definitions. Pure syntax; runs nothing."""
 
-from .delete import FunctionSpan, delete_bodies, delete_body, function_spans, remove_functions
+from .delete import FunctionSpan, changed_functions, delete_bodies, delete_body, function_spans, remove_functions
 from .mutations import Mutation, apply_line, mutations, normalise, pick
 from .splice import merge
 
@@ -8,6 +8,7 @@ __all__ = [
     "FunctionSpan",
     "Mutation",
     "apply_line",
+    "changed_functions",
     "delete_bodies",
     "delete_body",
     "function_spans",

@@ -1,4 +1,4 @@
-"""Deleting the body of a function (feature deletion): signature, decorators and docstring stay."""
+"""Find functions and delete their bodies (feature deletion): signature, decorators and docstring stay."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class FunctionSpan:
-    """``name`` is qualified (``Class.method``); ``line`` to ``end_line`` (1-based, inclusive) cover ``def`` and body;
-    ``body_line`` is the first line after the docstring, ``statements`` counts statements below it."""
+    """Where a function is. ``name`` is qualified (``Class.method``); ``line`` to ``end_line`` (1-based, inclusive):
+    ``def`` and body; ``body_line``: first line after the docstring; ``statements``: number of statements after it.
+    """
 
     name: str
     line: int
@@ -28,15 +29,23 @@ def function_spans(source: str) -> list[FunctionSpan]:
         body = _code(node)
         if body:
             count = sum(isinstance(n, ast.stmt) for statement in body for n in ast.walk(statement))
-            spans.append(FunctionSpan(name, node.lineno, body[0].lineno, node.end_lineno or node.lineno, count))
+            spans.append(
+                FunctionSpan(
+                    name=name,
+                    line=node.lineno,
+                    body_line=body[0].lineno,
+                    end_line=node.end_lineno or node.lineno,
+                    statements=count,
+                )
+            )
     return spans
 
 
 def delete_body(source: str, function: str) -> str:
     """``source`` with the body of ``function`` (``name`` or ``Class.name``) replaced by ``raise NotImplementedError``.
 
-    Everything outside that body keeps its formatting. Raises SyntaxError, KeyError where there is no such function,
-    ValueError where it has no body besides a docstring.
+    Everything outside that body keeps its formatting. Raises SyntaxError, KeyError if there is no such function,
+    ValueError if it has no body besides a docstring.
     """
     node = find_function(ast.parse(source), function)
     if not _code(node):
@@ -45,9 +54,9 @@ def delete_body(source: str, function: str) -> str:
 
 
 def delete_bodies(source: str, functions: Collection[str]) -> str:
-    """``delete_body`` of several functions, all definitions of each name (a property's setter too).
+    """``delete_body`` for several functions and all definitions of each name (a property's setter too).
 
-    Those with nothing but a docstring stay as they are. Raises SyntaxError.
+    Functions with only a docstring stay as they are. Raises SyntaxError.
     """
     lines = source.split("\n")
     found = [node for name, node in _functions(ast.parse(source)) if name in functions and _code(node)]
@@ -57,7 +66,7 @@ def delete_bodies(source: str, functions: Collection[str]) -> str:
 
 
 def remove_functions(source: str, functions: Collection[str]) -> str:
-    """``source`` without the whole definitions of ``functions``; a block that would be empty keeps its last one.
+    """``source`` without the definitions of ``functions``; a block that would become empty keeps its last one.
 
     Raises SyntaxError.
     """
@@ -83,7 +92,7 @@ def _without_body(lines: list[str], node: Function) -> list[str]:
     first, last = _code(node)[0], node.end_lineno or node.lineno
     start = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
     head, own = lines[: start - 1], lines[start - 1].encode()[: first.col_offset].decode()
-    # Where the body starts on the line of the signature or the docstring, the statement takes its place there.
+    # If the body starts on the line of the signature or the docstring, the statement replaces it on that line.
     indent = own if own.strip() or start == first.lineno else " " * first.col_offset
     return [*head, f"{indent}raise NotImplementedError", *lines[last:]]
 
@@ -108,3 +117,14 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]
 
 def _code(node: Function) -> list[ast.stmt]:
     return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+
+
+def changed_functions(before: str, after: str) -> list[str]:
+    """Qualified names of the functions of ``after`` whose text is not in ``before``; empty if it does not parse."""
+    try:
+        spans = function_spans(after)
+    except (SyntaxError, ValueError):  # ValueError: null bytes
+        return []
+    lines = after.split("\n")
+    names = [s.name for s in spans if "\n".join(lines[s.line - 1 : s.end_line]) not in before]
+    return list(dict.fromkeys(names))

@@ -1,6 +1,6 @@
-"""The kinds of mutation, each a function from a syntax node to its wrong replacements.
+"""The kinds of mutation: for each syntax node, its wrong replacements.
 
-Which names a wrong-variable mutation may use at a place: those surely bound there, so the bug is not a NameError.
+A wrong-variable mutation uses only names that are certainly bound at its place, so the bug is not a NameError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def names_in_scope(name: str, node: ast.Name, ancestors: tuple[tuple[ast.AST, str, Any], ...]) -> list[str]:
-    """Local names other than ``name`` bound at ``node``; empty where ``name`` itself is not local to the function."""
+    """Local names other than ``name`` bound at ``node``; empty if ``name`` itself is not local to the function."""
     enclosing = (a for a, _, _ in reversed(ancestors) if isinstance(a, ast.FunctionDef | ast.AsyncFunctionDef))
     function = next(enclosing, None)
     if function is None or ancestors[-1][1] in ("defaults", "kw_defaults"):
@@ -35,7 +35,7 @@ def names_in_scope(name: str, node: ast.Name, ancestors: tuple[tuple[ast.AST, st
 
 
 def _bind(node: ast.AST, line: int, bound: dict[str, None]) -> None:
-    """Names stored by statements before ``line``; a loop also binds for its own body."""
+    """Add to ``bound`` the names stored by statements before ``line``; a loop also binds for its own body."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         return
     if isinstance(node, _COMPREHENSIONS):
@@ -70,7 +70,7 @@ Place = tuple[ast.AST, str, int | None]
 
 @dataclass(frozen=True)
 class Change:
-    """``node`` becomes ``replacement``; neither has been applied to the tree."""
+    """Replace ``node`` by ``replacement``; not applied to the tree yet. ``kind``: a key of ``WEIGHTS``."""
 
     kind: str
     node: ast.expr | ast.stmt
@@ -193,7 +193,7 @@ def _binop(node: ast.BinOp | ast.AugAssign) -> Found:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Strings and lists know few operators: the mutant would be a plain TypeError."""
+    """Whether a node is a string or a list, which support few operators: the mutant would be a plain TypeError."""
     return isinstance(node, _TEXT) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
@@ -223,7 +223,7 @@ def _call(node: ast.Call, siblings: dict[str, list[str]]) -> Found:
 
 
 def _sibling_functions(module: ast.Module) -> dict[str, list[str]]:
-    """Module-level functions that can be called in each other's place: same parameters by count."""
+    """Module-level functions -> up to three others with the same number of parameters."""
     shapes: dict[str, tuple[int, int]] = {}
     for node in module.body:
         if isinstance(node, ast.FunctionDef):

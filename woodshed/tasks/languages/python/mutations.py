@@ -1,7 +1,7 @@
-"""Every one-line mutation of a source, and how one is drawn.
+"""One-line mutations of a Python source: list them, draw one.
 
-Of real code only the tokens that differ are exchanged (``splice.py``), so that it stays as its authors wrote it. On
-normalised source (the output of ``ast.unparse``) an expression is rendered anew, and the result is normalised again.
+In real code only the tokens that differ are replaced (``splice.py``), so that it stays as its authors wrote it. In
+normalised source (the output of ``ast.unparse``) a whole expression is rendered again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .splice import Text, put, splice
 
 @dataclass(frozen=True)
 class Mutation:
-    """``before`` and ``after`` are the whole line number ``line`` (1-based); ``source`` is the mutated source."""
+    """A changed line. ``before`` and ``after``: the whole line ``line`` (1-based); ``source``: the mutated source."""
 
     kind: str
     line: int
@@ -35,9 +35,9 @@ def normalise(source: str) -> str:
 def mutations(source: str, *, function: str | None = None, keep_format: bool = False) -> list[Mutation]:
     """All mutations of ``source``, in source order.
 
-    ``function`` limits them to one function (``name`` or ``Class.name``); KeyError where there is none.
-    The source is normalised first unless ``keep_format`` is set. Each mutation changes exactly one line, parses, and
-    differs from every other one. Raises SyntaxError where the source does not parse.
+    ``function`` limits them to one function (``name`` or ``Class.name``). The source is normalised first unless
+    ``keep_format`` is set. Each mutation changes exactly one line, parses, and differs from every other one. Raises
+    SyntaxError if the source does not parse, KeyError if there is no such function.
     """
     text = source if keep_format else normalise(source)
     tree = ast.parse(text)
@@ -52,12 +52,14 @@ def mutations(source: str, *, function: str | None = None, keep_format: bool = F
         edits = _spliced(root, tree, text) if keep_format else _edits(root, tree, lines)
         for kind, number, after, in_parentheses in edits:
             before = lines[number - 1]
-            if in_parentheses:  # which the new expression may do without
+            if in_parentheses:  # they may be redundant around the new expression
                 after = normalise(apply_line(text, number, after)).split("\n")[number - 1]
             if after == before or (number, after) in seen:
                 continue
             seen.add((number, after))
-            found.append(Mutation(kind, number, before, after, apply_line(text, number, after)))
+            found.append(
+                Mutation(kind=kind, line=number, before=before, after=after, source=apply_line(text, number, after))
+            )
     return sorted(found, key=lambda m: m.line)
 
 
@@ -71,7 +73,7 @@ def apply_line(source: str, line: int, text: str) -> str:
 
 
 def pick(rng: random.Random, options: Sequence[Mutation]) -> Mutation:
-    """Draw the kind first, by ``WEIGHTS`` over the kinds present, then uniformly within it.
+    """Draw a kind by ``WEIGHTS`` among those present, then a mutation of that kind uniformly.
 
     A uniform draw would give mostly wrong-variable bugs, which are the most numerous. Raises ValueError if empty.
     """
@@ -83,7 +85,7 @@ def pick(rng: random.Random, options: Sequence[Mutation]) -> Mutation:
 
 
 def _spliced(root: ast.AST, module: ast.Module, text: str) -> Iterator[tuple[str, int, str, bool]]:
-    """As ``_edits``, of source that keeps its format."""
+    """As ``_edits``, for source that keeps its format."""
     whole = Text.of(text)
     for change in changes(root, module):
         if (found := splice(whole, change)) is not None:
@@ -91,7 +93,7 @@ def _spliced(root: ast.AST, module: ast.Module, text: str) -> Iterator[tuple[str
 
 
 def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tuple[str, int, str, bool]]:
-    """Kind, line number, new line, and whether the new text stands between the parentheses of what it replaces."""
+    """(kind, line number, new line, whether the new text is inside the parentheses of what it replaces)."""
     for change in changes(root, module):
         target, rendered = _render(change)
         number, start, end = target.lineno, target.col_offset, target.end_col_offset

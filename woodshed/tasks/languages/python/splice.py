@@ -1,10 +1,8 @@
-"""A change of a syntax tree as edits of its source text: only the tokens that differ are exchanged.
+"""Apply a change of a syntax tree to the source text by replacing only the tokens that differ; merge changed texts.
 
-Quotes, spacing, comments and parentheses stay as their authors wrote them, so that a mutant does not tell where it is.
-Positions of the tree are bytes of UTF-8. Where the plain edit would bind otherwise than the changed tree does,
-parentheses are added; what the text means is compared with the changed tree each time.
-
-Several changes of one text in one.
+Quotes, spacing, comments and parentheses stay as their authors wrote them, so that the format of a mutant does not show
+where it is. Positions in the tree are bytes of UTF-8. If the plain edit would be parsed differently from the changed
+tree, parentheses are added; the edited text is parsed and compared with the changed tree each time.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from itertools import pairwise
 from .kinds import Change
 
 Edit = tuple[int, int, bytes]
-"""(first byte, byte after the last, what stands there instead)."""
+"""(first byte, byte after the last, replacement)."""
 
 _SIGNS: dict[type[ast.AST], str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.In: "in",
@@ -31,7 +29,7 @@ _OPERATORS = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare)
 
 @dataclass(frozen=True)
 class Text:
-    """Source text as bytes, with the place where each line begins."""
+    """Source text as bytes, with the offset of each line."""
 
     data: bytes
     starts: tuple[int, ...]
@@ -48,7 +46,7 @@ class Text:
         return self.starts[node.lineno - 1] + node.col_offset, self.starts[node.end_lineno - 1] + node.end_col_offset
 
     def line(self, place: int) -> int:
-        """1-based number of the line that a byte is in."""
+        """1-based number of the line that holds the byte at ``place``."""
         low, high = 0, len(self.starts)
         while high - low > 1:
             middle = (low + high) // 2
@@ -57,7 +55,7 @@ class Text:
 
 
 def splice(text: Text, change: Change) -> tuple[int, str] | None:
-    """(line, that line after the change); None where the change is not one of tokens of one line."""
+    """(line number, that line after the change); None if the change does not stay within tokens of one line."""
     for edits in _candidates(text, change):
         lines = {text.line(place) for start, end, _ in edits for place in (start, end)}
         if len(lines) != 1 or any(b"\n" in new for _, _, new in edits):
@@ -70,7 +68,7 @@ def splice(text: Text, change: Change) -> tuple[int, str] | None:
 
 
 def _candidates(text: Text, change: Change) -> Iterator[list[Edit]]:
-    """Edits for one change, those without new parentheses first."""
+    """Alternative edits for one change, first without new parentheses."""
     edits = _edits(text, change)
     if edits is None:
         return
@@ -93,16 +91,20 @@ def _edits(text: Text, change: Change) -> list[Edit] | None:
         case ast.Compare(), ast.Compare():
             operands = [node.left, *node.comparators]
             changed = [i for i, (a, b) in enumerate(zip(node.ops, new.ops)) if type(a) is not type(b)]
-            return [e for i in changed for e in _operator(text, operands[i], node.ops[i], new.ops[i], operands[i + 1])]
+            return [
+                e
+                for i in changed
+                for e in _operator(text=text, left=operands[i], old=node.ops[i], new=new.ops[i], right=operands[i + 1])
+            ]
         case ast.BinOp(), ast.BinOp() if new.left is node.left:
-            return _operator(text, node.left, node.op, new.op, node.right)
+            return _operator(text=text, left=node.left, old=node.op, new=new.op, right=node.right)
         case ast.BinOp(), ast.BinOp():
             return _exchange(text, node.left, node.right)
         case ast.AugAssign(), ast.AugAssign():
-            return _operator(text, node.target, node.op, new.op, node.value)
+            return _operator(text=text, left=node.target, old=node.op, new=new.op, right=node.value)
         case ast.BoolOp(), ast.BoolOp():
             pairs = zip(node.values, node.values[1:])
-            return [e for a, b in pairs for e in _operator(text, a, node.op, new.op, b)]
+            return [e for a, b in pairs for e in _operator(text=text, left=a, old=node.op, new=new.op, right=b)]
         case ast.Call(), ast.Call() if new.func is node.func:
             index = next(i for i, (a, b) in enumerate(zip(node.args, new.args)) if a is not b)
             return _exchange(text, node.args[index], node.args[index + 1])
@@ -119,7 +121,7 @@ def _edits(text: Text, change: Change) -> list[Edit] | None:
 
 
 def _operator(text: Text, left: ast.expr, old: ast.AST, new: ast.AST, right: ast.expr) -> list[Edit]:
-    """The sign between two operands; parentheses may stand around it."""
+    """The edit of the operator between two operands, which may be in parentheses."""
     start, end = text.span(left)[1], text.span(right)[0]
     sign = rb"\s+".join(re.escape(word).encode() for word in _SIGNS[type(old)].split())
     found = re.search(sign, re.sub(rb"#[^\n]*", lambda m: b" " * len(m[0]), text.data[start:end]))
@@ -132,7 +134,7 @@ def _exchange(text: Text, one: ast.expr, other: ast.expr) -> list[Edit]:
 
 
 def _means(text: Text, change: Change, edits: list[Edit]) -> bool:
-    """Whether the edited text of the whole expression or statement is the changed tree."""
+    """Whether the edited text of the whole expression or statement parses to the changed tree."""
     top: ast.expr | ast.stmt = change.node
     if not isinstance(top, ast.stmt):
         for ancestor, _, _ in reversed(change.ancestors):
@@ -169,7 +171,7 @@ def put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
 
 
 def _applied(data: bytes, start: int, end: int, edits: list[Edit]) -> bytes:
-    """Bytes ``start`` to ``end`` with the edits that lie in them."""
+    """Bytes ``start`` to ``end`` with the edits inside them applied."""
     parts, at = [], start
     for first, last, new in sorted(edits, key=lambda e: (e[0], e[1])):
         if start <= first and last <= end:
@@ -179,9 +181,9 @@ def _applied(data: bytes, start: int, end: int, edits: list[Edit]) -> bytes:
 
 
 def merge(before: str, changed: Sequence[str]) -> str | None:
-    """``before`` with what each of ``changed`` makes other; None where two of them touch the same or adjacent lines.
+    """``before`` with the changes of all texts in ``changed``; None if two of them touch the same or adjacent lines.
 
-    The lines from the first to the last difference are one edit.
+    The lines from the first to the last difference of a text count as one edit.
     """
     lines = before.split("\n")
     edits = sorted(_edit(lines, text.split("\n")) for text in changed)
@@ -193,7 +195,7 @@ def merge(before: str, changed: Sequence[str]) -> str | None:
 
 
 def _edit(before: list[str], after: list[str]) -> tuple[int, int, list[str]]:
-    """(first line, line after the last, what stands there instead)."""
+    """(first line, line after the last, replacement), 0-based."""
     most = min(len(before), len(after))
     head = next((i for i in range(most) if before[i] != after[i]), most)
     tail = next((i for i in range(most - head) if before[-1 - i] != after[-1 - i]), most - head)

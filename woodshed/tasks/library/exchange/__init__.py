@@ -1,1 +1,1 @@
-"""Tasks as instances of other people's datasets, and back: SWE-bench and SWE-smith."""
+"""Export tasks as instances of SWE-bench and SWE-smith, and import instances as tasks."""

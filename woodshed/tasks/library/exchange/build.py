@@ -1,7 +1,4 @@
-"""``woodshed tasks import FILE --repositories FOLDER``: instances of datasets in, tasks out, through every gate.
-
-The repositories that instances are about, in a folder of the user's.
-"""
+"""``woodshed tasks import FILE --repositories FOLDER``: build tasks from instances of datasets, through every gate."""
 
 from __future__ import annotations
 
@@ -17,20 +14,20 @@ from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.generators.packages.build import Progress, separated
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.prepare import Suite
+from woodshed.tasks.generators.packages.cost import Cost
 from woodshed.tasks.generators.packages.proof import GATES
 from woodshed.tasks.generators.packages.report import BuildReport, Ledger, PackageYield
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.stream import Verdict, clear_staging
 from woodshed.tasks.generators.packages.toolchain import PYTHON
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.generators.packages.work import PackageWork, Shared
 from woodshed.tasks.generators.prompts.write import Writer
-from woodshed.tasks.library.cost import Cost
-from woodshed.tasks.sources.factory import claim
-from woodshed.tasks.sources.lock import SourceLock
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.prepare import Suite
+from woodshed.tasks.pipeline.lock import SourceLock
+from woodshed.tasks.pipeline.pin import Wishes
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import claim
 from woodshed.tasks.sources.project import UNKNOWN
 
 from .instances import Instance, read_instances
@@ -39,19 +36,19 @@ from .trials import InstanceTrials
 
 
 def find_repository(folder: Path, instance: Instance) -> Path | None:
-    """The repository of an instance, bare or not; None where it is in none of ``places``."""
+    """The repository of an instance, bare or not; None if it is in none of ``places``."""
     return next((place for place in places(folder, instance) if _is_repository(place)), None)
 
 
 def places(folder: Path, instance: Instance) -> list[Path]:
-    """Where the repository of an instance may be, in the order of looking."""
+    """Paths where the repository of an instance may be, in the order in which they are tried."""
     owner, name = instance.owner, instance.name
     stems = [f"{owner}__{name}", f"{owner}/{name}", name]
     return [folder / f"{stem}{end}" for stem in stems for end in (".git", "")]
 
 
 def looked_for(folder: Path, instance: Instance) -> str:
-    """For a person: the places that were looked at."""
+    """Error text with the paths that were tried."""
     names = ", ".join(place.relative_to(folder).as_posix() for place in places(folder, instance))
     return f"{folder} has none of {names}; clone {instance.owner}/{instance.name} there"
 
@@ -77,12 +74,11 @@ async def build_from_instances(
     only: Collection[str] = (),
     cache: Path | None = None,
 ) -> tuple[list[Task], dict[str, str]]:
-    """(tasks under ``out`` by name, instance -> why it is none) of the instances in ``file``, or ``only`` of some.
+    """(tasks in ``out`` by name, instance -> why it became none) of the instances in ``file``, or ``only`` of some.
 
-    Verdicts are kept: killed at any moment, the same call goes on. What tests need is locked in ``out/sources.toml``.
-    ``report`` has a line for each repository; its reasons are those of the instances up to the first colon. Raises
-    TaskError for a file that cannot be read or where no repository is there, PackageError where ``out`` or the index
-    cannot be used.
+    Verdicts are recorded, so the same call continues after a kill. Dependencies are locked in ``out/sources.toml``.
+    ``report`` has a line for each repository, with the reasons of its instances up to the first colon. Raises TaskError
+    if the file cannot be read or no repository is found, PackageError if ``out`` or the index cannot be used.
     """
     report = report if report is not None else BuildReport()
     start, wishes = perf_counter(), wishes or Wishes()
@@ -95,7 +91,7 @@ async def build_from_instances(
         raise TaskError(f"{first.where}: {first.id}: {NOT_THERE}: {looked_for(repositories, first)}")
     with claim(out):
         cost, lock = Cost(out), SourceLock(out, settings)
-        lock.write()  # makes the folder ours before the first task is there
+        lock.write()  # marks the folder as that of a build before it has a task
         clear_staging(out)
         report.packages = [PackageYield(name, functions=len(own)) for name, own in by_package.items()]
 
@@ -106,14 +102,26 @@ async def build_from_instances(
                 progress(done, total, f"{line.package}: {line.kept} of {line.tried} kept")
 
         boxes = asyncio.Semaphore(settings.parallel)
-        shared = Shared(settings, lock.catalogue, backend, layers, out, cache, boxes, say, Writer(settings))
+        shared = Shared(
+            settings=settings,
+            catalogue=lock.catalogue,
+            backend=backend,
+            layers=layers,
+            out=out,
+            cache=cache,
+            boxes=boxes,
+            say=say,
+            writer=Writer(settings),
+        )
         needs, left_out, tasks = Needs(lock, layers, cache), dict[str, str](), list[Task]()
         for line, (name, own) in zip(report.packages, by_package.items(), strict=True):
             begun, place = perf_counter(), found[name]
             if place is None:
                 _absent(line, own, f"{NOT_THERE}: {looked_for(repositories, own[0])}", left_out)
             else:
-                tasks += await _of_one(shared, needs, wishes, line, own, place, left_out)
+                tasks += await _of_one(
+                    shared=shared, needs=needs, wishes=wishes, line=line, own=own, place=place, left_out=left_out
+                )
             line.seconds, line.finished = perf_counter() - begun, True
         tasks = _apart(tasks, report, shared, left_out)
         notes = [f"{wanted} was left out: {why}" for wanted, why in needs.left_out.items()]
@@ -125,25 +133,30 @@ async def build_from_instances(
 
 
 async def _of_one(
-    shared: Shared, needs: Needs, wishes: Wishes, line: PackageYield, own: Sequence[Instance], place: Path,
+    shared: Shared,
+    needs: Needs,
+    wishes: Wishes,
+    line: PackageYield,
+    own: Sequence[Instance],
+    place: Path,
     left_out: dict[str, str],
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """The tasks of one repository."""
     ledger = Ledger(shared.out / f".{line.package}.jsonl", _fingerprint(shared.settings, wishes))
     shared.ledgers[line.package] = ledger
-    package = Package(line.package, "", "", "", UNKNOWN, (), ())
+    package = Package(name=line.package, version="", file="", sha256="", licence=UNKNOWN, sources=(), tests=())
     like = Trial(
-        shared.settings,
-        package,
-        Suite(line.package, {}, (), {}, 0.0),
-        {},
-        shared.backend,
-        shared.layers,
-        (),
-        shared.writer,
+        settings=shared.settings,
+        package=package,
+        suite=Suite(package=line.package, tests={}, functions=(), unstable={}, seconds=0.0),
+        workspace={},
+        backend=shared.backend,
+        layers=shared.layers,
+        layer_names=(),
+        writer=shared.writer,
     )
-    trials = InstanceTrials(place, shared.out, like, needs, wishes, line.notes)
-    work = _Work(shared, like, PYTHON, ledger, line)
+    trials = InstanceTrials(place=place, out=shared.out, like=like, needs=needs, wishes=wishes, notes=line.notes)
+    work = _Work(shared=shared, trial=like, tools=PYTHON, ledger=ledger, line=line)
     work.ids, work.left_out = {i.slug: i.id for i in own}, left_out
     await work.judge(trials.attempts(own), len(own))
     if shared.settings.exploits and work.slugs:
@@ -156,7 +169,7 @@ async def _of_one(
 
 
 class _Work(PackageWork):
-    """Counts reasons without what is special about one instance, and keeps them whole for a person."""
+    """Counts reasons up to the first colon, and keeps the whole reason of each instance in ``left_out``."""
 
     ids: dict[str, str]
     left_out: dict[str, str]
@@ -169,7 +182,7 @@ class _Work(PackageWork):
 
 
 def _absent(line: PackageYield, own: Sequence[Instance], why: str, left_out: dict[str, str]) -> None:
-    """Noted nowhere: the repository may be there the next time."""
+    """Count the instances of a missing repository. Not recorded in a ledger: it may be there the next time."""
     for instance in own:
         line.tried += 1
         line.count(instance.format, False)
@@ -178,7 +191,7 @@ def _absent(line: PackageYield, own: Sequence[Instance], why: str, left_out: dic
 
 
 def _apart(tasks: list[Task], report: BuildReport, shared: Shared, left_out: dict[str, str]) -> list[Task]:
-    """Without training tasks that tell on a held-out one, of these or of others in the folder."""
+    """``tasks`` without training tasks that nearly repeat a held-out one of these or of others in the folder."""
     kept = separated(tasks, report, shared.ledgers, shared.out)
     for task in tasks:
         if task not in kept:
@@ -188,7 +201,7 @@ def _apart(tasks: list[Task], report: BuildReport, shared: Shared, left_out: dic
 
 
 def _fingerprint(settings: PackageTaskSettings, wishes: Wishes) -> str:
-    """What decides the verdict on an instance besides the instance itself."""
+    """Everything that the verdict on an instance depends on, apart from the instance itself."""
     limits = (settings.test_timeout_sec, settings.suite_seconds)
     asked = repr((GATES, *limits, settings.mutants, settings.min_mutation_score, wishes))
     return hashlib.sha256(asked.encode()).hexdigest()[:12]

@@ -1,7 +1,4 @@
-"""Task directories as instances: a JSON line each, and the commits that they refer to in bare repositories.
-
-Instances as task directories again.
-"""
+"""Export task directories as instances (JSON lines and commits in bare repositories), and import them again."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _HIDDEN = "workspace/"
 
 @dataclass
 class Exported:
-    """``left_out``: task -> why it has no form as an instance."""
+    """Result of an export. ``path``: of the JSON lines; ``left_out``: task -> why it cannot be an instance."""
 
     path: Path
     instances: list[str] = field(default_factory=list)
@@ -40,10 +37,10 @@ def export_tasks(
     out: Path,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Exported:
-    """Write ``out/instances.jsonl`` and ``out/repositories/NAME.git``. Raises TaskError where git cannot be used.
+    """Write ``out/instances.jsonl`` and ``out/repositories/NAME.git``. Raises TaskError if git cannot be used.
 
     A SWE-bench instance starts from the broken workspace and its ``patch`` repairs it; a SWE-smith instance starts
-    from the repaired one and its ``patch`` breaks it. What the formats have no field for is in ``woodshed``.
+    from the repaired one and its ``patch`` breaks it. Everything else is in the field ``woodshed``.
     """
     found = Exported(out / INSTANCES)
     every = list(tasks)
@@ -76,7 +73,7 @@ def _instance(task: Task, format: Format, repositories: Path) -> dict[str, Any]:
     name, info = branch_name(task.name), task.info
     start, goal = (broken, repaired) if format == "swebench" else (repaired, broken)
     repository = repositories / f"{branch_name(source_of(task))}.git"
-    # Patches are made elsewhere: a repository that people clone must not hold the answer.
+    # Patches are made in a temporary repository: the published one must not hold the answer.
     with tempfile.TemporaryDirectory(prefix="woodshed-exchange-") as scratch:
         work = GitRepository(Path(scratch) / "work.git")
         first = work.commit("start", start, name)
@@ -111,7 +108,7 @@ def _instance(task: Task, format: Format, repositories: Path) -> dict[str, Any]:
 
 
 def _rest(task: Task, hidden: dict[str, bytes]) -> dict[str, Any]:
-    """What makes the task again, beside what the format holds."""
+    """The field ``woodshed``: everything that the task needs and the format does not hold."""
     default, info = TaskInfo(), task.info
     changed = {k: v for k, v in vars(info).items() if v != getattr(default, k)}
     kept = {k: v for k, v in changed.items() if k not in ("fail_to_pass", "pass_to_pass")}
@@ -128,7 +125,7 @@ def _rest(task: Task, hidden: dict[str, bytes]) -> dict[str, Any]:
 
 
 def load_all(folders: Iterable[Path]) -> list[Task]:
-    """The tasks of these folders. Raises TaskError, also for two that would share a name."""
+    """Load the tasks of these folders. Raises TaskError, also if two have the same branch name."""
     tasks = [Task.load(folder) for folder in folders]
     seen: dict[str, Path] = {}
     for task in tasks:
@@ -141,11 +138,10 @@ def load_all(folders: Iterable[Path]) -> list[Task]:
 def import_tasks(
     folder: Path, out: Path, progress: Callable[[int, int, str], None] = lambda *_: None
 ) -> tuple[list[Task], dict[str, str]]:
-    """(tasks in ``out``, instance -> why it cannot be one) of a folder that ``export_tasks`` wrote.
+    """(tasks in ``out``, instance -> why it became none) of a folder that ``export_tasks`` wrote.
 
-    Instances of other datasets say nothing of their environment: ``build.py`` needs their repositories for that, and
-    here they are left out.
-    Raises TaskError where the file is missing or no JSON lines.
+    Instances of other datasets do not describe their environment and are left out; ``build.py`` imports them with their
+    repositories. Raises TaskError if the file is missing or does not hold JSON lines.
     """
     path = folder / INSTANCES
     try:
@@ -163,7 +159,7 @@ def import_tasks(
         progress(number - 1, len(lines), name)
         if not isinstance(instance.get("woodshed"), dict):
             left_out[name] = (
-                "has no 'woodshed' object: what its tests run in is not known here; give the file and --repositories"
+                "has no 'woodshed' object, so its environment is not known; give the file and --repositories"
             )
             continue
         try:

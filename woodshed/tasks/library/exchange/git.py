@@ -1,4 +1,4 @@
-"""A bare git repository that is written and read without a working tree."""
+"""Write and read a bare git repository without a working tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _WHO = b"committer woodshed <woodshed@localhost> 0 +0000\n"
 
 
 class GitRepository:
-    """Equal files make equal commits: no names, no times. Raises TaskError where git is missing or refuses."""
+    """A bare repository; commits have no names and times, so equal files give equal commits. Raises TaskError if git is
+    missing or fails."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,7 +25,7 @@ class GitRepository:
             self._git("init", "--quiet", "--bare")
 
     def commit(self, branch: str, files: Mapping[str, bytes], message: str) -> str:
-        """One commit without a parent as ``branch``; its id."""
+        """Make ``branch`` one commit without a parent, and return its id."""
         text = message.encode()
         parts = [b"commit refs/heads/%s\n%sdata %d\n%s\ndeleteall\n" % (branch.encode(), _WHO, len(text), text)]
         for name, data in sorted(files.items()):
@@ -34,17 +35,17 @@ class GitRepository:
         return self._git("rev-parse", f"refs/heads/{branch}").decode().strip()
 
     def diff(self, before: str, after: str) -> str:
-        """A patch that ``git apply`` takes, binary files included; no renames."""
+        """A patch for ``git apply``, with binary files and without renames."""
         flags = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--binary", "--full-index")
         return self._git("diff", *flags, before, after).decode("utf-8", "surrogateescape")
 
     def files(self, commit: str) -> dict[str, bytes]:
-        """Everything in a commit or tree."""
+        """All files of a commit or tree: path -> content."""
         entries: dict[str, str] = {}
         listed = self._git("ls-tree", "-r", "-z", "--full-tree", _checked(commit))
         for line in listed.decode("utf-8", "surrogateescape").split("\0"):
             head, _, name = line.partition("\t")
-            if name and head.split()[0] in ("100644", "100755"):  # links and submodules are no files
+            if name and head.split()[0] in ("100644", "100755"):  # without links and submodules
                 entries[name] = head.split()[2]
         digests = list(entries.values())
         answer = self._git("cat-file", "--batch", stdin="".join(f"{d}\n" for d in digests).encode())
@@ -54,7 +55,7 @@ class GitRepository:
             raise TaskError(f"{self.path}: object {error.args[0][:12]} is missing; is this a partial clone?") from None
 
     def patched(self, commit: str, patch: str) -> dict[str, bytes]:
-        """The files of a commit with a patch applied to them, as an index does it: nothing is checked out."""
+        """The files of a commit with a patch applied, through a temporary index: nothing is checked out."""
         index = {"GIT_INDEX_FILE": str(self.path / "index.exchange")}
         try:
             self._git("read-tree", _checked(commit), extra=index)
@@ -74,7 +75,7 @@ class GitRepository:
     def _git(
         self, *arguments: str, stdin: bytes = b"", may_fail: bool = False, extra: Mapping[str, str] | None = None
     ) -> bytes:
-        # Nothing that somebody's configuration or the repository's names is started.
+        # Programs that the configuration of the user or of the repository names must not run.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         environment = {
             **clean,
@@ -89,7 +90,7 @@ class GitRepository:
                 git_command(*arguments), input=stdin, capture_output=True, env=environment, cwd=self.path
             )
         except FileNotFoundError:
-            raise TaskError("git is not installed, and instances refer to commits; install it") from None
+            raise TaskError("git is not installed, but instances refer to commits; install it") from None
         if done.returncode and not may_fail:
             said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
             raise TaskError(f"{self.path}: git {arguments[0]} failed: {said}")
@@ -97,14 +98,14 @@ class GitRepository:
 
 
 def _checked(commit: str) -> str:
-    """A commit by its digits: whatever else an instance says could be an option of git."""
+    """``commit``, if it is all hex digits: anything else in an instance could be an option of git."""
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
-        raise TaskError(f"{commit!r} is no commit; write all of its digits")
+        raise TaskError(f"{commit!r} is not a commit; write all of its digits")
     return commit
 
 
 def branch_name(name: str) -> str:
-    """A branch for a task's name."""
+    """The name of the branch for a task."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "task"
 
 

@@ -1,4 +1,4 @@
-"""Instances of SWE-bench and SWE-smith as their datasets hold them: JSON lines, a JSON list, or Parquet."""
+"""Read instances of SWE-bench and SWE-smith from JSON lines, a JSON list or Parquet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TEXTS = ("instance_id", "repo", "patch", "problem_statement")
 
 @dataclass(frozen=True)
 class Instance:
-    """``owner`` and ``name`` of the repository; ``commit``: its digits, 40 or the first of them. ``where``: file and
-    row. The other fields are those of the dataset."""
+    """One instance. ``owner``, ``name``: of the repository; ``commit``: all or the first of its hex digits; ``where``:
+    file and row. The other fields are those of the dataset."""
 
     format: Literal["swebench", "swesmith"]
     id: str
@@ -36,12 +36,12 @@ class Instance:
 
     @property
     def package(self) -> str:
-        """Name of what its tasks are from."""
+        """Name of the package in its task."""
         return f"{self.owner}__{self.name}".lower()
 
     @property
     def slug(self) -> str:
-        """File name of the task: other words, patches or tests make another one."""
+        """Name of the task directory; another statement, patch or list of tests gives another name."""
         parts = (
             self.format,
             self.id,
@@ -57,9 +57,9 @@ class Instance:
 
 
 def read_instances(path: Path, only: Collection[str] = ()) -> list[Instance]:
-    """The instances of a ``.jsonl``, ``.json`` or ``.parquet`` file in its order, those named in ``only`` if any are.
+    """The instances of a ``.jsonl``, ``.json`` or ``.parquet`` file, in order; with ``only``, just those ids.
 
-    Raises TaskError that names file, row and field, also where one of ``only`` is not there or an id is there twice.
+    Raises TaskError, which names file, row and field, also if an id of ``only`` is missing or an id occurs twice.
     """
     found: dict[str, Instance] = {}
     for number, row in enumerate(_rows(path), 1):
@@ -112,7 +112,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise TaskError(f"{where}: no JSON ({error})") from None
+        raise TaskError(f"{where}: not JSON ({error})") from None
 
 
 def _instance(row: dict[str, Any], where: str) -> Instance:
@@ -125,7 +125,19 @@ def _instance(row: dict[str, Any], where: str) -> Instance:
     name, patch, statement = row["instance_id"], row["patch"], row["problem_statement"]
     if smith := _SMITH.fullmatch(row["repo"]):
         owner, repo, digits = smith.groups()
-        return Instance("swesmith", name, owner, repo, digits, patch, "", statement, fail, keep, where)
+        return Instance(
+            format="swesmith",
+            id=name,
+            owner=owner,
+            name=repo,
+            commit=digits,
+            patch=patch,
+            test_patch="",
+            statement=statement,
+            fail_to_pass=fail,
+            pass_to_pass=keep,
+            where=where,
+        )
     repository, commit = _REPOSITORY.fullmatch(row["repo"]), row.get("base_commit")
     if repository is None:
         raise TaskError(
@@ -136,11 +148,23 @@ def _instance(row: dict[str, Any], where: str) -> Instance:
     if not isinstance(row.get("test_patch"), str):
         raise TaskError(f"{where}: test_patch must be text, got {str(row.get('test_patch'))[:60]!r}")
     owner, repo = repository.groups()
-    return Instance("swebench", name, owner, repo, commit, patch, row["test_patch"], statement, fail, keep, where)
+    return Instance(
+        format="swebench",
+        id=name,
+        owner=owner,
+        name=repo,
+        commit=commit,
+        patch=patch,
+        test_patch=row["test_patch"],
+        statement=statement,
+        fail_to_pass=fail,
+        pass_to_pass=keep,
+        where=where,
+    )
 
 
 def _ids(row: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
-    """SWE-bench holds them as JSON text, SWE-smith and many others as lists."""
+    """A list of test ids: JSON text in SWE-bench, a list in SWE-smith and many others."""
     value = row.get(key)
     if isinstance(value, str):
         value = _json(value, f"{where}: {key}")

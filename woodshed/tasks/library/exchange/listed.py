@@ -1,4 +1,4 @@
-"""Whether the tests that an instance lists behave here as it says: before the fix and after it, in both orders."""
+"""Check that the tests of an instance behave here as it lists them: before and after the fix, in both orders."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from woodshed.grading.pytest_grader import run_pytest
 from woodshed.grading.pytest_phases import Phase
 from woodshed.grading.results import TestRun
 from woodshed.sandbox.protocol import Sandbox
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.dependencies import python_path
-from woodshed.tasks.generators.packages.prepare import WORKDIR, coarse
 from woodshed.tasks.generators.packages.proof import difference
 from woodshed.tasks.generators.packages.report import Rejected
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.dependencies import python_path
+from woodshed.tasks.packages.prepare import WORKDIR, coarse
 
 from .instances import Instance
 
@@ -24,8 +24,8 @@ _TEST_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Listed:
-    """The tests that count, in the order of the instance; ``seconds``: what each takes, coarse; ``dropped``: how many
-    of ``PASS_TO_PASS`` do not pass here."""
+    """The tests that are used, in the order of the instance. ``seconds``: test -> coarse time; ``dropped``: number of
+    ``PASS_TO_PASS`` tests that do not pass here."""
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
@@ -36,7 +36,7 @@ class Listed:
 def check_ids(instance: Instance, tests: frozenset[str]) -> tuple[str, ...]:
     """The tests that can be run: all of ``FAIL_TO_PASS``, those of ``PASS_TO_PASS`` that are in the files ``tests``.
 
-    Raises Rejected: a list is empty, an id is not one of pytest's, a test is in no file of tests.
+    Raises Rejected if a list is empty, an id is not one of pytest, or a FAIL_TO_PASS test is in no test file.
     """
     if not instance.fail_to_pass:
         raise Rejected("FAIL_TO_PASS is empty")
@@ -46,7 +46,7 @@ def check_ids(instance: Instance, tests: frozenset[str]) -> tuple[str, ...]:
         if not _ID.fullmatch(test):
             raise Rejected(f"its tests are not named as pytest names them (path::test): {test[:120]}")
         if test.partition("::")[0] not in tests:
-            raise Rejected(f"a FAIL_TO_PASS test is in no file of tests that was found: {test[:120]}")
+            raise Rejected(f"a FAIL_TO_PASS test is in no test file that was found: {test[:120]}")
     others = [t for t in instance.pass_to_pass if t.partition("::")[0] in tests and t not in instance.fail_to_pass]
     return (*instance.fail_to_pass, *others)
 
@@ -54,19 +54,28 @@ def check_ids(instance: Instance, tests: frozenset[str]) -> tuple[str, ...]:
 def phases(
     tests: Sequence[str], after: Mapping[str, bytes], before: Mapping[str, bytes], seconds: float
 ) -> list[Phase]:
-    """Four runs in a box that holds ``after``: there in both orders, then of ``before`` in both orders;
-    the second of each has an interpreter of its own. ``seconds``: limit of one run."""
+    """Four runs in a box that holds ``after``: of ``after`` in both orders, then of ``before`` in both orders. The
+    second of each pair has a new interpreter. ``seconds``: limit of one run."""
     files = sorted({t.partition("::")[0] for t in tests})
     write, delete = difference(after, before)
 
     def phase(write: Mapping[str, bytes], delete: Sequence[str], reverse: bool) -> Phase:
-        return Phase(files, tests, write, delete, seconds, _TEST_SECONDS, reverse=reverse, fresh=reverse)
+        return Phase(
+            files=files,
+            ids=tests,
+            write=write,
+            delete=delete,
+            timeout=seconds,
+            test_timeout=_TEST_SECONDS,
+            reverse=reverse,
+            fresh=reverse,
+        )
 
     return [phase({}, (), False), phase({}, (), True), phase(write, delete, False), phase({}, (), True)]
 
 
 async def run_listed(box: Sandbox, package: Package, tests: Sequence[str], seconds: float) -> TestRun:
-    """One run in a box that holds the repaired workspace, with everything that pytest says."""
+    """Run the tests once in a box that holds the repaired workspace."""
     files = sorted({t.partition("::")[0] for t in tests})
     return await run_pytest(
         box,
@@ -80,7 +89,7 @@ async def run_listed(box: Sandbox, package: Package, tests: Sequence[str], secon
 
 
 def sort_out(instance: Instance, runs: Sequence[TestRun]) -> Listed:
-    """What the four runs of ``phases`` say. Raises Rejected where they contradict the instance."""
+    """Evaluate the four runs of ``phases``. Raises Rejected if they contradict the instance."""
     after, before = runs[:2], runs[2:]
     for run, when in zip(runs, ("after", "after", "before", "before")):
         if not run.complete and (when == "after" or run.detail.startswith("timed out")):
@@ -104,7 +113,7 @@ def sort_out(instance: Instance, runs: Sequence[TestRun]) -> Listed:
 
 
 def _status(run: TestRun, test: str) -> str:
-    """An error where its file cannot be collected, ``missing`` where it is not there."""
+    """Status of a test: ``error`` if its file cannot be collected, ``missing`` if it was not run."""
     if test in run.results:
         return run.results[test].status
     file = test.partition("::")[0]
@@ -112,7 +121,7 @@ def _status(run: TestRun, test: str) -> str:
 
 
 def _why(run: TestRun, test: str) -> str:
-    """The last line of what the test says, which names the error."""
+    """The last line of the output of the test, which names the error, in parentheses."""
     text = run.results[test].text if test in run.results else run.detail
     lines = text.strip().splitlines()
     return f" ({lines[-1].strip()[:160]})" if lines else ""

@@ -1,4 +1,4 @@
-"""What the tests of instances need, locked once for all instances that state the same."""
+"""Resolve and lock the dependencies of instances, once for all instances that state the same."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from woodshed.sandbox.layers import LayerStore
-from woodshed.tasks.generators.packages.catalogue import Package, Wheel
-from woodshed.tasks.generators.packages.dependencies import dependency_layers
-from woodshed.tasks.generators.packages.index import PackageError
 from woodshed.tasks.generators.packages.report import Rejected
-from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.install.lock import Install
 from woodshed.tasks.install.use import installed_package, only_wheels
-from woodshed.tasks.sources.lock import SourceLock
+from woodshed.tasks.packages.catalogue import Package, Wheel
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.pipeline.lock import SourceLock
 from woodshed.tasks.sources.requirements import Requirement
 from woodshed.tasks.sources.resolve import Contradiction, check_import_names, resolve
 
 
 @dataclass
 class Needs:
-    """Resolves requirements to wheels, which ``lock`` pins, and lays them into layers. ``left_out``: requirement -> why
-    it cannot be had."""
+    """Resolves requirements to wheels, pins them in ``lock`` and makes layers of them. ``left_out``: requirement -> why
+    it could not be resolved."""
 
     lock: SourceLock
     layers: LayerStore
@@ -37,7 +37,7 @@ class Needs:
     ) -> tuple[Package, tuple[str, ...]]:
         """(the package with its wheels, layers below its workspace). ``own``: names that are never installed.
 
-        Raises Rejected where the requirements are of no use, PackageError where pip or the index is.
+        Raises Rejected if the requirements cannot be used, PackageError if pip or the index cannot be.
         """
         base = self.lock.catalogue.wheels["pytest"]
         texts = sorted({r.text for r in requirements})
@@ -56,7 +56,7 @@ class Needs:
     async def installed(
         self, package: Package, files: Mapping[str, bytes], found: Install, out: Path
     ) -> tuple[Package, tuple[str, ...]]:
-        """As ``met``, with what an install locked. Raises Rejected where it is of other bytes or needs services."""
+        """As ``met``, with the packages of an install. Raises Rejected if it is of other bytes or needs services."""
         try:
             made, _ = await asyncio.to_thread(installed_package, package, files, found, out)
         except PackageError as error:

@@ -1,6 +1,6 @@
-"""Unified diffs as git writes them, applied to files in memory: exactly where they say, or not at all.
+"""Apply git's unified diffs to files in memory, without fuzz and offsets.
 
-A patch of a dataset is somebody's text. Its paths stay inside the repository, and nothing of it reaches git or a disk.
+Patches of datasets are not trusted: their paths stay inside the repository, and nothing of them reaches git or a disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_END = b"\\ No newline"
 
 @dataclass
 class _Hunk:
-    """``start``: 1-based line of the old file, the line before where ``old`` is empty. Lines keep their ends."""
+    """``start``: 1-based line of the old file; if ``old`` is empty, the line before it. Lines keep their line ends."""
 
     start: int
     old: list[bytes] = field(default_factory=list)
@@ -29,7 +29,7 @@ class _Hunk:
 
 @dataclass
 class _FileChange:
-    """``old`` and ``new`` are paths, None where the file is not there on that side."""
+    """``old`` and ``new``: paths, None if the file does not exist on that side."""
 
     old: str | None
     new: str | None
@@ -39,8 +39,8 @@ class _FileChange:
 def apply_patch(files: Mapping[str, bytes], patch: str, what: str) -> dict[str, bytes]:
     """``files`` with ``patch`` applied, without fuzz and without offsets; ``what`` names the patch in reasons.
 
-    Raises Rejected: it is no unified diff, does not fit, names a place outside the repository, or is of a kind that is
-    not handled (binary, copies, links, submodules). Modes of files are not kept, so changes of them are nothing.
+    Raises Rejected if it is not a unified diff, does not fit, names a path outside the repository, or is of an
+    unsupported kind (binary, copies, links, submodules). Changes of file modes are ignored, as modes are not kept.
     """
     made = dict(files)
     for change in _Reader(patch, what).changes():
@@ -141,12 +141,12 @@ class _Reader:
         else:
             half = (len(text) - 1) // 2
             first, second = text[:half], text[half + 1 :]
-            if first[2:] != second[2:]:  # a rename, whose own lines say the paths
+            if first[2:] != second[2:]:  # a rename; its own lines state the paths
                 return "", ""
         return self._side(first, b"a/", ""), self._side(second, b"b/", "")
 
     def _side(self, text: bytes, prefix: bytes, stated: str | None) -> str | None:
-        """The path of ``a/PATH`` or ``b/PATH``, None of ``/dev/null``. ``stated``: what was said of it before."""
+        """The path of ``a/PATH`` or ``b/PATH``; None for ``/dev/null``. ``stated``: the path from an earlier line."""
         text = text.partition(b"\t")[0].rstrip(b"\r") if not text.startswith(b'"') else text
         if text == b"/dev/null":
             return None
@@ -174,7 +174,7 @@ class _Reader:
         last: tuple[list[bytes], ...] = ()
         olds, news = (1 if text is None else int(text) for text in (match[2], match[4]))
         while len(hunk.old) < olds or len(hunk.new) < news or self._here().startswith(_NO_END):
-            line = self._next() or b" "  # some tools drop the blank of an empty line
+            line = self._next() or b" "  # some tools drop the space of an empty line
             sides = {b" ": (hunk.old, hunk.new), b"-": (hunk.old,), b"+": (hunk.new,)}.get(line[:1])
             if line.startswith(_NO_END) and last:
                 for side in last:

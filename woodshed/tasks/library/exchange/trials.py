@@ -1,4 +1,4 @@
-"""One instance becomes a task: its files before and after, the environment that they state, its listed tests."""
+"""Try instances of datasets as tasks: apply their patches, install their dependencies, run their listed tests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.catalogue import Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.partition import unplanned
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.changes.candidates import Candidate
+from woodshed.tasks.generators.changes.partition import unplanned
 from woodshed.tasks.generators.packages.replay import split_of_change
 from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.stream import Attempt
 from woodshed.tasks.generators.packages.trial import Trial
-from woodshed.tasks.generators.packages.workspace import is_source, is_test, workspace_of
 from woodshed.tasks.install.lock import find_install
 from woodshed.tasks.languages.node.project import is_node_project
+from woodshed.tasks.packages.catalogue import Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.workspace import is_source, is_test, workspace_of
+from woodshed.tasks.pipeline.pin import Wishes, is_own_module
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.obtain import described, project_names
-from woodshed.tasks.sources.pin import Wishes, is_own_module
 from woodshed.tasks.sources.project import UNKNOWN, Project
 from woodshed.tasks.sources.repository import pack, read_repository
 from woodshed.tasks.sources.requirements import canonical, distribution_of, missing_modules, needed, optional, wished
@@ -43,8 +43,8 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class State:
-    """``base``: files of the commit; ``before``/``after``: the workspace that is broken and the one that is not, both
-    with their own tests. ``package`` as ``before`` and ``after`` are laid out."""
+    """Files of an instance. ``base``: of the commit; ``before``, ``after``: the broken and the repaired workspace, each
+    with its own tests; ``package``: with the layout of both."""
 
     spec: SourceSpec
     package: Package
@@ -56,7 +56,7 @@ class State:
 
 @dataclass(frozen=True)
 class InstanceTrials:
-    """Tries the instances of one repository. ``like``: a trial of nothing, of which each instance gets its own."""
+    """Tries the instances of the repository at ``place``. ``like``: an empty trial; each instance gets a copy."""
 
     place: Path
     out: Path
@@ -91,9 +91,15 @@ class InstanceTrials:
         self, instance: Instance, state: State, trial: Trial, listed: Listed, changed: list[str], split: str, out: Path
     ) -> Task:
         required = (*listed.fail_to_pass, *listed.pass_to_pass)
-        trial.suite = Suite(trial.package.name, dict(listed.seconds), (), {}, 0.0)
-        function = CoveredFunction(changed[0], instance.id, 1, 1, 0, required)
-        added = {n: d for n, d in trial.workspace.items() if n not in state.after or n == "pytest.ini"}  # of an install
+        trial.suite = Suite(
+            package=trial.package.name, tests=dict(listed.seconds), functions=(), unstable={}, seconds=0.0
+        )
+        function = CoveredFunction(
+            module=changed[0], name=instance.id, line=1, end_line=1, statements=0, tests=required
+        )
+        added = {
+            n: d for n, d in trial.workspace.items() if n not in state.after or n == "pytest.ini"
+        }  # files that an install added
         stated = {
             "dataset": instance.format,
             "instance": instance.id,
@@ -102,13 +108,13 @@ class InstanceTrials:
             "pass_to_pass_dropped": str(listed.dropped),
         }
         candidate = Candidate(
-            trial.package.name,
-            function,
-            instance.format,
-            instance.format,
-            {name: state.before.get(name, b"") for name in changed},
-            0,
-            split,
+            package=trial.package.name,
+            function=function,
+            kind=instance.format,
+            detail=instance.format,
+            files={name: state.before.get(name, b"") for name in changed},
+            line=0,
+            split=split,
             start={**state.before, **added},
             text=instance.statement,
             instance=instance.slug,
@@ -123,7 +129,7 @@ class InstanceTrials:
         raise Rejected("results change from run to run")
 
     def _state(self, instance: Instance) -> State:
-        """Raises Rejected: no such commit, a patch that does not fit, no layout that is understood."""
+        """The files of an instance. Raises Rejected: missing commit, a patch that does not fit, or no known layout."""
         try:
             snapshot = read_repository(str(self.place), instance.commit)
         except PackageError as error:
@@ -135,7 +141,7 @@ class InstanceTrials:
         else:
             before, after = apply_patch(base, instance.patch, "patch"), base
         if is_node_project(after):
-            raise Rejected("it is no Python project")
+            raise Rejected("it is not a Python project")
         place = str(self.place.resolve())  # as `tasks install` names it
         spec = SourceSpec(f"{place}@{snapshot.commit}", "git", place, snapshot.commit)
         project = Project(after)
@@ -154,14 +160,14 @@ class InstanceTrials:
                 if is_source(package, name) and after.get(name) != repaired.get(name):
                     raise Rejected(f"its test_patch changes code: {name}")
         if package.licence == UNKNOWN:
-            note = "no licence was recognised: find out before you pass these tasks on"
+            note = "no licence was recognised: find it out before you pass these tasks on"
             if note not in self.notes:
                 self.notes.append(note)
-        return State(spec, package, project, base, laid[0], laid[1])
+        return State(spec=spec, package=package, project=project, base=base, before=laid[0], after=laid[1])
 
     @asynccontextmanager
     async def _opened(self, state: State, tests: tuple[str, ...]) -> AsyncGenerator[Trial, None]:
-        """A trial whose workspace is the repaired one, in what its tests need; closed at the end."""
+        """A trial with the repaired workspace and its dependencies; closed at the end."""
         if self.wishes.installs is not None:
             trial = await self._by_install(state, self.wishes.installs)
         else:
@@ -180,7 +186,7 @@ class InstanceTrials:
         return self._trial(package, names, workspace_of(package, {**state.after, **found.added}))
 
     async def _by_rules(self, state: State, tests: tuple[str, ...]) -> Trial:
-        """What its files state, and what the tests cannot import and it states elsewhere, up to three times."""
+        """Install what the project states; up to three times, add what tests fail to import and it states elsewhere."""
         own = [state.spec.name, state.package.name.rpartition("__")[2], *project_names(state.spec, state.project)]
         requirements = [*wished(self.wishes.needs), *needed(state.project, canonical(own[-1]))]
         possible = optional(state.project, canonical(own[-1]))
@@ -199,7 +205,7 @@ class InstanceTrials:
             await trial.close()
             if not more:
                 said = " ".join(text.split())[-300:]
-                advice = f"; nothing brings {', '.join(missing)}: --needs, or --install" if missing else ""
+                advice = f"; nothing provides {', '.join(missing)}: use --needs or --install" if missing else ""
                 raise Rejected(f"its tests do not run to their end after the fix: {said}{advice}")
             requirements += more
         return trial
@@ -208,7 +214,7 @@ class InstanceTrials:
         return replace(
             self.like,
             package=package,
-            suite=Suite(package.name, {}, (), {}, 0.0),
+            suite=Suite(package=package.name, tests={}, functions=(), unstable={}, seconds=0.0),
             workspace=workspace,
             layer_names=names,
             kept={},
@@ -216,7 +222,7 @@ class InstanceTrials:
 
 
 async def _complaints(trial: Trial, tests: Sequence[str]) -> tuple[bool, str]:
-    """(whether the ``tests`` run to their end, what pytest says of those that do not pass, or of why none is run)."""
+    """(whether the ``tests`` run to their end, output of those that fail, or why none is run)."""
     try:
         box = await trial.fork()
         try:
@@ -232,11 +238,21 @@ async def _complaints(trial: Trial, tests: Sequence[str]) -> tuple[bool, str]:
 
 def _package(instance: Instance, commit: str, digest: str) -> Package:
     origin = f"{instance.owner}/{instance.name}@{commit}"
-    return Package(instance.package, commit[:12], "", digest, UNKNOWN, (), (), origin=origin, commit=commit)
+    return Package(
+        name=instance.package,
+        version=commit[:12],
+        file="",
+        sha256=digest,
+        licence=UNKNOWN,
+        sources=(),
+        tests=(),
+        origin=origin,
+        commit=commit,
+    )
 
 
 def _changed(state: State) -> list[str]:
-    """The modules in which before and after differ. Raises Rejected where a solution could not say the change."""
+    """Code files that differ between before and after. Raises Rejected if there are none or one is removed."""
     package, before, after = state.package, state.before, state.after
     changed = [n for n in {**before, **after} if is_source(package, n) and before.get(n) != after.get(n)]
     if not changed:

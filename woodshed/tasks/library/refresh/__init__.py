@@ -1,1 +1,1 @@
-"""Refreshing tasks by what policies did on them: too easy ones are hardened, unsolved ones are checked again."""
+"""Refresh tasks by their ratings: harden those that became too easy, check those that nobody solved again."""

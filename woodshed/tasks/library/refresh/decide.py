@@ -1,6 +1,6 @@
-"""What the ratings of a task say about it: by its interval, never by the point.
+"""Decide about a task from its ratings, by confidence interval and not by point estimate.
 
-Marks: what is decided about a task is noted in its history, and can be taken back by what policies do later.
+Decisions are recorded as marks in the history of the task, and later ratings can revoke them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Finding = Literal["unrated", "too easy", "unsolved", "teaches", "undecided"]
 
 @dataclass(frozen=True)
 class Limits:
-    """A task is too easy where the 95 % interval of the newest policy's pass rate lies above ``too_easy``; unsolved
-    where nobody solved it in ``unsolved`` rollouts of all policies together."""
+    """Thresholds. A task is too easy if the 95 % interval of the newest policy's pass rate is above ``too_easy``, and
+    unsolved if no rollout of at least ``unsolved``, of all policies together, solved it."""
 
     too_easy: float = 0.6
     unsolved: int = 8
@@ -35,7 +35,7 @@ class Limits:
 
 
 def newest(history: History) -> tuple[str, Share]:
-    """(the policy that rated last and its version, its rollouts). ValueError without a rating."""
+    """(newest policy with its version, share of its rollouts that solved the task). ValueError without ratings."""
     last = max(history.ratings, key=lambda r: r.date)
     same = [r for r in history.ratings if (r.policy, r.version) == (last.policy, last.version)]
     share = Share(sum(r.solved for r in same), sum(r.rollouts for r in same))
@@ -43,7 +43,7 @@ def newest(history: History) -> tuple[str, Share]:
 
 
 def find(history: History, limits: Limits) -> tuple[Finding, str]:
-    """What holds, and the evidence for it in words. ``undecided``: more rollouts would decide."""
+    """(finding, the evidence as text). ``undecided``: more rollouts are needed."""
     if not history.ratings:
         return "unrated", ""
     who, share = newest(history)
@@ -63,12 +63,12 @@ SOUND = "; checked again: the solution passes, doing nothing does not"
 
 
 def retire(task: Task, limits: Limits, made: Sequence[str]) -> None:
-    """Take a task out of use that became too easy; ``made``: names of what took its place."""
+    """Retire a task that became too easy; ``made``: names of the tasks that replace it."""
     _mark(task, "retired", find(read_history(task), limits)[1], made)
 
 
 def settle_unsolved(task: Task, limits: Limits, verdict: Verdict) -> Status:
-    """Quarantine a task that nobody solved and that passes every gate; else it is broken."""
+    """Quarantine a task that nobody solved if it passes every gate; else mark it as broken."""
     why = find(read_history(task), limits)[1]
     if verdict.passed:
         _mark(task, "quarantined", why + SOUND)
@@ -79,7 +79,7 @@ def settle_unsolved(task: Task, limits: Limits, verdict: Verdict) -> Status:
 
 
 def release(task: Task) -> bool:
-    """Take a quarantined task back into use if somebody has solved it since."""
+    """Take a quarantined task back into use if a rollout has solved it since; return whether that is so."""
     history = read_history(task)
     share = ever_solved(history)
     if history.status != "quarantined" or not share.count:
@@ -89,8 +89,8 @@ def release(task: Task) -> bool:
 
 
 def left_open(tasks: Sequence[Task], made: Sequence[Task]) -> dict[str, list[Task]]:
-    """Tasks in use -> what is ``made`` of them already: an earlier start was stopped before it retired them, maybe
-    before the last gates."""
+    """Name of a task in use -> tasks among ``made`` that are harder forms of it: an earlier start was stopped before it
+    retired the task, maybe before the last gates."""
     named = {task.name: task for task in tasks}
     found: dict[str, list[Task]] = {}
     for task in made:

@@ -1,4 +1,4 @@
-"""Harder forms of tasks that became too easy, of the same package: more is gone, more has to be done, less is told."""
+"""Make harder forms of tasks that became too easy: delete more, combine changes, or say less."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from woodshed.record.task import Task
-from woodshed.tasks.generators.packages.candidates import Candidate, combinations, group_candidate
-from woodshed.tasks.generators.packages.groups import GROUPS
-from woodshed.tasks.generators.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.generators.changes.candidates import Candidate, combinations, group_candidate
+from woodshed.tasks.generators.changes.groups import GROUPS
 from woodshed.tasks.generators.packages.report import Rejected
 from woodshed.tasks.generators.packages.trial import Trial
 from woodshed.tasks.generators.prompts.write import LEVELS, level_of
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 Way = Literal["cone", "combine", "terse"]
 WAYS: tuple[Way, ...] = get_args(Way)
-"""Delete more around what is missing; put several changes into one task; tell less. In the order of trying."""
+"""In the order in which they are tried: delete more around the function, combine several changes, say less."""
 
 _CONES = ("delete_methods", "delete_class", "delete_feature")
 _SINGLE = ("mutate", "delete_function", *GROUPS)
-"""Kinds of tasks that can be hardened: their change can be made again."""
+"""Kinds of tasks that can be hardened, because their change can be made again."""
 
 
 @dataclass
 class Hardener:
-    """Proposes harder forms of the ``easy`` tasks to the build pipeline (``packages/work.py``), one way after the other
-    until one is kept. ``known``: all tasks that there are, by directory name: none is made twice. ``left``: harder
-    tasks of an earlier start that was stopped; what they were made of needs no other. ``made``: name of a task that was
-    too easy -> names of what was made of it.
+    """Proposes harder forms of the ``easy`` tasks to the build (``generators/packages/work.py``), one way after the
+    other until one is kept.
+
+    ``known``: directory name -> task, of all existing tasks: none is made twice. ``left``: harder tasks of an earlier
+    start that was stopped; the tasks they were made from need no other. ``made``: name of an easy task -> names of the
+    harder ones.
     """
 
     easy: Sequence[Task]
@@ -50,7 +52,7 @@ class Hardener:
         if "cone" in self.ways:
             for task, base in bases:
                 for harder in self._new(larger(trial, base)):
-                    if harder.slug not in trial.kept:  # else another task led to the same one
+                    if harder.slug not in trial.kept:  # else another task led to the same candidate
                         yield replace(harder, origins=(task.name,))
                     if self._kept(trial, harder, [task]):
                         break
@@ -83,13 +85,12 @@ class Hardener:
 
 
 def origins(task: Task) -> list[str]:
-    """Names of the tasks that a harder one was made of."""
+    """Names of the tasks that a harder one was made from."""
     return list(filter(None, task.info.provenance.get("hardened_from", "").split(", ")))
 
 
 def candidate_of(trial: Trial, task: Task) -> Candidate | None:
-    """The change that made ``task``, made again; None where its kind has no harder form, or its package is another
-    one by now."""
+    """The candidate that ``task`` was made from; None if its kind has no harder form, or if its package has changed."""
     stated, gold = task.info.provenance, task.solution_files()
     if stated.get("generator") not in _SINGLE or any(trial.workspace.get(n) != data for n, data in gold.items()):
         return None
@@ -102,30 +103,32 @@ def candidate_of(trial: Trial, task: Task) -> Candidate | None:
     start = task.workspace_files()
     files = {name: start[name] for name in gold if name in start}
     return Candidate(
-        trial.package.name,
-        first,
-        stated["generator"],
-        task.info.kind,
-        files,
-        0,
-        task.info.split,
-        tuple(also),
+        package=trial.package.name,
+        function=first,
+        kind=stated["generator"],
+        detail=task.info.kind,
+        files=files,
+        line=0,
+        split=task.info.split,
+        also=tuple(also),
         level=stated.get("level", ""),
     )
 
 
 def larger(trial: Trial, base: Candidate) -> Iterator[Candidate]:
-    """Deletions of more than ``base`` changes, smallest first, by each group that its function leads to."""
+    """Deletions of groups around the function of ``base`` that contain its functions and more, smallest first."""
     found: dict[str, Candidate] = {}
     for kind in _CONES if not trial.package.language else ():
-        harder = group_candidate(trial.suite, trial.workspace, kind, base.function, trial.splits)
+        harder = group_candidate(
+            suite=trial.suite, workspace=trial.workspace, kind=kind, function=base.function, splits=trial.splits
+        )
         if harder is not None and harder.split == base.split and set(harder.functions) > set(base.functions):
             found.setdefault(harder.slug, harder)
     yield from sorted(found.values(), key=lambda c: (sum(f.statements for f in c.functions), c.slug))
 
 
 def terser(trial: Trial, task: Task, base: Candidate) -> Iterator[Candidate]:
-    """The same change, told on each level below that of ``task``."""
+    """The same change with each instruction level below that of ``task``."""
     level = task.info.provenance.get("level") or level_of(trial.settings, base)
     for less in LEVELS[LEVELS.index(level) + 1 :]:
         yield replace(base, level=less)

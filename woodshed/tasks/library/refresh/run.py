@@ -1,8 +1,6 @@
-"""``woodshed tasks refresh``: decide by ratings, harden, check what nobody solves, retire.
+"""``woodshed tasks refresh``: decide by ratings, harden easy tasks, check unsolved ones, retire.
 
-Everything that was decided or made is on disk before the next thing is: killed at any moment, the same command goes on.
-
-What a refresh came to.
+Every decision and every task is on disk before the next step, so the same command continues after a kill.
 """
 
 from __future__ import annotations
@@ -21,13 +19,14 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.find import task_folders
 from woodshed.tasks.generators.packages.build import Progress, build_tasks
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package, Wheel
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.report import KEPT_SOURCES, BuildReport
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
-from woodshed.tasks.library.cost import Cost, rate
-from woodshed.tasks.sources.factory import claim
-from woodshed.tasks.sources.lock import NAME, SourceLock
+from woodshed.tasks.generators.packages.cost import Cost, rate
+from woodshed.tasks.generators.packages.report import BuildReport
+from woodshed.tasks.packages.catalogue import Catalogue, Package, Wheel
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.source import KEPT_SOURCES
+from woodshed.tasks.pipeline.lock import SourceLock
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import SOURCES, claim
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.splits import HELDOUT
 
@@ -43,10 +42,10 @@ _MEANING = {
 
 @dataclass
 class Refresh:
-    """``found``: training task -> what its ratings say, or the status that it had. ``hardened``: task that was too easy
-    -> names of the tasks in ``out`` that take its place. ``broken``: task that nobody solves -> the gates it fails.
-    ``released``: quarantined ones that somebody has solved since. ``kept``: tasks in ``out``, which cost
-    ``core_seconds`` in all. ``build``: what was tried to harden them."""
+    """Result of a refresh. ``found``: training task -> finding, or the status that it had before. ``hardened``: easy
+    task -> names of the tasks in ``out`` that replace it. ``broken``: unsolved task -> the gates that it fails.
+    ``released``: quarantined tasks that have been solved since. ``kept``: number of tasks in ``out``; ``core_seconds``:
+    their cost in all. ``build``: report of the harder forms."""
 
     out: Path
     found: dict[str, str] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Refresh:
     core_seconds: float = 0.0
 
     def text(self) -> str:
-        """The table, then what was made, what is broken and why."""
+        """The report as text: counts, harder forms, broken tasks, notes, cost."""
         counts = Counter(self.found.values())
         lines = [f"{'training tasks':16} {len(self.found):6}"]
         lines += [f"  {what:14} {counts[what]:6}  {means}" for what, means in _MEANING.items() if counts[what]]
@@ -91,7 +90,7 @@ class Refresh:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person may say. ``parallel``: boxes at the same time."""
+    """Options of a refresh. ``parallel``: boxes at the same time."""
 
     limits: Limits
     ways: Collection[Way] = WAYS
@@ -99,22 +98,28 @@ class Wishes:
 
 
 async def refresh(
-    folder: Path, out: Path, wishes: Wishes, backend: Backend, layers: LayerStore, progress: Progress | None = None,
-    *, cache: Path | None = None,
-) -> Refresh:  # fmt: skip
-    """Refresh the training tasks in ``folder`` by their ratings; harder ones are made in ``out``.
+    folder: Path,
+    out: Path,
+    wishes: Wishes,
+    backend: Backend,
+    layers: LayerStore,
+    progress: Progress | None = None,
+    *,
+    cache: Path | None = None,
+) -> Refresh:
+    """Refresh the training tasks in ``folder`` by their ratings; harder tasks are made in ``out``.
 
-    Raises TaskError or PackageError where there is nothing to do it with: no tasks, no ratings, ``out`` is not usable,
-    no package can be prepared. What could not be tried to harden stays in use.
+    Raises TaskError or PackageError if there are no tasks or no ratings, if ``out`` cannot be used, or if no package
+    can be prepared. Tasks for which no harder form could be tried stay in use.
     """
     if out.resolve() == folder.resolve():
-        raise PackageError(f"--out {out} is the folder of the tasks themselves: give another, such as {folder}/renewed")
+        raise PackageError(f"--out {out} is the folder of the tasks themselves: give another, such as {folder}/harder")
     say: Progress = progress or (lambda *_: None)
     everything = [Task.load(path) for path in task_folders([folder])]
     tasks = [task for task in everything if task.info.split == "train"]
     if not any(read_history(task).ratings for task in tasks):
         raise TaskError(
-            f"{folder}: none of its {len(tasks)} training tasks has a rating of it as it is; make them with "
+            f"{folder}: none of its {len(tasks)} training tasks has a rating in its present form; rate them with "
             f"`woodshed tasks rate {folder} --policy POLICY` or `--from RUN`"
         )
     with claim(out):
@@ -124,10 +129,23 @@ async def refresh(
         easy = _sorted_out(tasks, wishes.limits, refreshed, opened)
         unsolved = [task for task in tasks if refreshed.found.get(task.name) == "unsolved"]
         if unsolved:
-            await _check(unsolved, wishes, backend, layers, say, refreshed)
+            await _check(unsolved=unsolved, wishes=wishes, backend=backend, layers=layers, say=say, refreshed=refreshed)
         if easy:
             left = list({task.path: task for made in opened.values() for task in made}.values())
-            await _harden(folder, out, everything, easy, left, wishes, backend, layers, say, refreshed, cost, cache)
+            await _harden(
+                folder=folder,
+                out=out,
+                everything=everything,
+                easy=easy,
+                left=left,
+                wishes=wishes,
+                backend=backend,
+                layers=layers,
+                say=say,
+                refreshed=refreshed,
+                cost=cost,
+                cache=cache,
+            )
         untried = {line.package for line in refreshed.build.packages if line.error} if refreshed.build else set()
         for task in (t for t in easy if t.info.provenance.get("package") not in untried):
             retire(task, wishes.limits, sorted(refreshed.hardened.get(task.name, ())))
@@ -136,11 +154,9 @@ async def refresh(
     return refreshed
 
 
-def _sorted_out(
-    tasks: Sequence[Task], limits: Limits, refreshed: Refresh, opened: Collection[str]
-) -> list[Task]:  # fmt: skip
-    """What holds for each task that is in use, noted in ``refreshed``; the ones that are too easy. Those that are
-    ``opened`` were found to be by an earlier start."""
+def _sorted_out(tasks: Sequence[Task], limits: Limits, refreshed: Refresh, opened: Collection[str]) -> list[Task]:
+    """Record the finding of each task in ``refreshed`` and return the easy ones, including those ``opened``, which an
+    earlier start found too easy."""
     easy = []
     for task in tasks:
         history = read_history(task)
@@ -157,7 +173,7 @@ def _sorted_out(
 async def _check(
     unsolved: Sequence[Task], wishes: Wishes, backend: Backend, layers: LayerStore, say: Progress, refreshed: Refresh
 ) -> None:
-    """The oracle and all other gates once more, on tasks that nobody solves."""
+    """Run all gates again on tasks that nobody solves."""
     paths = [task.path for task in unsolved]
     verdicts = await check_folders(paths, backend, layers, parallel=wishes.parallel, progress=say)
     for task, verdict in zip(unsolved, verdicts, strict=True):
@@ -166,19 +182,29 @@ async def _check(
 
 
 async def _harden(
-    folder: Path, out: Path, everything: Sequence[Task], easy: Sequence[Task], left: Sequence[Task], wishes: Wishes,
-    backend: Backend, layers: LayerStore, say: Progress, refreshed: Refresh, cost: Cost, cache: Path | None,
-) -> None:  # fmt: skip
-    """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to; those that are ``left``
-    of an earlier start go through the last gates with them."""
-    if not (folder / NAME).exists():
+    folder: Path,
+    out: Path,
+    everything: Sequence[Task],
+    easy: Sequence[Task],
+    left: Sequence[Task],
+    wishes: Wishes,
+    backend: Backend,
+    layers: LayerStore,
+    say: Progress,
+    refreshed: Refresh,
+    cost: Cost,
+    cache: Path | None,
+) -> None:
+    """Build harder forms of the ``easy`` tasks from the sources that ``folder`` is locked to; those ``left`` by an
+    earlier start go through the last gates with them."""
+    if not (folder / SOURCES).exists():
         refreshed.notes.append(
-            f"nothing was hardened: {folder} has no {NAME}, so `woodshed tasks build` did not make it"
+            f"nothing was hardened: {folder} has no {SOURCES}, so `woodshed tasks build` did not make it"
         )
         return
     settings = _settings(folder, len(easy) + len(left), wishes)
     names = {task.info.provenance.get("package", "") for task in easy}
-    chosen, catalogue = _locked(folder, out, settings, names, refreshed)
+    chosen, catalogue = _locked(folder=folder, out=out, settings=settings, names=names, refreshed=refreshed)
     if not chosen:
         return
     made_here = out.resolve()
@@ -192,41 +218,41 @@ async def _harden(
 
     heldout = [task for task in everything if task.info.split == HELDOUT]
     tasks = await build_tasks(
-        settings,
-        catalogue,
-        chosen,
-        backend,
-        layers,
-        out,
-        told,
+        settings=settings,
+        catalogue=catalogue,
+        chosen=chosen,
+        backend=backend,
+        layers=layers,
+        out=out,
+        progress=told,
         report=refreshed.build,
         cache=cache,
         propose=hardener,
         against=heldout,
     )
     untried = [line.package for line in refreshed.build.packages if line.error]
-    refreshed.notes += [f"left in use, for nothing could be tried: the tasks of {name}" for name in untried]
-    there = {task.name for task in tasks}  # a task may be dropped after it was kept
+    refreshed.notes += [f"the tasks of {name} stay in use: no harder form could be tried" for name in untried]
+    there = {task.name for task in tasks}  # without tasks that were dropped after they were kept
     refreshed.hardened = {name: [m for m in made if m in there] for name, made in hardener.made.items()}
 
 
 def _settings(folder: Path, most: int, wishes: Wishes) -> PackageTaskSettings:
-    """Those that the folder was built with, for more than ``most`` tasks: all that is proposed is tried."""
+    """The settings that the folder was built with, for more than ``most`` tasks, so that every proposal is tried."""
     try:
-        stated = tomllib.loads((folder / NAME).read_text("utf-8")).get("settings", {})
+        stated = tomllib.loads((folder / SOURCES).read_text("utf-8")).get("settings", {})
         values = {key: value for key, value in stated.items() if key in PackageTaskSettings.model_fields}
         return PackageTaskSettings.model_validate(
-            {**values, "catalogue": str(folder / NAME), "tasks_per_package": most + 1, "attempts": 2 * len(WAYS)}
+            {**values, "catalogue": str(folder / SOURCES), "tasks_per_package": most + 1, "attempts": 2 * len(WAYS)}
             | {"parallel": wishes.parallel}
         )
     except (OSError, ValueError) as error:
-        raise PackageError(f"{folder / NAME}: {error}") from None
+        raise PackageError(f"{folder / SOURCES}: {error}") from None
 
 
 def _locked(
     folder: Path, out: Path, settings: PackageTaskSettings, names: Collection[str], refreshed: Refresh
 ) -> tuple[list[Package], Catalogue]:
-    """The packages of ``names``, locked in ``out`` to what ``folder`` is locked to, with their bytes."""
+    """The packages of these names as ``folder`` locks them, locked in ``out`` too, with copies of kept archives."""
     theirs, ours = SourceLock(folder, settings), SourceLock(out, settings)
     chosen = [theirs.catalogue.packages[name] for name in sorted(names) if name in theirs.catalogue.packages]
     for package in chosen:
@@ -246,7 +272,7 @@ def _locked(
                 raise PackageError(f"{source} is missing: the tasks of {package.name} are made from it") from None
     if left := sorted(set(names) - {package.name for package in chosen}):
         what = ", ".join(name or "tasks of no package" for name in left)
-        refreshed.notes.append(f"not hardened: {what}: not locked in {folder / NAME}")
+        refreshed.notes.append(f"not hardened: {what}: not locked in {folder / SOURCES}")
     return chosen, ours.catalogue
 
 

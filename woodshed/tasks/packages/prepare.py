@@ -1,7 +1,7 @@
-"""What a package's own suite covers: which tests are stable, how long each takes, and which functions each one runs.
+"""Run a package's own suite: which tests are stable, how long each takes, and which functions each one runs.
 
-Two runs in one box: in order with every function call traced, then in the opposite order without. A test counts only
-if it passed both times. Results are cached on disk by everything that decides them.
+There are two runs in one box: in order with every function call traced, then in the opposite order untraced. A test
+counts only if it passes both times. Results are cached on disk, by everything that they depend on.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .dependencies import python_path
 from .index import PackageError
 from .workspace import is_source, is_test, workspace_of
 
-_VERSION = 7  # raise when what a suite map means changes
+_VERSION = 7  # raise it when the meaning of a stored suite changes
 WORKDIR = "/workspace"
 SUITE_SECONDS = 300.0
-"""Limit of one run of a whole suite, where nothing else is said."""
+"""Default limit of one run of a whole suite."""
 _TEST_SECONDS = 20.0
 _BUSY = 8
-"""So many times longer than alone a test may take on a busy machine before it counts as slow."""
+"""On a busy machine, a test may take this many times as long as on an idle one before it counts as slow."""
 
 
 @dataclass(frozen=True)
 class CoveredFunction:
     """A function that stable tests run. ``name`` is qualified (``Class.method``); lines are 1-based, inclusive.
-    ``at_import``: it runs before any test does, so without it there are no tests."""
+    ``at_import``: it also runs at import, so without it no test can run."""
 
     module: str
     name: str
@@ -51,14 +51,14 @@ class CoveredFunction:
 
     @property
     def place(self) -> str:
-        """``module:name``, as provenance has it."""
+        """``module:name``, as it is written in provenances."""
         return f"{self.module}:{self.name}"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """``tests``: stable test id -> seconds (coarse). ``unstable``: id -> why it does not count. ``problems``: what
-    could not be collected."""
+    """A suite that was run. ``tests``: id of each stable test -> seconds (``coarse``). ``unstable``: id -> why it does
+    not count. ``seconds``: of both runs. ``problems``: what could not be collected."""
 
     package: str
     tests: dict[str, float]
@@ -68,7 +68,7 @@ class Suite:
     problems: str = ""
 
     def fastest(self, tests: Iterable[str], most: int, max_seconds: float, *, least: int = 1) -> list[str]:
-        """At most ``most`` of the ``tests``, of ``max_seconds`` measured time in all (but at least ``least``).
+        """At most ``most`` of the ``tests`` that take at most ``max_seconds`` in all, but at least ``least`` tests.
 
         The fastest come first, and one set of parameters of every test before a second one of any.
         """
@@ -89,7 +89,7 @@ class Suite:
 
 
 class SuiteError(PackageError):
-    """A suite is of no use; ``text`` is everything that pytest said about it."""
+    """A suite cannot be used; ``text`` is the whole output of pytest about it."""
 
     def __init__(self, message: str, text: str) -> None:
         super().__init__(message)
@@ -99,9 +99,9 @@ class SuiteError(PackageError):
 def package_spec(
     package: Package, layers: tuple[Path, ...], files: Mapping[str, bytes], seconds: float = SUITE_SECONDS
 ) -> BoxSpec:
-    """A box with the dependencies below and ``files`` (relative to the workdir) in the workspace.
+    """The spec of a box with the dependencies as layers and ``files`` (relative to the workdir) in the workspace.
 
-    ``seconds``: limit of one run of the suite, of which it can hold a few.
+    ``seconds``: limit of one run of the suite; the box has processor time for three.
     """
     return BoxSpec(
         layers=layers,
@@ -114,7 +114,7 @@ def package_spec(
 
 
 def suite_files(package: Package, workspace: Mapping[str, bytes]) -> list[str]:
-    """Test roots to hand to pytest: the catalogue's, files that pytest would not collect by name included."""
+    """Test roots to pass to pytest, including files that pytest would not collect by name."""
     roots = [root for root in package.tests if not root.endswith("conftest.py")]
     return [root for root in roots if any(n == root or n.startswith(root + "/") for n in workspace)]
 
@@ -122,7 +122,7 @@ def suite_files(package: Package, workspace: Mapping[str, bytes]) -> list[str]:
 async def run_suite(
     box: Sandbox, package: Package, workspace: Mapping[str, bytes], *, trace: bool, seconds: float = SUITE_SECONDS
 ) -> TestRun:
-    """The whole suite in a box: traced and in order, or untraced and in the opposite order; ``seconds``: its limit."""
+    """Run the whole suite in a box: traced and in order, or untraced in the opposite order; ``seconds``: its limit."""
     roots = [f"{WORKDIR}/{root}" for root in package.sources] if trace else []
     return await run_pytest(
         box,
@@ -147,10 +147,10 @@ async def prepare(
     cache: Path | None = None,
     seconds: float = SUITE_SECONDS,
 ) -> Suite:
-    """The suite of a package, from the cache or by running it in a box. A killed start leaves the first run, too.
+    """The suite of a package, from the cache or by running it in a box; the first run is cached by itself too.
 
-    ``files`` are those of the source distribution, ``layers`` the host folders of its dependencies, ``seconds`` is the
-    limit of one run. Raises SuiteError where the suite does not run to its end or no test passes twice.
+    ``files``: those of the source distribution; ``layers``: host folders of its dependencies; ``seconds``: limit of one
+    run. Raises SuiteError if the suite does not run to its end or no test passes twice.
     """
     target = (cache or cache_directory()) / "suites" / f"{package.name}-{_key(package, catalogue)}.json"
     if target.is_file():
@@ -182,7 +182,7 @@ async def prepare(
 
 
 def _read_run(path: Path) -> TestRun | None:
-    """A run that an earlier start wrote; None where there is none that can be read."""
+    """The run that an earlier start wrote; None if there is none or it cannot be read."""
     try:
         table = json.loads(path.read_text("utf-8"))
         places = [[(str(f), str(n), int(line)) for f, n, line in r["covered"]] for r in table["results"].values()]
@@ -197,7 +197,7 @@ def _read_run(path: Path) -> TestRun | None:
 
 
 def stable_tests(first: TestRun, second: TestRun) -> tuple[dict[str, float], dict[str, str]]:
-    """(tests that passed both times -> seconds, coarse; all others -> why they do not count)."""
+    """(test that passed both times -> coarse seconds, other test -> why it does not count)."""
     stable: dict[str, float] = {}
     unstable: dict[str, str] = {}
     for test, result in first.results.items():
@@ -221,33 +221,40 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, sec
         try:
             spans = function_spans(workspace[module].decode())
         except SyntaxError:
-            continue  # written for another Python
+            continue  # written for another version of Python
         names = [span.name for span in spans]
         for span in spans:
             tests = covering.get((module, span.name))
             if tests and names.count(span.name) == 1:  # a property's setter shares its name with the getter
                 functions.append(
                     CoveredFunction(
-                        module,
-                        span.name,
-                        span.line,
-                        span.end_line,
-                        span.statements,
-                        tuple(tests),
+                        module=module,
+                        name=span.name,
+                        line=span.line,
+                        end_line=span.end_line,
+                        statements=span.statements,
+                        tests=tuple(tests),
                         at_import=(module, span.name) in imported,
                     )
                 )
-    return Suite(package.name, stable, tuple(functions), unstable, first.seconds + second.seconds, first.detail)
+    return Suite(
+        package=package.name,
+        tests=stable,
+        functions=tuple(functions),
+        unstable=unstable,
+        seconds=first.seconds + second.seconds,
+        problems=first.detail,
+    )
 
 
 def cost(result: TestResult) -> float:
-    """Seconds that a test takes on an idle machine, as far as one run on a busy one tells: its processor time, or an
-    eighth of the time that went by, of which it may have slept."""
+    """Estimated seconds of a test on an idle machine: its processor time, but at least an eighth of its wall time,
+    during which it may have slept."""
     return result.seconds if result.cpu is None else max(result.cpu, result.seconds / _BUSY)
 
 
 def coarse(seconds: float) -> float:
-    """Rounded up to 1.25 ms times a power of four: which tests a task requires must not depend on noise."""
+    """Round up to 1.25 ms times a power of four, so that the tests that a task requires do not depend on noise."""
     step = 0.00125
     while step < seconds:
         step *= 4

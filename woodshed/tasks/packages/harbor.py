@@ -1,4 +1,4 @@
-"""What other Harbor tools need of a task: an image with what its tests need, and a script that says the reward."""
+"""Files of a task for other Harbor tools: an image with the test dependencies, and a script that writes the reward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FETCH = f"pip install --no-cache-dir --no-deps --only-binary :all: --require-ha
 
 
 def python_image(package: Package, environment: Mapping[str, str], workdir: str) -> dict[str, bytes]:
-    """``environment/`` of a task besides its workspace: what ``dependency_layers`` holds, from the package index."""
+    """Files of ``environment/`` besides the workspace; they install the wheels of ``dependency_layers`` by pip."""
     files: dict[str, bytes] = {}
     lines = [f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim"]
     wheels = sorted({w for w in package.below if isinstance(w, Wheel)}, key=lambda w: (w.name, w.file))
@@ -41,14 +41,14 @@ def python_image(package: Package, environment: Mapping[str, str], workdir: str)
 
 
 def dockerfile(lines: Sequence[str], environment: Mapping[str, str], workdir: str) -> bytes:
-    """``lines``, then the environment of tests and the workspace."""
+    """A Dockerfile: ``lines``, then the environment variables of the tests and the workspace."""
     end = [f"ENV {name}={_quoted(value)}" for name, value in environment.items()]
     end += [f"WORKDIR {workdir}", f"COPY workspace {workdir}"]
     return ("\n".join([*lines, *end]) + "\n").encode()
 
 
 def pytest_check(info: TaskInfo, path: Sequence[str], start: Mapping[str, bytes]) -> dict[str, bytes]:
-    """``tests/`` of a task besides the tests. ``path``: entries of ``sys.path``; ``start``: what the agent gets."""
+    """Files of ``tests/`` besides the tests. ``path``: entries of ``sys.path``; ``start``: what the agent gets."""
     request = {
         "files": sorted({i.partition("::")[0] for i in required(info)}),
         "ids": required(info),
@@ -73,7 +73,7 @@ def required(info: TaskInfo) -> list[str]:
 
 
 def required_json(info: TaskInfo, start: Mapping[str, bytes], stray: frozenset[str], **more: Any) -> bytes:
-    """What the check is told. ``stray``: names of files that count only as the task began with them."""
+    """The request of the check. ``stray``: names of files that are kept only if they are as in ``start``."""
     kept = {n: hashlib.sha256(d).hexdigest() for n, d in start.items() if n.rpartition("/")[2] in stray}
     asked = {
         "workdir": info.workdir,

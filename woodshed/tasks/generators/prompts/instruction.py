@@ -1,4 +1,4 @@
-"""The instruction of a package task, from templates: terse, as an issue is, or with the function or line at fault."""
+"""Precise instructions of package tasks, from templates: like an issue, or with the function or line at fault."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DELETED = (
 
 
 def bug_report(rng: random.Random, module: str, test: str, text: str) -> str:
-    """What fails, with the observed and the expected value as the failing test's own assertion states them."""
+    """Report a failing test, with the observed and the expected value as its assertion states them."""
     file, _, name = short_test(test).partition("::")
     observed = textwrap.indent(_clip(text), "    ")
     return rng.choice(_BUG).format(module=module_name(module), file=file, test=name, observed=observed)
@@ -37,9 +37,9 @@ def bug_report(rng: random.Random, module: str, test: str, text: str) -> str:
 def located_bug_report(
     rng: random.Random, path: str, name: str, source: str, test: str, text: str, first: int | None = None
 ) -> str:
-    """``bug_report`` that also says which function of which file is wrong, and where it begins.
+    """``bug_report`` that also names the function at fault, its file and the line where it begins.
 
-    That is line ``first``, looked up in Python code where None. Raises KeyError.
+    ``first`` is that line (1-based); None looks it up in Python code. Raises KeyError if the function is not there.
     """
     first = _span(source, name).line if first is None else first
     values = {
@@ -56,16 +56,15 @@ def pointed_bug_report(
 ) -> str:
     """``located_bug_report`` that also quotes the ``line`` (1-based) at fault, as a review comment does."""
     wrong = source.split("\n")[line - 1]
-    return located_bug_report(rng, path, name, source, test, text, first) + _POINTED.format(line=line, text=wrong)
+    return located_bug_report(
+        rng=rng, path=path, name=name, source=source, test=test, text=text, first=first
+    ) + _POINTED.format(line=line, text=wrong)
 
 
 def feature_request(
     rng: random.Random, path: str, name: str, source: str, test: str, signature: str | None = None
 ) -> str:
-    """Signature and docstring of the function to implement, as they stand in the module.
-
-    ``signature`` is that of code in JavaScript.
-    """
+    """Ask for a function, with its signature and docstring from ``source``; JavaScript passes its ``signature``."""
     signature = f"```python\n{signature_of(source, name)}\n```" if signature is None else f"```js\n{signature}\n```"
     file = test.partition("::")[0]
     return rng.choice(_DELETED).format(name=name, path=path, signature=signature, file=f"`{file}`")
@@ -102,7 +101,7 @@ def _span(source: str, name: str) -> FunctionSpan:
 
 
 def short_test(test: str, most: int = 60) -> str:
-    """The id of a test with its parameters cut to ``most`` characters: some are whole documents."""
+    """The id of a test with its parameters cut to ``most`` characters; some are whole documents."""
     function, bracket, parameters = test.partition("[")
     parameters = without_addresses(parameters.removesuffix("]"))
     if len(parameters) > most:
@@ -111,7 +110,7 @@ def short_test(test: str, most: int = 60) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """``text`` without the addresses of objects, which differ from run to run and say nothing."""
+    """``text`` without the addresses of objects, which differ from run to run."""
     text = re.sub(r"(?i)(\bat )?\b0x(?(1)[0-9a-f]{5,}|[0-9a-f]{9,})\b", lambda m: f"{m[1] or ''}0x...", text)
     return re.sub(r"\b1(?:39|40)\d{12}\b", "...", text)  # what id() gives on Linux
 

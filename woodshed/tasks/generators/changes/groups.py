@@ -1,10 +1,8 @@
-"""Which functions belong together: a class, a few methods that the same tests need, a feature that spans files.
+"""Groups of functions to delete together: a class, methods that share their tests, a feature that spans files.
 
-Only the trace of the stable tests decides (which function is run by which tests), so a group is something that a set of
-tests is about, and what other tests need stays.
-
-Taking a group of functions out of a package so that it still imports: what is called from outside keeps its
-signature and docstring, and private helpers that nothing names any more go entirely.
+Groups are found from the trace of the stable tests alone (which test runs which function), so a group is what a set of
+tests is about, and functions that other tests need stay. After a deletion the package still imports: functions that are
+called from outside keep signature and docstring, and private helpers that nothing names any more are removed.
 """
 
 from __future__ import annotations
@@ -14,22 +12,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from woodshed.tasks.languages.python import delete_bodies, remove_functions
-
-from .prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 Group = tuple[CoveredFunction, ...]
-"""The function that the group was found from stands first."""
+"""The first function is the one that the group was found from."""
 
 MOST_METHODS = 4
 MOST_STATEMENTS = 600
 _ALIKE = 0.3
-"""Jaccard index of the sets of tests from which on two methods serve the same purpose."""
+"""Methods belong together if the Jaccard index of their sets of tests is at least this."""
 _MOSTLY = 0.5
-"""Share of a function's tests from which on it is part of the feature that these tests are about."""
+"""A function belongs to a feature if at least this share of its tests are tests of the feature."""
 
 
 def class_of(function: CoveredFunction, suite: Suite) -> Group:
-    """All covered methods of the function's class; empty where there are fewer than two."""
+    """All covered methods of the function's class; empty if there are fewer than two."""
     owner = _owner(function)
     if not owner:
         return ()
@@ -38,7 +35,7 @@ def class_of(function: CoveredFunction, suite: Suite) -> Group:
 
 
 def methods_with(function: CoveredFunction, suite: Suite) -> Group:
-    """The function and those methods of its class that its tests run too; some others must stay."""
+    """The function and the methods of its class that share its tests; empty if these are all methods of the class."""
     if not _owner(function) or is_private(function.name):
         return ()
     own = set(function.tests)
@@ -50,11 +47,12 @@ def methods_with(function: CoveredFunction, suite: Suite) -> Group:
 
 
 def feature_of(function: CoveredFunction, suite: Suite) -> Group:
-    """What a public function needs and hardly anything else does, over files.
+    """The public function and the functions, in any file, that (almost) only its tests run.
 
-    First its dependency cone: everything that only tests which reach it reach. Where that lies in one file, what is
-    reached mostly by these tests belongs to it too. At least three functions, in at least two files or two classes; at
-    most half of the suite may be about it. What runs at import, and so in every test, is nobody's feature.
+    First its dependency cone: the functions that no other test runs. If the cone lies in one file, functions that are
+    run mostly by these tests (``_MOSTLY``) are added. A feature has at least three functions, in at least two files or
+    two classes, and at most half of the suite tests it. Functions that run at import, and so in every test, belong to
+    no feature.
     """
     tests = set(function.tests)
     if function.name.rpartition(".")[2].startswith("_") or function.at_import or 2 * len(tests) > len(suite.tests):
@@ -79,11 +77,11 @@ GROUPS: dict[str, Callable[[CoveredFunction, Suite], Group]] = {
     "delete_methods": methods_with,
     "delete_feature": feature_of,
 }
-"""How the functions of a deletion are found, by kind."""
+"""Kind of deletion -> how its functions are found."""
 
 
 def is_private(name: str) -> bool:
-    """Whether a qualified name is an implementation detail; ``__init__`` and the like are not."""
+    """Whether a qualified name starts with an underscore; special methods such as ``__init__`` are not private."""
     last = name.rpartition(".")[2]
     return last.startswith("_") and not last.endswith("__")
 
@@ -107,7 +105,7 @@ _WORD = re.compile(r"\w+")
 
 
 def delete_group(functions: Sequence[CoveredFunction], workspace: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The changed modules of ``workspace`` (path -> content). Raises SyntaxError."""
+    """The modules of ``workspace`` (path -> content) that change if the functions are deleted. Raises SyntaxError."""
     names: dict[str, set[str]] = defaultdict(set)
     for function in functions:
         names[function.module].add(function.name)
@@ -120,9 +118,9 @@ def delete_group(functions: Sequence[CoveredFunction], workspace: Mapping[str, b
 def _unused(
     functions: Sequence[CoveredFunction], workspace: Mapping[str, bytes], changed: Mapping[str, str]
 ) -> set[str]:
-    """Qualified names of private functions that occur nowhere but in their own definition.
+    """Qualified names of private functions that occur only in their own definition.
 
-    Words are counted, in comments and strings too: what is named somehow stays.
+    Words are counted in comments and strings too: a function that is named anywhere stays.
     """
     wanted = {f.name for f in functions if is_private(f.name)}
     last = {name.rpartition(".")[2] for name in wanted}

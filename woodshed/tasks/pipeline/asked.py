@@ -1,23 +1,23 @@
-"""What a person asks for, held against what there is: an option that would change nothing is refused."""
+"""Check the options of a build against its lock: an option that would have no effect is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Package
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.install.lock import find_install
 from woodshed.tasks.languages.node.modules import wished_modules
+from woodshed.tasks.packages.catalogue import Catalogue, Package
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import SOURCES
+from woodshed.tasks.sources.requirements import canonical, wished
+from woodshed.tasks.sources.spec import SourceSpec, marked, source_name
 
-from .lock import NAME
 from .pin import Wishes
-from .requirements import canonical, wished
-from .spec import SourceSpec, marked, source_name
 
 
 def held_out(settings: PackageTaskSettings) -> PackageTaskSettings:
-    """``settings`` with the names of held-out sources as sources are called: ``My_Repo`` is ``my-repo``."""
+    """``settings`` with the names of held-out sources normalised: ``My_Repo`` becomes ``my-repo``."""
     if "heldout_packages" not in settings.model_fields_set:
         return settings
     names = tuple(map(source_name, settings.heldout_packages))
@@ -25,8 +25,7 @@ def held_out(settings: PackageTaskSettings) -> PackageTaskSettings:
 
 
 def check_held_out(settings: PackageTaskSettings, sources: Collection[str]) -> None:
-    """PackageError where a source that is to be held out is none of ``sources``; those held out by default need not
-    be there."""
+    """Raises PackageError if a source that is held out by ``--heldout`` is not among ``sources``."""
     if "heldout_packages" not in settings.model_fields_set:
         return
     for name in settings.heldout_packages:
@@ -35,8 +34,8 @@ def check_held_out(settings: PackageTaskSettings, sources: Collection[str]) -> N
 
 
 def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: Wishes) -> None:
-    """PackageError where a source was locked without what is wished."""
-    locked = f"{spec.text} is locked in {NAME}"
+    """Raises PackageError if a source was locked with other options than ``wishes``."""
+    locked = f"{spec.text} is locked in {SOURCES}"
     places = (
         ("--code", wishes.code, known.sources),
         ("--tests", wishes.tests, known.tests),
@@ -56,7 +55,7 @@ def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: 
 
 
 def _lacking(known: Package, catalogue: Catalogue, wishes: Wishes) -> list[str]:
-    """What is needed and was neither asked for nor locked. What was asked for and could not be had was said then."""
+    """The ``--needs`` that were neither given before nor locked. Those that could not be fetched were reported then."""
     more = [text for text in wishes.needs if text not in known.asked]
     if known.language == "node":
         modules = {module.package for module in catalogue.modules.get(known.name, ())}
@@ -66,7 +65,7 @@ def _lacking(known: Package, catalogue: Catalogue, wishes: Wishes) -> list[str]:
 
 
 def _digest(spec: SourceSpec, known: Package, wishes: Wishes) -> str:
-    """Of the install that is wished; of the one that was taken, where its folder has gone."""
+    """Digest of the install that ``--install`` gives; of the locked one if that has none."""
     assert wishes.installs is not None
     try:
         return find_install(wishes.installs, spec.origin).digest

@@ -1,4 +1,4 @@
-"""What tests need besides the package: pinned wheels unpacked into read-only layers below the workspace."""
+"""Test dependencies of a package: pinned wheels, unpacked into read-only layers below the workspace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,80}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 
 MOUNT = SITE_PACKAGES
-"""Where the wheels appear in a box: on the path of every interpreter there, after the standard library."""
+"""Where the wheels are in a box: on the path of every interpreter there, after the standard library."""
 
 
 def dependency_layers(
@@ -31,8 +31,8 @@ def dependency_layers(
 ) -> tuple[str, ...]:
     """Names of the layers that hold the package's test dependencies on the interpreter's path, lowest first.
 
-    Wheels are unpacked, never installed: no code of theirs runs on the host. Bytecode is compiled ahead, since a box
-    cannot write to its layers. Raises PackageError as ``fetch`` does.
+    Wheels are unpacked, not installed: none of their code runs on the host. Their bytecode is compiled here, because a
+    box cannot write to its layers. Raises PackageError as ``fetch`` does.
     """
     groups = catalogue.wheels_of(package)
     made = [group_layer(group, wheels, layers, cache=cache, index=index) for group, wheels in groups]
@@ -48,7 +48,7 @@ def python_path(package: Package, workdir: str = "/workspace") -> tuple[str, ...
 
 
 def metadata_layer(name: str, version: str, layers: LayerStore) -> str:
-    """A layer with the installed metadata of a project, and nothing else of it: no code, no list of files.
+    """The name of a layer with the installed metadata of a project only: no code, no list of files.
 
     Raises PackageError as ``metadata_file`` does.
     """
@@ -65,7 +65,8 @@ def metadata_layer(name: str, version: str, layers: LayerStore) -> str:
 def metadata_file(name: str, version: str) -> tuple[str, bytes]:
     """(place below ``MOUNT``, contents) of the installed metadata of a project.
 
-    Both are what a project says of itself, so PackageError where they are no name and no version (PEP 508, PEP 440).
+    Both come from the project, so they are checked: raises PackageError unless they are a name and a version (PEP 508,
+    PEP 440).
     """
     if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
         raise PackageError(f"{name[:80]!r} {version[:80]!r}: not the name and the version of a project")
@@ -77,14 +78,14 @@ def metadata_file(name: str, version: str) -> tuple[str, bytes]:
 def group_layer(
     group: str, wheels: tuple[Wheel, ...], layers: LayerStore, *, cache: Path | None = None, index: Index | None = None
 ) -> str:
-    """Name of the layer that holds some wheels, unpacked; see ``dependency_layers``."""
+    """Name of the layer with the unpacked ``wheels``; see ``dependency_layers``."""
     pinned = hashlib.sha256("".join(w.sha256 for w in wheels).encode()).hexdigest()[:16]
 
     def fill(root: Path) -> None:
         target = root / MOUNT.lstrip("/")
         for wheel in wheels:
             unpack_wheel(fetch(wheel.name, wheel.version, wheel.file, wheel.sha256, cache=cache, index=index), target)
-        # Checked by no time stamp: the layer stays valid when it is copied.
+        # Without time stamps, so that the bytecode stays valid when the layer is copied.
         mode = PycInvalidationMode.UNCHECKED_HASH
         compileall.compile_dir(str(target), ddir=MOUNT, quiet=2, workers=1, invalidation_mode=mode)
 
@@ -92,9 +93,9 @@ def group_layer(
 
 
 def remembered(layers: LayerStore, key: str, prefix: str, fill: Callable[[Path], None]) -> str:
-    """Name of the layer that ``fill`` makes, made once for the same ``key`` and interpreter.
+    """Name of the layer that ``fill`` makes; it is made once for a ``key`` and interpreter.
 
-    A layer is named by its contents, which take seconds to make: the name is remembered by what went in.
+    Layers are named by their contents, which take seconds to make, so the name is stored under ``key``.
     """
     note = layers.root / f".{key}-{sys.implementation.cache_tag}"
     try:

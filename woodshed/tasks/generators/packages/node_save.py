@@ -1,7 +1,4 @@
-"""What tasks of Node projects look like on disk.
-
-What other Harbor tools need of a task of a Node project; see ``packages/harbor.py``.
-"""
+"""Write tasks of Node projects, with the files that other Harbor tools need (see ``tasks/packages/harbor.py``)."""
 
 from __future__ import annotations
 
@@ -15,19 +12,19 @@ from typing import Any
 from woodshed.grading.node.grader import REPORTER, framework_of, request_of, runner_source
 from woodshed.grading.pytest_grader import STRAY
 from woodshed.record.task import TaskInfo
-from woodshed.tasks.generators.packages.catalogue import Module, Package
-from woodshed.tasks.generators.packages.harbor import dockerfile, required, required_json, script
-from woodshed.tasks.generators.packages.prepare import WORKDIR
-from woodshed.tasks.generators.packages.save import Draft, Form
+from woodshed.tasks.languages.node.workspace import is_test, protected_globs, submission_globs
+from woodshed.tasks.packages.catalogue import Module, Package
+from woodshed.tasks.packages.harbor import dockerfile, required, required_json, script
+from woodshed.tasks.packages.prepare import WORKDIR
 
-from .workspace import is_test, protected_globs, submission_globs
+from .save import Draft, Form
 
 _FETCH = "RUN cd /opt/modules && npm ci --ignore-scripts --no-audit --no-fund && mv node_modules / && rm -rf /root/.npm"
 _IMAGE = "FROM node:20-slim"
 
 
 def node_image(package: Package, workdir: str) -> dict[str, bytes]:
-    """``environment/`` of a task besides its workspace: what ``module_layers`` holds, from the npm registry."""
+    """Files of ``environment/`` besides the workspace; they install the modules of ``module_layers`` by npm."""
     modules = [m for m in package.below if isinstance(m, Module)]
     if not modules:
         return {"Dockerfile": dockerfile([_IMAGE], {}, workdir)}
@@ -36,9 +33,9 @@ def node_image(package: Package, workdir: str) -> dict[str, bytes]:
 
 
 def lock_of(modules: list[Module]) -> dict[str, bytes]:
-    """The two files by which ``npm ci`` installs exactly these modules at exactly their places.
+    """``package.json`` and ``package-lock.json`` with which ``npm ci`` installs these modules at their places.
 
-    A module needs what lies in its own folder, and the whole needs the rest: npm would remove what nothing needs.
+    Each module depends on those in its own folder, and the root on the rest, because npm removes what nothing needs.
     """
     entries: dict[str, dict[str, Any]] = {"": {"name": "modules", "dependencies": {}}}
     for module in sorted(modules, key=lambda m: m.place):
@@ -60,7 +57,7 @@ def lock_of(modules: list[Module]) -> dict[str, bytes]:
 
 
 def node_check(info: TaskInfo, tests: Mapping[str, bytes], start: Mapping[str, bytes]) -> dict[str, bytes]:
-    """``tests/`` of a task besides the ``tests``. ``start``: what the agent gets."""
+    """Files of ``tests/`` besides the ``tests`` themselves. ``start``: the workspace that the agent gets."""
     names = sorted({i.partition("::")[0] for i in required(info)})
     files = [
         request_of(name, tests[name].decode("utf-8", "replace"), info.workdir, max(1.0, info.timeout_sec / 3))
@@ -82,7 +79,7 @@ _COMMANDS = {
 
 
 def command(workspace: Mapping[str, bytes], broken: Sequence[str], whole: Sequence[str]) -> str:
-    """What runs the files of the failing tests and of a few others, at most four, by their frameworks."""
+    """The test command of an agent: the files of the failing tests and of a few others, at most four in all."""
     files = dict.fromkeys(t.partition("::")[0] for t in (*broken, *whole[:3]))
     commands = []
     for name in list(files)[:4]:
@@ -109,4 +106,13 @@ def _environment(package: Package) -> dict[str, Any]:
     return {}
 
 
-NODE_FORM = Form("node", is_test, submission_globs, protected_globs, _command, _check, _image, _environment)
+NODE_FORM = Form(
+    grader="node",
+    is_test=is_test,
+    submission=submission_globs,
+    protected=protected_globs,
+    command=_command,
+    check=_check,
+    image=_image,
+    environment=_environment,
+)

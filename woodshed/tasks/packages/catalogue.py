@@ -14,7 +14,7 @@ DEFAULT_CATALOGUE = Path(__file__).with_name("catalogue.toml")
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned wheel that tests need: pure Python, or compiled for this platform where an install found it."""
+    """A pinned wheel that tests need: pure Python, or compiled for this platform if an install found it."""
 
     name: str
     version: str
@@ -24,7 +24,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Module:
-    """A pinned npm package that tests need: ``place`` below ``node_modules``, ``integrity`` as ``sha512-BASE64``."""
+    """A pinned npm package that tests need. ``place``: path in ``node_modules``; ``integrity``: ``sha512-BASE64``."""
 
     place: str
     package: str
@@ -38,18 +38,18 @@ class Package:
 
     ``sources``: files or folders of the code under test, relative to the root of the distribution. ``tests``: files
     or folders of its tests. ``path``: import roots (entries of PYTHONPATH). ``needs``: groups of wheels besides
-    ``pytest``. ``exclude``: globs of test files that cannot run in a box (network, plugins). ``ini``: lines of the
-    pytest configuration that the suite relies on; ``options``: arguments of pytest that are part of it. ``origin``: the
-    source as it was named (``pypi:NAME==VERSION``, a folder, a repository), empty for the catalogue's own; ``commit``:
-    of a repository. ``history`` and ``history_sha256``: the bundle with the commits up to that one, where commits are
-    replayed. ``language``: ``node``, or empty for Python; ``integrity``: of an npm archive, as the registry states it.
-    ``asked``: what a person said that its tests need, also where that could not be had.
+    ``pytest``. ``exclude``: globs of test files that cannot run in a box (network, plugins). ``ini`` and ``options``:
+    lines of the pytest configuration and arguments of pytest that the suite relies on. ``origin``: the source as it was
+    given (``pypi:NAME==VERSION``, a folder, a repository), empty for packages of the catalogue; ``commit``: of a
+    repository. ``history`` and ``history_sha256``: the bundle with the commits up to ``commit``, if commits are
+    replayed. ``language``: ``node``, or empty for Python. ``integrity``: of an npm archive, as the registry states it.
+    ``asked``: the ``--needs`` of the command line, including those that could not be fetched.
 
-    ``below``: the wheels or modules below its workspace, in no catalogue's file; ``Catalogue.furnished`` sets it.
+    ``below``: the wheels or modules in layers below the workspace; set by ``Catalogue.furnished``, never in a file.
 
-    Of an install (``tasks/install``): ``plugins``, entry points of pytest plugins that are loaded; ``metadata``,
-    ``NAME==VERSION`` that the project finds when it asks for its own; ``install``, the digest of its lock; ``start``,
-    the script that starts the services of its tests in every box; ``built``, files that were compiled of its sources.
+    From an install (``tasks/install``): ``plugins``, entry points of the pytest plugins to load; ``metadata``,
+    ``NAME==VERSION`` of the project's own installed metadata; ``install``, the digest of its lock; ``start``, the
+    script that starts the services of the tests in every box; ``built``, files that were compiled from its sources.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Package:
     start: str = ""
     built: tuple[str, ...] = ()
     asked: tuple[str, ...] = field(default=(), repr=False)
-    history: str = field(default="", repr=False)  # these decide nothing about the suite, whose key is made of the rest
+    history: str = field(default="", repr=False)  # not in the key of the suite, which does not depend on these
     history_sha256: str = field(default="", repr=False)
     language: str = ""
     integrity: str = ""
@@ -80,37 +80,39 @@ class Package:
 
     @property
     def kept(self) -> bool:
-        """Whether the build keeps its bytes itself, because no package index has them."""
+        """Whether the build keeps the archive itself, because no package index has it."""
         return bool(self.install) or (bool(self.origin) and not self.origin.startswith("pypi:"))
 
 
 @dataclass(frozen=True)
 class Catalogue:
+    """Pinned packages by name, and groups of pinned wheels that their tests need."""
+
     packages: dict[str, Package]
     wheels: dict[str, tuple[Wheel, ...]] = field(default_factory=dict)
     modules: dict[str, tuple[Module, ...]] = field(default_factory=dict)
-    """npm packages below the workspace of a Node project, by the project's name."""
+    """Name of a Node project -> npm packages below its workspace."""
 
     def select(self, names: tuple[str, ...]) -> list[Package]:
-        """Packages by name, all where ``names`` is empty. Raises PackageError for a name it does not have."""
+        """The packages of these names, all if ``names`` is empty. Raises PackageError for an unknown name."""
         unknown = [n for n in names if n not in self.packages]
         if unknown:
             raise PackageError(f"package {unknown[0]!r} is not in the catalogue; it has {', '.join(self.packages)}")
         return [self.packages[n] for n in names] if names else list(self.packages.values())
 
     def wheels_of(self, package: Package) -> list[tuple[str, tuple[Wheel, ...]]]:
-        """Groups of wheels below a package's workspace, ``pytest`` first."""
+        """(group, wheels) of each group below a package's workspace, ``pytest`` first."""
         return [(group, self.wheels[group]) for group in ("pytest", *package.needs)]
 
     def furnished(self, package: Package) -> Package:
-        """The package with everything that is pinned below its workspace."""
+        """The package with ``below`` filled in."""
         if package.language == "node":
             return replace(package, below=self.modules.get(package.name, ()))
         return replace(package, below=tuple(wheel for _, wheels in self.wheels_of(package) for wheel in wheels))
 
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
-    """Read a catalogue; PackageError names the file and the field that is wrong."""
+    """Read a catalogue. Raises PackageError, which names the file and the field."""
     path = path or DEFAULT_CATALOGUE
     try:
         table = tomllib.loads(path.read_text("utf-8"))

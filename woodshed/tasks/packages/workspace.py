@@ -1,13 +1,9 @@
-"""The workspace of a package: what an agent may see of it, scrubbed by an allow-list of file types.
+"""The workspace of a package: the files that an agent may see, chosen by an allow-list of file types.
 
-Code under test, its tests and their plain-text data are taken, and what a repository has around them
-(``surroundings.py``). Metadata, change logs, bytecode, caches, build products and version control of a source
-distribution can hold the answer, and none is copied.
-
-What a repository has around its code and tests: README, documentation, project files. Realistic workspaces keep it.
-
-Change logs are left out, since they tell what was fixed; everything that stays goes through the leak scan, and a file
-that holds the answer of a task is missing in that task alone (``trial.py``).
+It holds the code under test, its tests and their text data, and, as in a real repository, README, documentation and
+project files. Metadata, change logs, bytecode, caches, build products and version control can hold the answer and are
+left out. Everything else goes through the leak scan; documentation that holds the answer of a task is missing in that
+task only (``generators/packages/trial.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from .index import PackageError
 
 MAX_FILE_BYTES = 512 << 10
 MAX_BYTES = 2 << 20
-"""Of all such files together; the first by name are taken."""
+"""Limit of README, documentation and project files together; the first by name are taken."""
 
 _TEXT = frozenset((".md", ".rst", ".txt"))
 _PROSE = re.compile(r"(?i)(?:readme|contributing|licen[cs]e|copying|authors|security|code_of_conduct)(?:\.\w+)?")
@@ -37,7 +33,7 @@ _DOCS = ("docs", "doc")
 
 
 def surroundings(files: Mapping[str, bytes], taken: Collection[str] = (), *, project: bool = True) -> dict[str, bytes]:
-    """Those of ``files``, besides what is ``taken`` already. ``project``: project files too, those of Python."""
+    """README, documentation and, with ``project``, Python project files among ``files``, without those ``taken``."""
     found: dict[str, bytes] = {}
     total = 0
     for name, data in sorted(files.items()):
@@ -50,7 +46,7 @@ def surroundings(files: Mapping[str, bytes], taken: Collection[str] = (), *, pro
 
 
 def is_surrounding(name: str, *, project: bool = True) -> bool:
-    """Whether a file is one of the kinds that are kept beside code and tests."""
+    """Whether a file is README, documentation or a project file."""
     path = PurePosixPath(name)
     if _LOG.search(name):
         return False
@@ -83,10 +79,9 @@ _CONFIGURATION = _words("pytest.ini .pytest.ini tox.ini setup.cfg setup.py pypro
 
 
 def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Source and test files of a source distribution that go into the workspace, what a repository has around them,
-    and our ``pytest.ini``.
+    """The files of a source distribution that go into the workspace, and our ``pytest.ini``.
 
-    Raises PackageError where a source or test root that the catalogue names holds nothing.
+    Raises PackageError if a source or test root of the package holds no file.
     """
     roots = (*package.sources, *package.tests)
     kept = {
@@ -105,7 +100,7 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def is_test(package: Package, name: str) -> bool:
-    """Whether a workspace file belongs to the tests (and is the grader's, not the agent's)."""
+    """Whether a workspace file belongs to the tests, and so to the grader and not to the agent."""
     return name == "pytest.ini" or any(below(name, root) for root in package.tests)
 
 
@@ -115,8 +110,8 @@ def is_source(package: Package, name: str) -> bool:
 
 
 def pytest_ini(package: Package) -> bytes:
-    """The only pytest configuration in force; of the distribution's own it has what says which tests there are."""
-    loaded = "".join(f" -p {name}" for name in package.plugins)  # no other plugin is loaded where tasks are graded
+    """The only pytest configuration in force; of the package's own it has the part that selects tests."""
+    loaded = "".join(f" -p {name}" for name in package.plugins)  # grading loads no other plugins
     own = f" {shlex.join(package.options)}" if package.options else ""
     addopts = f"addopts = -p no:cacheprovider{loaded}{own}"
     lines = ["[pytest]", addopts, f"pythonpath = {' '.join(package.path)}", *package.ini]

@@ -1,4 +1,4 @@
-"""Trying a candidate of a Node project: the pipeline of ``packages/trial.py`` with Node's runner and grader."""
+"""Try a candidate of a Node project: ``trial.py`` with the runner and the grader of Node."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from woodshed.grading.results import TestRun
 from woodshed.grading.telling import problem_of
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import Sandbox, Snapshot
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.prepare import WORKDIR
-from woodshed.tasks.generators.packages.report import Rejected, Untold
-from woodshed.tasks.generators.packages.save import Form
-from woodshed.tasks.generators.packages.trial import Trial, uncollected
+from woodshed.tasks.generators.changes.candidates import Candidate
 from woodshed.tasks.generators.prompts.write import Shown
-from woodshed.tasks.validate.guessing import ENDLESS, UNTOLD, cheaply, untold
+from woodshed.tasks.languages.node.functions import function_named, functions_of, signature_of
+from woodshed.tasks.languages.node.mutations import mutations
+from woodshed.tasks.languages.node.prepare import package_spec
+from woodshed.tasks.languages.node.project import test_files
+from woodshed.tasks.packages.prepare import WORKDIR
+from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, cheaply, guessable
 
-from .form import NODE_FORM
-from .functions import function_named, functions_of, signature_of
-from .mutations import mutations
-from .prepare import package_spec
-from .project import test_files
+from .node_save import NODE_FORM
+from .report import Guessable, Rejected
+from .save import Form
+from .trial import Trial, uncollected
 
 
 @dataclass
 class NodeTrial(Trial):
+    """A trial of a Node project."""
+
     form: ClassVar[Form] = NODE_FORM
 
     def shown(self, candidate: Candidate) -> Shown:
@@ -47,7 +49,7 @@ class NodeTrial(Trial):
         return [(m.kind, m.source.encode()) for f in changed for m in mutations(after, f)]
 
     def guesses(self, task: Task) -> bool:
-        return False  # ``_prove`` does, in boxes of their own
+        return False  # ``_prove`` does it below, in separate boxes
 
     async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
         quality = await super()._prove(task, functions)
@@ -55,9 +57,9 @@ class NodeTrial(Trial):
             found = await reference(task, self.backend, self.layers, NODE)
             why = problem_of(found)
             if not why:
-                why, left = await cheaply(task, found, self.backend, self.layers, NODE)
-                if not why and (names := untold(left, functions)):
-                    raise Untold(UNTOLD, names)
+                why, left = await cheaply(task=task, found=found, backend=self.backend, layers=self.layers, how=NODE)
+                if not why and (names := guessable(left, functions)):
+                    raise Guessable(GUESSABLE, names)
         except EndlessError:
             why = ENDLESS
         if why:
@@ -77,14 +79,14 @@ class NodeTrial(Trial):
             await box.close()
 
     async def _phases(self, box: Sandbox, phases: list[Phase]) -> list[TestRun]:
-        """As ``run_phases``, a process for each file. Collecting is running: no framework can do one without the
-        other, so a file is collected if it runs to its end."""
+        """As ``run_phases``, with one process per file. No framework of Node can collect tests without running them, so
+        a file counts as collected if it runs to its end."""
         runs = []
         for phase in phases:
             for name in phase.delete:
                 await box.delete(f"{WORKDIR}/{name}")
             await box.put({f"{WORKDIR}/{name}": data for name, data in phase.write.items()})
-            # A loop without end cannot be interrupted from inside: the whole run is cut short.
+            # An endless loop cannot be interrupted from inside, so the time of the whole run is limited.
             needed = 15.0 + 20 * sum(self.suite.tests.get(test, 0.0) for test in phase.ids or ())
             run = await run_node(
                 box,

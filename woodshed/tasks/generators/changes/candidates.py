@@ -1,4 +1,4 @@
-"""Which functions of a package become a task, what is done to them, and which split it belongs to. Runs nothing."""
+"""Candidate tasks of a package: the functions to change, the change, and the split. Runs no code."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from woodshed.tasks.languages.python import delete_body, merge, mutations, pick
+from woodshed.tasks.packages.history import Commit
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.settings import PackageTaskSettings
 
 from .groups import GROUPS, delete_group
-from .history import Commit
 from .partition import Splits, function_key, plan_splits
-from .prepare import CoveredFunction, Suite
-from .settings import PackageTaskSettings
 
 _SKIPPED = frozenset(["__repr__", "__str__", "__del__", "__init_subclass__", "__getattr__", "__setattr__"])
 _FEATURE = "delete_feature"
 _FEATURE_WEIGHT = 3
-"""Features offered for one candidate of each other kind, as long as there are any."""
+"""Number of feature deletions offered for each candidate of another kind, while there are any."""
 _ALIKE = 0.6
-"""Jaccard index of the functions of two features up to which they are two tasks."""
+"""Two features become two tasks if the Jaccard index of their functions is at most this."""
 _PARTS = 3
-"""Changes in one ``combine`` task, at most; at least two."""
+"""Maximum number of changes in one ``combine`` task; the minimum is two."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One change. ``function`` is what it is named after, ``also`` are the others that it changes; ``files`` holds
-    the changed modules whole. ``detail`` is the mutation kind, else the kind; ``line`` (1-based) is the one that a
-    mutation changed, 0 for all others. ``parts``: the candidates that a ``combine`` consists of. ``start``: all that
-    the agent starts from, where that is not the package with ``files``: the parent of a ``commit``. ``text``: the
-    instruction, where it is given. ``level``: how much that tells, where it is not as the settings say. ``origins``:
-    names of the tasks that this is a harder form of. ``instance``: file name of the task where it is an instance of a
-    dataset; ``stated``: what its provenance says besides."""
+    """One change to a package.
+
+    ``function`` is the function that the task is named after, ``also`` are the other changed functions. ``files``:
+    the changed modules (path -> whole content). ``detail``: the kind of mutation, or ``kind`` for other changes.
+    ``line`` (1-based): the line that a mutation changed, 0 for other changes. ``parts``: the candidates of a
+    ``combine``. ``start``: all files that the agent starts from, if they are not the package with ``files`` (the parent
+    of ``commit``, for example). ``text``: the instruction, if it is given. ``level``: overrides the level of the
+    settings. ``origins``: names of the tasks that this one is a harder form of. ``instance``: name of the task
+    directory of a dataset's instance. ``stated``: further entries of the provenance.
+    """
 
     package: str
     function: CoveredFunction
@@ -63,7 +66,7 @@ class Candidate:
 
     @property
     def takes_all_tests(self) -> bool:
-        """Whether its tests were written for it, and each may be the one that it is about."""
+        """Whether all of its tests are required, because they were written for this very change."""
         return self.commit is not None or bool(self.instance) or self.kind == "exercise"
 
     @property
@@ -72,7 +75,7 @@ class Candidate:
 
     @property
     def slug(self) -> str:
-        """File name of the task: readable, unique for the change."""
+        """Name of the task directory: readable, and unique for the change."""
         if self.instance:
             return self.instance
         if self.commit is not None:
@@ -88,20 +91,23 @@ class Candidate:
 
 
 Change = Callable[[str, CoveredFunction, str, random.Random], tuple[str, str, int] | None]
-"""(kind, function, source, generator) -> (detail, changed source, line or 0), None where the kind does not apply."""
+"""(kind, function, source, random generator) -> (detail, changed source, line or 0); None if it does not apply."""
 
 
 def candidates(
-    settings: PackageTaskSettings, suite: Suite, workspace: Mapping[str, bytes], change: Change | None = None,
-    groups: Collection[str] = tuple(GROUPS), splits: Splits | None = None,
-) -> Iterator[Candidate]:  # fmt: skip
-    """Candidates in the order in which they are tried, the same for the same seed; ``per_function`` rounds with one
-    for each function.
+    settings: PackageTaskSettings,
+    suite: Suite,
+    workspace: Mapping[str, bytes],
+    change: Change | None = None,
+    groups: Collection[str] = tuple(GROUPS),
+    splits: Splits | None = None,
+) -> Iterator[Candidate]:
+    """Yield candidates in the order in which they are tried: ``per_function`` rounds with one for each function.
 
-    The kind offered least so far (for its weight) is tried first; a function to which it does not apply is offered the
-    others. Features over several files are few and worth most, so they are found first and spread over the others. No
-    change is offered twice, and none touches functions of both splits. ``change`` makes single changes, those of
-    Python where None; ``groups``: which kinds of groups can be deleted.
+    The order depends on the seed only. Each function is changed by the kind that was used least so far, or by another
+    one if that does not apply. Features over several files are rare and most valuable, so they are found first and
+    spread evenly among the others. No change is yielded twice, and none touches functions of both splits. ``change``
+    makes single changes (None: to Python code); ``groups``: the kinds of groups that can be deleted.
     """
     rng = random.Random(f"{settings.seed}:{suite.package}")
     splits = splits or plan_splits(settings, suite)
@@ -123,10 +129,18 @@ def candidates(
                     yield feature
             if b"\r" in workspace[function.module]:
                 continue  # line-wise edits would mix line ends
-            if room < 1:  # kinds that are not offered any more hold nothing back
+            if room < 1:  # only mutations are left, and the counts of other kinds must not hold features back
                 offered = {kind: count for kind, count in offered.items() if kind == "mutate"}
             for kind in sorted(offered, key=lambda k: offered[k]):
-                candidate = _candidate(suite, workspace, kind, function, rng, change or change_python, splits)
+                candidate = _candidate(
+                    suite=suite,
+                    workspace=workspace,
+                    kind=kind,
+                    function=function,
+                    rng=rng,
+                    change=change or change_python,
+                    splits=splits,
+                )
                 if candidate is not None and (files := frozenset(candidate.files.items())) not in made:
                     room -= kind != "mutate"
                     made.add(files)
@@ -137,7 +151,7 @@ def candidates(
 
 
 def _with_room(features: Sequence[Candidate], share: float) -> tuple[list[Candidate], float]:
-    """The ``features`` that may be tried, and how many other deletions of one file beside them."""
+    """(the ``features`` that may be tried, the number of other one-file deletions that ``share`` leaves room for)."""
     if not share:
         return list(features), float("inf")
     several = [c for c in features if len(c.files) > 1]
@@ -149,8 +163,13 @@ def _with_room(features: Sequence[Candidate], share: float) -> tuple[list[Candid
 def _features(
     suite: Suite, workspace: Mapping[str, bytes], splits: Splits, functions: Sequence[CoveredFunction]
 ) -> list[Candidate]:
-    """Deletions of features, those over several files first, none of which is mostly another one."""
-    found = [c for f in functions if (c := group_candidate(suite, workspace, _FEATURE, f, splits)) is not None]
+    """Deletions of features, those over several files first, without features that largely overlap an earlier one."""
+    found = [
+        c
+        for f in functions
+        if (c := group_candidate(suite=suite, workspace=workspace, kind=_FEATURE, function=f, splits=splits))
+        is not None
+    ]
     chosen: list[tuple[Candidate, set[CoveredFunction]]] = []
     for candidate in sorted(found, key=lambda c: len(c.files) < 2):
         own = set(candidate.functions)
@@ -162,7 +181,7 @@ def _features(
 def combinations(
     settings: PackageTaskSettings, workspace: Mapping[str, bytes], kept: Sequence[Candidate]
 ) -> Iterator[Candidate]:
-    """Two or three of the ``kept`` changes in one, of one split, each used once."""
+    """Combine two or three of the ``kept`` changes of one split into one candidate; each change is used once."""
     rng = random.Random(f"{settings.seed}:combine:{kept[0].package if kept else ''}")
     for split in sorted({c.split for c in kept}):
         left = [c for c in kept if c.split == split]
@@ -177,7 +196,15 @@ def combinations(
             if files is not None:
                 also = tuple(f for p in parts for f in p.functions if f != first.function)
                 yield Candidate(
-                    first.package, first.function, "combine", "combine", files, 0, split, also, tuple(parts)
+                    package=first.package,
+                    function=first.function,
+                    kind="combine",
+                    detail="combine",
+                    files=files,
+                    line=0,
+                    split=split,
+                    also=also,
+                    parts=tuple(parts),
                 )
 
 
@@ -191,8 +218,8 @@ def _candidate(
     splits: Splits,
 ) -> Candidate | None:
     if kind in GROUPS:
-        return group_candidate(suite, workspace, kind, function, splits)
-    # Elsewhere a test that expects any error passes without the function.
+        return group_candidate(suite=suite, workspace=workspace, kind=kind, function=function, splits=splits)
+    # Python only: in JavaScript, a test that expects any error still passes without the function.
     if kind == "delete_function" and change is change_python and _needed_by_all([function], suite):
         return None
     one = change(kind, function, workspace[function.module].decode(), rng)
@@ -200,28 +227,47 @@ def _candidate(
         return None
     detail, changed, line = one
     files = {function.module: changed.encode()}
-    return Candidate(suite.package, function, kind, detail, files, line, splits.of(function))
+    return Candidate(
+        package=suite.package,
+        function=function,
+        kind=kind,
+        detail=detail,
+        files=files,
+        line=line,
+        split=splits.of(function),
+    )
 
 
 def group_candidate(
     suite: Suite, workspace: Mapping[str, bytes], kind: str, function: CoveredFunction, splits: Splits
 ) -> Candidate | None:
-    """The deletion of a group of ``kind`` that ``function`` leads to, as far as it is on the function's side of the
-    split; None where it leads to none, or too little is left."""
-    chosen = group_functions(suite, workspace, kind, function, splits)
+    """The deletion of the group of ``kind`` around ``function``, without functions of the other split.
+
+    None if there is no such group or too little of it is left.
+    """
+    chosen = group_functions(suite=suite, workspace=workspace, kind=kind, function=function, splits=splits)
     if not chosen:
         return None
-    # A class is the same task whichever of its methods led to it.
+    # The deletion of a class gets the same name whichever method it was found from.
     first = min(chosen, key=lambda f: f.line) if kind == "delete_class" else function
     files = delete_group(chosen, workspace)
     also = tuple(f for f in chosen if f != first)
-    return Candidate(suite.package, first, kind, kind, files, 0, splits.of(function), also)
+    return Candidate(
+        package=suite.package,
+        function=first,
+        kind=kind,
+        detail=kind,
+        files=files,
+        line=0,
+        split=splits.of(function),
+        also=also,
+    )
 
 
 def group_functions(
     suite: Suite, workspace: Mapping[str, bytes], kind: str, function: CoveredFunction, splits: Splits
 ) -> list[CoveredFunction]:
-    """What ``group_candidate`` deletes."""
+    """The functions that ``group_candidate`` deletes; empty if there is no such group."""
     group = splits.same_side(function, GROUPS[kind](function, suite))
     if len(group) < (3 if kind == _FEATURE else 2) or _needed_by_all(group, suite):
         return []
@@ -231,7 +277,7 @@ def group_functions(
 
 
 def _needed_by_all(functions: Sequence[CoveredFunction], suite: Suite) -> bool:
-    """Whether no test is left without the functions: the trace of the suite says so, and nothing has to be tried."""
+    """Whether every test runs one of the functions, by the trace of the suite, so that no test passes without them."""
     needing = {test for f in functions for test in f.tests}
     return any(f.at_import for f in functions) or len(needing) == len(suite.tests)
 
@@ -248,7 +294,7 @@ def _merged(workspace: Mapping[str, bytes], parts: Sequence[Candidate]) -> dict[
 
 
 def change_python(kind: str, function: CoveredFunction, source: str, rng: random.Random) -> tuple[str, str, int] | None:
-    """A ``Change`` of Python code."""
+    """Change Python code; see ``Change``."""
     if kind == "delete_function":
         if function.statements < 3:
             return None

@@ -1,4 +1,4 @@
-"""A source becomes a pinned package: its bytes, its layout, the wheels that its tests need, a suite that runs."""
+"""Turn a source into a pinned package: its archive, its layout, the wheels that its tests need, a suite that runs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,40 @@ from pathlib import Path
 
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.generators.packages.catalogue import Catalogue, Module, Package, Wheel
-from woodshed.tasks.generators.packages.dependencies import dependency_layers
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
-from woodshed.tasks.generators.packages.source import fetch
 from woodshed.tasks.install.lock import Install, find_install
 from woodshed.tasks.install.use import installed_package, only_modules, only_wheels
 from woodshed.tasks.languages.node.modules import described_node, pin_node
 from woodshed.tasks.languages.node.project import NodeProject, is_node_project
-
-from .layout import find_layout
-from .obtain import described, obtain, project_names
-from .project import UNKNOWN, Project
-from .requirements import canonical, distribution_of, missing_modules, needed, optional, possible_names, wished
-from .resolve import check_import_names, resolve
-from .spec import SourceSpec
+from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
+from woodshed.tasks.packages.dependencies import dependency_layers
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
+from woodshed.tasks.packages.source import fetch
+from woodshed.tasks.sources.layout import find_layout
+from woodshed.tasks.sources.obtain import described, obtain, project_names
+from woodshed.tasks.sources.project import UNKNOWN, Project
+from woodshed.tasks.sources.requirements import (
+    canonical,
+    distribution_of,
+    missing_modules,
+    needed,
+    optional,
+    possible_names,
+    wished,
+)
+from woodshed.tasks.sources.resolve import check_import_names, resolve
+from woodshed.tasks.sources.spec import SourceSpec
 
 _RETRIES = 3
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person adds to what is found: places of ``code`` and ``tests``, packages that the tests ``need``, import
-    ``roots``, the ``markers`` of the tests that are wanted (an expression, as for pytest's ``-m``).
+    """Options of the command line that override what is found in a source.
 
-    ``installs``: a folder that ``woodshed tasks install`` made; what tests need is then taken from there alone.
+    ``code`` and ``tests``: their paths; ``needs``: further requirements of the tests; ``roots``: import roots;
+    ``markers``: the tests that are wanted (an expression, as for ``pytest -m``). ``installs``: a folder of ``woodshed
+    tasks install``; the dependencies then come from there alone.
     """
 
     code: tuple[str, ...] = ()
@@ -47,7 +55,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Pinned:
-    """A package, its wheels or npm modules, and what a person should know about what was left out."""
+    """A pinned package with its groups of wheels or its npm modules; ``notes`` say what was left out."""
 
     package: Package
     groups: dict[str, Sequence[Wheel]] = field(default_factory=dict)
@@ -57,9 +65,9 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Pinner:
-    """Pins sources of one build. ``base``: the pinned wheels of pytest. ``boxes`` bounds how many boxes work.
+    """Pins the sources of one build. ``base``: the pinned wheels of pytest. ``boxes`` limits the boxes that work.
 
-    ``history``: the commits of git repositories are kept too. ``suite_seconds``: limit of one run of a suite.
+    ``history``: also keep the commits of git repositories. ``suite_seconds``: limit of one run of a suite.
     """
 
     out: Path
@@ -73,7 +81,7 @@ class Pinner:
     suite_seconds: float = SUITE_SECONDS
 
     async def pin(self, spec: SourceSpec, name: str) -> Pinned:
-        """Raises PackageError, which says what is wrong with the source and what to do."""
+        """Pin a source. Raises PackageError, which says what is wrong with the source and what to do."""
         package, files, notes = await asyncio.to_thread(
             obtain, spec, name, self.out, history=self.history, cache=self.cache
         )
@@ -86,7 +94,7 @@ class Pinner:
         )
         package = described(package, project, layout)
         if package.licence == UNKNOWN:
-            notes.append("no licence was recognised: find out before you pass these tasks on")
+            notes.append("no licence was recognised: find it out before you pass these tasks on")
         found = self._install(spec)
         if found is not None:
             return await self._by_install(package, files, notes, found)
@@ -118,11 +126,11 @@ class Pinner:
                 f"some tests import {', '.join(missing)} and were not used; "
                 f"{missing_advice(missing, stated)}; use another --out"
             )
-        _of_use(name, suite)
+        _check_functions(name, suite)
         return Pinned(made, groups, tuple(notes))
 
     def _install(self, spec: SourceSpec) -> Install | None:
-        """What ``woodshed tasks install`` made of a source; None where nobody asks for that."""
+        """The install of a source; None without ``--install``."""
         if self.wishes.installs is None:
             return None
         if self.wishes.needs:
@@ -130,7 +138,7 @@ class Pinner:
         return find_install(self.wishes.installs, spec.origin)
 
     async def _node(self, package: Package, files: dict[str, bytes], notes: list[str], found: Install | None) -> Pinned:
-        """As ``pin``, for what npm installs, or an install locked."""
+        """``pin`` for a Node project, with the modules that npm resolves or that an install locked."""
         wishes, modules = self.wishes, None
         if found is not None:
             package = described_node(package, NodeProject(files), wishes.code, wishes.tests)
@@ -138,13 +146,13 @@ class Pinner:
             modules, notes = only_modules(found.installed), [*notes, *found.notes]
         async with self.boxes:
             made, modules, said = await pin_node(
-                package,
-                files,
-                wishes.code,
-                wishes.tests,
-                wishes.needs,
-                self.backend,
-                self.layers,
+                package=package,
+                files=files,
+                code=wishes.code,
+                tests=wishes.tests,
+                needs=wishes.needs,
+                backend=self.backend,
+                layers=self.layers,
                 locked=modules,
                 cache=self.cache,
                 seconds=self.suite_seconds,
@@ -152,14 +160,14 @@ class Pinner:
         return Pinned(made, notes=(*notes, *said), modules=modules)
 
     async def _by_install(self, package: Package, files: dict[str, bytes], notes: list[str], found: Install) -> Pinned:
-        """As ``pin``, with everything that the install locked and nothing else."""
+        """``pin`` with exactly the dependencies that the install locked."""
         made, files = installed_package(package, files, found, self.out)
         groups = dict.fromkeys(made.needs, only_wheels(found.installed))
         catalogue = Catalogue({made.name: made}, {"pytest": self.base, **groups})
         suite, failure, text = await self._suite(made, catalogue, files)
         if failure is not None:
             raise failure
-        _of_use(made.name, suite)
+        _check_functions(made.name, suite)
         missing = [m for m in missing_modules(text) if not is_own_module(m, made)]
         notes += [f"some tests import {', '.join(missing)} and were not used"] if missing else []
         return Pinned(made, dict(groups), (*notes, *found.notes))
@@ -167,13 +175,19 @@ class Pinner:
     async def _suite(
         self, package: Package, catalogue: Catalogue, files: dict[str, bytes]
     ) -> tuple[Suite | None, SuiteError | None, str]:
-        """(suite, why there is none, what pytest said about what does not work)."""
+        """(suite, why there is none, output of pytest about everything that failed)."""
         names = await asyncio.to_thread(self._layers, package, catalogue)
         paths = tuple(self.layers.path(layer) for layer in names)
         try:
             async with self.boxes:
                 suite = await prepare(
-                    package, catalogue, files, self.backend, paths, cache=self.cache, seconds=self.suite_seconds
+                    package=package,
+                    catalogue=catalogue,
+                    files=files,
+                    backend=self.backend,
+                    layers=paths,
+                    cache=self.cache,
+                    seconds=self.suite_seconds,
                 )
         except SuiteError as error:
             return None, error, error.text
@@ -187,15 +201,18 @@ class Pinner:
         return dependency_layers(catalogue, package, self.layers, cache=self.cache)
 
 
-def _of_use(name: str, suite: Suite | None) -> None:
+def _check_functions(name: str, suite: Suite | None) -> None:
     assert suite is not None
     if not suite.functions:
-        raise PackageError(f"{name}: its tests pass and run none of its functions; give its code's place: --code")
+        raise PackageError(
+            f"{name}: its tests pass but run none of its functions; give the path of its code with --code"
+        )
 
 
 def missing_advice(missing: Sequence[str], names: Collection[str]) -> str:
-    """What to do about modules that tests miss. ``names``: canonical names of all that the project states; what is
-    among these and cannot be imported is compiled or contradicts the rest, and ``--needs`` does not help there."""
+    """What to do about modules that tests cannot import. ``names``: canonical names of everything that the project
+    states; if one of these cannot be imported, it is compiled or contradicts the rest, and ``--needs`` does not help.
+    """
     stated = [module for module in missing if set(possible_names(module)) & set(names)]
     unknown = [module for module in missing if module not in stated]
     parts = []
@@ -210,5 +227,5 @@ def missing_advice(missing: Sequence[str], names: Collection[str]) -> str:
 
 
 def is_own_module(module: str, package: Package) -> bool:
-    """Whether the project itself is what is imported, so that no wheel can bring it."""
+    """Whether the module is the project's own, so that no wheel can provide it."""
     return any(Path(root).name.removesuffix(".py") == module for root in (*package.sources, *package.tests))

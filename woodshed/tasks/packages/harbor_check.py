@@ -1,6 +1,6 @@
-"""What ``tests/test.sh`` of a task runs for tools that know nothing of Woodshed: whether each required test passed.
+"""Grade a task for Harbor tools other than Woodshed: run by its ``tests/test.sh``, writes whether all tests passed.
 
-Standalone source (a copy lies in the task's ``tests`` folder): it imports nothing of Woodshed. ``harbor.py`` writes
+Standalone source (copied into the ``tests`` folder of tasks): it imports nothing of Woodshed. ``harbor.py`` writes
 ``required.json``; ``runner.py`` is the program that Woodshed's grader runs tests with.
 """
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def clean(workdir: Path, asked: dict[str, Any]) -> None:
-    """Remove links, and files that would configure the run or the interpreter, unless the task began with them."""
+    """Remove links and files that would configure the run or the interpreter, unless they are as the task began."""
     names, suffixes, kept = frozenset(asked["stray"]), tuple(asked["suffixes"]), asked["kept"]
     for folder, folders, files in os.walk(workdir):
         for name in (*folders, *files):
@@ -45,12 +45,12 @@ def clean(workdir: Path, asked: dict[str, Any]) -> None:
 
 
 def digest(path: Path) -> str:
-    """Empty for what is no file: to read a pipe would never end."""
+    """sha256 of a file; empty for anything else, since reading a pipe might never end."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def run(asked: dict[str, Any]) -> dict[str, str]:
-    """Status of each test that the runner tells of; of none where it did not run to its end."""
+    """Test -> status, as the runner reports them; empty if it did not run to its end."""
     nonce = secrets.token_hex(16)
     command = [sys.executable, "-I", "-B", "-c", (HERE / "runner.py").read_text("utf-8")]
     request = json.dumps({**asked["request"], "nonce": nonce}).encode()

@@ -1,4 +1,4 @@
-"""Commits of a git repository that changed code and tests together, read as objects; nothing is checked out."""
+"""Commits from the output of ``git log``, and which of them are worth replaying. Nothing is checked out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NO_TASK = re.compile(
 
 @dataclass(frozen=True)
 class Commit:
-    """``id`` and ``parent`` are 40 hex digits; ``files``: paths that differ from the parent; ``lines``: how many
-    lines were added and removed together."""
+    """One commit. ``id`` and ``parent``: 40 hex digits; ``files``: paths that differ from the parent; ``lines``: number
+    of added plus removed lines."""
 
     id: str
     parent: str
@@ -26,7 +26,7 @@ class Commit:
 
 
 LOG = ("log", "--no-merges", "--no-renames", "--numstat", "-z", "--format=%x01%H%x00%P%x00%B%x00")
-"""Arguments of git whose output ``parse_log`` reads."""
+"""Arguments of git that give the output which ``parse_log`` reads."""
 
 
 def parse_log(output: bytes) -> list[Commit]:
@@ -38,12 +38,20 @@ def parse_log(output: bytes) -> list[Commit]:
         if not parents or not stats:
             continue
         lines = sum(int(added) + int(removed) for added, removed, _ in stats if added.isdigit())
-        found.append(Commit(commit, parents.split()[0], message.strip(), tuple(path for _, _, path in stats), lines))
+        found.append(
+            Commit(
+                id=commit,
+                parent=parents.split()[0],
+                message=message.strip(),
+                files=tuple(path for _, _, path in stats),
+                lines=lines,
+            )
+        )
     return found
 
 
 def replayable(commits: Sequence[Commit], code: Sequence[str], tests: Sequence[str]) -> list[Commit]:
-    """Those of a size that one person reads, which say what they do and touch Python below ``code`` and ``tests``."""
+    """The commits that change Python files below both ``code`` and ``tests``, are small, and have a telling message."""
 
     def touches(commit: Commit, roots: Sequence[str], others: Sequence[str]) -> bool:
         return any(f.endswith(".py") and _below(f, roots) and not _below(f, others) for f in commit.files)

@@ -1,0 +1,1 @@
+"""``woodshed tasks build``: pin and lock the sources, and build their tasks."""
