@@ -18,7 +18,7 @@ from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
 
-TOOL = '''
+TOOL = """
 from woodshed import Arguments, Session, Tool, ToolError, ToolResult
 
 ENDING = "!"
@@ -61,7 +61,7 @@ class Broken(Shout):
 
 
 NUMBER = 7
-'''
+"""
 
 
 @pytest.fixture
