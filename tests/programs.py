@@ -24,7 +24,7 @@ from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
-from woodshed.stages.programs import program_layers
+from woodshed.stages.arena import make_agent
 
 
 @contextmanager
@@ -59,16 +59,14 @@ async def play(
     backend = open_backend(egress_log=egress_log)
     async with httpx.AsyncClient() as client:
         arena = Arena(
-            backend,
-            layers,
-            GatewayAdmin(url, ADMIN, client=client),
-            client,
-            url,
-            harness,
-            "the-policy",
+            backend=backend,
+            layers=layers,
+            admin=GatewayAdmin(url, ADMIN, client=client),
+            base_url=url,
+            agent=make_agent(harness, layers, client),
+            policy="the-policy",
             attempts=1,
             limits=limits,
-            program_layers=program_layers(harness.program, layers),
             **rest,
         )
         try:

@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     from woodshed.evaluate.statistics import bootstrap as bootstrap
     from woodshed.evaluate.statistics import paired_gain as paired_gain
     from woodshed.evaluate.statistics import pass_at_k as pass_at_k
+    from woodshed.gateway.app import build_app as build_app
     from woodshed.gateway.client import GatewayAdmin as GatewayAdmin
     from woodshed.grading.settings import GradingSettings as GradingSettings
     from woodshed.grading.verify import grade as grade
     from woodshed.grading.verify import submission_from as submission_from
     from woodshed.harness.endpoint import HttpEndpoint as HttpEndpoint
+    from woodshed.harness.errors import ToolError as ToolError
     from woodshed.harness.loop import run_episode as run_episode
+    from woodshed.harness.session import Session as Session
     from woodshed.harness.settings import HarnessSettings as HarnessSettings
+    from woodshed.harness.tools.base import Arguments as Arguments
     from woodshed.harness.tools.base import Tool as Tool
+    from woodshed.harness.tools.base import ToolResult as ToolResult
     from woodshed.policy.config import DecoderConfig as DecoderConfig
     from woodshed.policy.decoder import Decoder as Decoder
     from woodshed.policy.formats.base import ChatFormat as ChatFormat
@@ -44,6 +49,9 @@ if TYPE_CHECKING:
     from woodshed.rl.algorithms.base import Algorithm as Algorithm
     from woodshed.rl.algorithms.base import load_algorithm as load_algorithm
     from woodshed.rl.batching import build_batch as build_batch
+    from woodshed.rollout.agent import Agent as Agent
+    from woodshed.rollout.agent import BuiltinAgent as BuiltinAgent
+    from woodshed.rollout.agent import ProgramAgent as ProgramAgent
     from woodshed.rollout.rewards.base import RewardTerm as RewardTerm
     from woodshed.rollout.rewards.base import load_term as load_term
     from woodshed.rollout.rewards.base import reward_function as reward_function
@@ -71,14 +79,19 @@ _PLACES = {
     "bootstrap": "evaluate.statistics",
     "paired_gain": "evaluate.statistics",
     "pass_at_k": "evaluate.statistics",
+    "build_app": "gateway.app",
     "GatewayAdmin": "gateway.client",
     "GradingSettings": "grading.settings",
     "grade": "grading.verify",
     "submission_from": "grading.verify",
     "HttpEndpoint": "harness.endpoint",
+    "ToolError": "harness.errors",
     "run_episode": "harness.loop",
+    "Session": "harness.session",
     "HarnessSettings": "harness.settings",
     "Tool": "harness.tools.base",
+    "Arguments": "harness.tools.base",
+    "ToolResult": "harness.tools.base",
     "DecoderConfig": "policy.config",
     "Decoder": "policy.decoder",
     "ChatFormat": "policy.formats.base",
@@ -99,6 +112,9 @@ _PLACES = {
     "Algorithm": "rl.algorithms.base",
     "load_algorithm": "rl.algorithms.base",
     "build_batch": "rl.batching",
+    "Agent": "rollout.agent",
+    "BuiltinAgent": "rollout.agent",
+    "ProgramAgent": "rollout.agent",
     "RewardTerm": "rollout.rewards.base",
     "load_term": "rollout.rewards.base",
     "reward_function": "rollout.rewards.base",

@@ -7,6 +7,7 @@ import inspect
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_a_recipe_names_the_reward_and_the_algorithm(tmp_path: Path, monkeypatch
     assert settings.make_algorithm().parts == ("ce",)
     group = [one(0.0), one(1.0)]
     group[0].effort.edits = 5
-    group[0].events = [woodshed.ToolEvent(0, "run_command", {"command": "rm -r tests"}, "")]
+    group[0] = replace(group[0], events=[woodshed.ToolEvent(0, "run_command", {"command": "rm -r tests"}, "")])
     task = woodshed.Task(tmp_path, "t", "", woodshed.TaskInfo(), {})
     terms = settings.make_reward()(task, group[0], woodshed.Outcome(resolved=False))
     assert terms == {

@@ -28,6 +28,7 @@ from woodshed.policy.formats import get_format
 from woodshed.record.fault import Fault
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
+from woodshed.rollout.agent import BuiltinAgent
 from woodshed.rollout.failures import FAULT, INFRA, RETRIED
 from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox.layers import LayerStore
@@ -35,6 +36,7 @@ from woodshed.sandbox.protocol import Backend, Limits
 
 MEND = "sed -i 's/width + height/width * height/' /workspace/shapes/measure.py"
 FIX = {"shapes/measure.py": toy.SHAPES.replace("width + height", "width * height").encode()}
+HARNESS = HarnessSettings(limits=LimitSettings(wall_seconds=300.0))
 LIMITS = Limits(memory=512 << 20, processes=64, cpu_seconds=60.0, file_size=128 << 20, disk=128 << 20)
 
 UNTRIED = "cannot be tried here"
@@ -122,19 +124,18 @@ class Ground:
     client: httpx.AsyncClient
     retry: RetrySettings = field(default_factory=lambda: RetrySettings(attempts=2, first_delay=0.05))
 
-    def arena(self, **options: Any) -> Arena:
+    def arena(self, *, harness: HarnessSettings = HARNESS, **options: Any) -> Arena:
         defaults: dict[str, Any] = {
-            "harness": HarnessSettings(limits=LimitSettings(wall_seconds=300.0)),
             "limits": LIMITS,
             "attempts": 2,
             "patience": 20.0,
-            "retry": self.retry,
             "backend": self.backend,
             "base_url": self.url,
         }
         options = defaults | options
         admin = GatewayAdmin(options["base_url"], ADMIN, client=self.client)
-        return Arena(layers=self.layers, admin=admin, client=self.client, policy="scripted", **options)
+        agent = BuiltinAgent(harness, self.client, retry=self.retry)
+        return Arena(layers=self.layers, admin=admin, agent=agent, policy="scripted", **options)
 
     async def trajectory(
         self, *said: str, turn: Callable[[int], None] = lambda number: None, task: Task | None = None, **options: Any

@@ -19,7 +19,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rollout.failures import FAULT, INFRA, FailureWatch, RunFailing
 from woodshed.rollout.observed import observe
-from woodshed.rollout.program import Ended
+from woodshed.rollout.program import ProgramExit
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend, probe_namespace
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxGone, SandboxError
@@ -137,5 +137,5 @@ def test_a_candidate_that_ends_its_box_is_rejected_and_a_silent_box_is_no_verdic
 def test_what_a_program_says_is_read_however_deep_it_is() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": "[" * 100_000}}
     finished = Finished("i", [], usage=[], messages=[[{"role": "assistant", "content": None, "tool_calls": [call]}]])
-    (event,) = observe(finished, Ended(0, False, False, 1.0, ""), LimitSettings()).events
+    (event,) = observe(finished, ProgramExit(0, False, False, 1.0, ""), LimitSettings()).events
     assert (event.name, event.arguments) == ("x", None)

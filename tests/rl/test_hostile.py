@@ -20,6 +20,7 @@ from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
+from woodshed.rollout.agent import BuiltinAgent
 from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
@@ -59,13 +60,12 @@ def test_no_policy_can_make_its_rollout_an_infrastructure_error(tmp_path: Path) 
         backend = open_backend()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             arena = Arena(
-                backend,
-                layers,
-                GatewayAdmin("http://gateway", ADMIN, client=client),
-                client,
-                "http://gateway",
-                HarnessSettings(),
-                "scripted",
+                backend=backend,
+                layers=layers,
+                admin=GatewayAdmin("http://gateway", ADMIN, client=client),
+                base_url="http://gateway",
+                agent=BuiltinAgent(HarnessSettings(), client),
+                policy="scripted",
                 limits=Limits(memory=256 << 20, disk=256 << 20),
             )
             try:

@@ -16,6 +16,7 @@ from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
 from woodshed.record.trajectory import Trajectory
+from woodshed.rollout.agent import BuiltinAgent
 from woodshed.rollout.rollout import Arena, rollout
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.opening import open_pool
@@ -49,13 +50,12 @@ def test_an_episode_on_a_host_that_dies_is_tried_again_elsewhere(tmp_path: Path)
         backend = Placement([host.client(), Local(local)], "namespace")
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             arena = Arena(
-                backend,
-                LayerStore(tmp_path / "layers"),
-                GatewayAdmin("http://gateway", ADMIN, client=client),
-                client,
-                "http://gateway",
-                HarnessSettings(),
-                "scripted",
+                backend=backend,
+                layers=LayerStore(tmp_path / "layers"),
+                admin=GatewayAdmin("http://gateway", ADMIN, client=client),
+                base_url="http://gateway",
+                agent=BuiltinAgent(HarnessSettings(), client),
+                policy="scripted",
             )
             try:
                 return await rollout(arena, task, id="e", group="g", source="train")

@@ -19,7 +19,7 @@ from programs import play, recorded_as_sampled, served
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rollout.rollout import ProgramFailed
+from woodshed.rollout.agent import ProgramFailed
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Limits

@@ -23,6 +23,7 @@ from woodshed.record.history import Mark, note_mark, read_history
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
+from woodshed.rollout.agent import BuiltinAgent
 from woodshed.rollout.rollout import Arena
 from woodshed.run.rate import Rated, chosen, rate_from, rate_in, rollouts_of
 from woodshed.sandbox import open_backend
@@ -68,13 +69,12 @@ def rated(engine: ScriptedEngine, tasks: Sequence[Task], store: Path, rollouts: 
         server = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://gateway") as client:
             arena = Arena(
-                backend,
-                LayerStore(store / "layers"),
-                GatewayAdmin("http://gateway", ADMIN, client=client),
-                client,
-                "http://gateway",
-                HarnessSettings(),
-                "scripted",
+                backend=backend,
+                layers=LayerStore(store / "layers"),
+                admin=GatewayAdmin("http://gateway", ADMIN, client=client),
+                base_url="http://gateway",
+                agent=BuiltinAgent(HarnessSettings(), client),
+                policy="scripted",
                 attempts=1,
             )
             kept = TrajectoryStore(store / "trajectories")

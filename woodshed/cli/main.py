@@ -280,9 +280,10 @@ def monitors(
         woodshed run laptop --set rl.monitors.special_casing=quarantine
     """
     from woodshed.monitors import NAMES
+    from woodshed.record.settings import is_reference
     from woodshed.view.summary import FindingsError, print_findings
 
-    if unknown := sorted(set(only or []) - set(NAMES)):
+    if unknown := sorted(name for name in only or [] if name not in NAMES and not is_reference(name)):
         raise _fail(ValueError(f"--only {unknown[0]}: no such monitor; there are: {', '.join(NAMES)}"))
     try:
         print_findings(run / "trajectories", Console(), only=only or [], show=show)

@@ -16,7 +16,7 @@ from woodshed.sandbox.protocol import Sandbox
 
 from .pytest_screen import elsewhere
 
-_MODULES = ("python_source", "python_names", "pytest_screen")
+_MODULES = ("python_names", "pytest_screen")
 _SECONDS = 60.0
 _PROGRAM = """
 import base64, json, sys, types

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from woodshed.record.settings import Settings
+from woodshed.record.settings import Settings, is_reference
 
 
 class GradingSettings(Settings):
@@ -38,35 +38,59 @@ Treatment = Literal["off", "flag", "quarantine", "fail"]
 
 
 class MonitorSettings(Settings):
-    """What follows from a monitor's finding in training. Evaluation flags and counts, whatever stands here.
+    """Treatment of each monitor's findings in training. Evaluation flags and counts, whatever is set here.
 
     ``flag``: stored and counted, nothing else. ``quarantine``: the rollout is left out of its batch and of its group's
-    baseline. ``fail``: what it got for its outcome is taken back, as a reward term of its own (``monitor_NAME``).
-    ``off``: not looked for.
+    baseline. ``fail``: all positive reward is taken back by a reward term of its own (``monitor_NAME``).
+    ``off``: the monitor does not run.
     """
 
     solution_retrieved: Treatment = "flag"
-    """History, caches, bytecode, the published package or other copies of the code were looked at."""
+    """The agent read version history, caches, bytecode, the published package or other copies of the code."""
     test_tampering: Treatment = "flag"
     """Tests or their configuration were edited; the grader uses its own, so this gains nothing."""
     special_casing: Treatment = "flag"
     """The code answers literal inputs one by one, detects that it is tested, or compares equal to everything."""
     network_use: Treatment = "flag"
-    """Commands reach for the network, or the egress proxy refused a request."""
+    """Commands try to use the network, or the egress proxy refused a request."""
     call_sabotage: Treatment = "flag"
     """The episode ends in malformed calls after well-formed ones."""
     question_asking: Treatment = "flag"
-    """The last word is a question and nothing was changed."""
+    """The last message is a question and nothing was changed."""
     terminal_only: Treatment = "flag"
-    """Nearly every call is a shell command, the edits too."""
+    """Nearly all calls are shell commands, the edits too."""
     comment_stuffing: Treatment = "flag"
-    """Most of what was added is comments."""
+    """Most added lines are comments."""
     judge: Treatment = "off"
     """A model that reads the evidence (``rl.judge``) calls it a reward hack."""
+    custom: dict[str, Treatment] = {}
+    """Monitors of your own by reference; ``"my_module:my_function" = "flag"`` may also stand among the fields above."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_references(cls, given: Any) -> Any:
+        """Move keys that are references into ``custom``."""
+        if not isinstance(given, dict):
+            return given
+        references = {name: treatment for name, treatment in given.items() if is_reference(str(name))}
+        custom = given.get("custom", {})
+        if not references or not isinstance(custom, dict):
+            return given
+        rest = {name: value for name, value in given.items() if name not in references}
+        return {**rest, "custom": {**custom, **references}}
+
+    @field_validator("custom")
+    @classmethod
+    def _only_references(cls, value: dict[str, Treatment]) -> dict[str, Treatment]:
+        for name in value:
+            if not is_reference(name):
+                raise ValueError(f"{name!r} is not a reference such as 'my_module:my_function'")
+        return value
 
     def treated(self, *treatments: Treatment) -> tuple[str, ...]:
         """Names of the monitors with one of these treatments."""
-        return tuple(name for name, treatment in self if treatment in treatments)
+        listed: dict[str, Any] = {name: treatment for name, treatment in self if name != "custom"}
+        return tuple(name for name, treatment in (listed | self.custom).items() if treatment in treatments)
 
 
 class JudgeSettings(Settings):

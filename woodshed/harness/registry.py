@@ -1,10 +1,13 @@
-"""Which tools a policy has, and the hash that says whether two trajectories saw the same agent."""
+"""The tools of a policy, and the harness hash: two trajectories with equal hashes had the same agent."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
+import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ from woodshed.harness.tools.search import Glob, Grep, ListDir
 from woodshed.harness.tools.todo_write import TodoWrite
 from woodshed.harness.tools.undo import Undo
 from woodshed.harness.tools.write_file import DeleteFile, WriteFile
+from woodshed.record.settings import is_reference, load_reference
 from woodshed.sandbox.protocol import BoxError, BoxGone, SandboxError
 
 from .errors import ToolError, error_text
@@ -43,20 +47,54 @@ OS_ERRORS: tuple[tuple[type[OSError], str], ...] = (
     (PermissionError, "permission_denied"),
 )
 
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
 log = logging.getLogger(__name__)
 
 
+def load_tool(name: str) -> type[Tool]:
+    """The tool of a built-in name, or of a reference ``"my_module:MyTool"``. Raises ValueError."""
+    if not is_reference(name):
+        if name not in TOOLS:
+            raise ValueError(f"harness.tools: unknown tool {name!r}; known: {sorted(TOOLS)}")
+        return TOOLS[name]
+    tool = load_reference(name, "harness.tools")
+    if not (isinstance(tool, type) and issubclass(tool, Tool)):
+        raise ValueError(f"harness.tools: {name!r} is no subclass of woodshed.Tool")
+    if inspect.isabstract(tool):
+        missing = ", ".join(sorted(tool.__abstractmethods__))
+        raise ValueError(f"harness.tools: {name!r} does not define {missing}")
+    called = getattr(tool, "name", None)
+    if not (isinstance(called, str) and _NAME.fullmatch(called)):
+        raise ValueError(
+            f"harness.tools: {name!r} needs a class attribute `name`, by which the policy calls it: 1 to 64 letters, "
+            f"digits, '_' or '-' (got {called!r})"
+        )
+    return tool
+
+
 class ToolRegistry:
-    """The tools of one policy. Holds no state of an episode, so one registry serves any number of them."""
+    """The tools of one policy. Holds no state of an episode, so one registry serves any number of them.
+
+    ``names``: built-in names or references. Raises ValueError for a tool that cannot be used.
+    """
 
     def __init__(self, names: Iterable[str], settings: HarnessSettings) -> None:
         self.settings = settings
         self.tools: dict[str, Tool] = {}
+        self._schemas: list[dict[str, Any]] = []
         for name in names:
-            if name not in TOOLS:
-                raise ValueError(f"unknown tool {name!r}; known: {sorted(TOOLS)}")
-            self.tools[name] = TOOLS[name](settings)
-        self._schemas = [tool.schema() for tool in self.tools.values()]
+            kind = load_tool(name)
+            if kind.name in self.tools:
+                raise ValueError(f"harness.tools: {name!r} is the second tool that the policy calls {kind.name!r}")
+            try:
+                tool = kind(settings)
+                schema = tool.schema()
+                json.dumps(schema)
+            except Exception as error:  # whatever a user's class raises
+                raise ValueError(f"harness.tools: {name!r} has no schema: {type(error).__name__}: {error}") from error
+            self.tools[kind.name] = tool
+            self._schemas.append(schema)
 
     def schemas(self) -> list[dict[str, Any]]:
         """OpenAI function schemas, in the order of the names. The same list object every time."""
@@ -82,7 +120,7 @@ class ToolRegistry:
             raise ToolError("invalid_arguments", f"{where}: {first['msg']}" if where else first["msg"]) from None
 
     async def run(self, tool: Tool, args: Arguments, session: Session) -> ToolResult:
-        """Run one call. Whatever the policy or its code does is a result; only SandboxError and BoxGone get out."""
+        """Run one call. Whatever the policy or its code does becomes a result; raises SandboxError and BoxGone only."""
         try:
             result = await tool.run(args, session)
         except ToolError as error:
@@ -93,7 +131,7 @@ class ToolRegistry:
             kind = next((kind for cause, kind in OS_ERRORS if isinstance(error, cause)), "io_error")
             path = str(getattr(args, "path", ""))
             return self.error(ToolError(kind, path if kind != "io_error" else f"{error.strerror}: {path}"))
-        except OSError as error:  # no box said that
+        except OSError as error:  # not raised by a box, so this machine failed
             raise SandboxError(f"this machine cannot run {tool.name}: {error}") from error
         except Exception:
             log.exception("tool %s failed on %r", tool.name, args)
@@ -107,18 +145,37 @@ class ToolRegistry:
 
 
 def harness_hash(settings: HarnessSettings, program: Sequence[str] = ()) -> str:
-    """Hash over everything of the harness that a policy can notice: tools, schemas, prompts, limits, summaries.
+    """Hash of everything about the harness that a policy can notice: tools, schemas, prompts, limits, summaries.
 
-    ``program``: digests of the files of ``harness.program``; where they lie on this machine is left out.
+    ``program``: digests of the files of ``harness.program``; where they are on this machine does not count. A tool of
+    the user's own counts with the source of its module. Raises ValueError if that cannot be read.
     """
     from .prompt import REQUEST, system_prompt
 
     registry = ToolRegistry(settings.tools, settings)
-    parts = [registry.schemas(), system_prompt(settings), REQUEST, _noticed(settings), *program, _FORMAT]
+    sources = [_source_digest(name) for name in settings.tools if is_reference(name)]
+    parts = [registry.schemas(), system_prompt(settings), REQUEST, _noticed(settings), *sources, *program, _FORMAT]
     return _digest(parts)
 
 
+def check_tools(settings: HarnessSettings) -> HarnessSettings:
+    """Load the tools of a recipe. Raises ValueError for one that cannot be used."""
+    harness_hash(settings)
+    return settings
+
+
+def _source_digest(reference: str) -> str:
+    """Digest of the module that defines a tool: its helpers decide what it answers as much as its class does."""
+    module = sys.modules[load_tool(reference).__module__]
+    try:
+        source = inspect.getsource(module)
+    except (OSError, TypeError) as error:
+        raise ValueError(f"harness.tools: the source of {reference!r}, part of the harness hash: {error}") from None
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
 def _noticed(settings: HarnessSettings) -> dict[str, Any]:
+    """The settings as data, without where the files of ``harness.program`` are."""
     return settings.model_dump(mode="json", exclude={"program": {"folder"}})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
-from woodshed.record.settings import Settings
+from woodshed.record.settings import Settings, is_reference
 
 ALL_TOOLS = (
     "read_file", "edit_file", "write_file", "delete_file", "grep", "glob", "list_dir", "run_command", "run_tests",
@@ -131,7 +131,8 @@ class HarnessSettings(Settings):
     """Another agent in place of ours; of the other fields then only ``workdir`` and ``limits`` apply."""
 
     tools: tuple[str, ...] = ALL_TOOLS
-    """Names of the tools that the policy may call, in the order in which it sees them."""
+    """Tools that the policy may call, in the order in which it sees them: built-in names, or ``"my_module:MyTool"`` for
+    a tool of your own (a subclass of ``woodshed.Tool``)."""
     system_prompt: str | None = None
     """Replaces the built-in system prompt; an empty string sends no system message."""
     workdir: str = "/workspace"
@@ -156,9 +157,11 @@ class HarnessSettings(Settings):
         if self.program is not None and self.program.packages and self.program.folder is not None:
             raise ValueError("harness.program: packages and folder both fill /opt/harness; give one of them")
         known = {*ALL_TOOLS, *COMPACT_TOOLS}
-        unknown = [name for name in self.tools if name not in known]
+        unknown = [name for name in self.tools if name not in known and not is_reference(name)]
         if unknown:
-            raise ValueError(f"harness.tools: unknown {unknown}; known: {sorted(known)}")
+            raise ValueError(
+                f"harness.tools: unknown {unknown}; known: {sorted(known)}, or 'my_module:MyTool' for one of your own"
+            )
         if len(set(self.tools)) != len(self.tools):
             raise ValueError("harness.tools: a tool is named twice")
         if not self.tools:

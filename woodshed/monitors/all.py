@@ -1,11 +1,15 @@
-"""The monitors by name."""
+"""The monitors: the built-in ones by name, others by reference."""
 
 from __future__ import annotations
 
+import difflib
+import inspect as introspection
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from woodshed.record.fault import Fault
+from woodshed.record.settings import is_reference, load_reference
 
 from .base import Finding, Monitor, MonitoredEpisode
 from .conduct import call_sabotage, comment_stuffing, question_asking, terminal_only
@@ -23,18 +27,44 @@ MONITORS: dict[str, Monitor] = {
     )
 }  # fmt: skip
 
-NAMES = (*MONITORS, "judge")
-"""All that can find something; the judge is asked over HTTP and by itself."""
+JUDGE = "judge"
+"""Name of the findings of the judge, which is no function: it is asked over HTTP (``monitors.judge``)."""
+
+NAMES = (*MONITORS, JUDGE)
+"""The built-in names that a finding can have."""
+
+
+def load_monitor(name: str) -> Monitor:
+    """The monitor of a name, or of a reference ``"my_module:my_function"``. Raises ValueError."""
+    if name in MONITORS:
+        return MONITORS[name]
+    where = f"rl.monitors.{name}"
+    if not is_reference(name):
+        near = difflib.get_close_matches(name, MONITORS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MONITORS)}, or 'module:function'"
+        raise ValueError(f"{where}: unknown monitor; {hint}")
+    monitor = load_reference(name, where)
+    if not callable(monitor):
+        raise ValueError(f"{where}: it is no function of a MonitoredEpisode")
+    try:
+        introspection.signature(monitor).bind(None)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: it cannot be called with a MonitoredEpisode alone: {error}") from None
+    return monitor
 
 
 def inspect(episode: MonitoredEpisode, names: Iterable[str] = tuple(MONITORS)) -> list[Finding]:
-    """What the monitors of these names find, in the order of the monitors. A monitor that fails finds nothing."""
+    """What the monitors of these names find, in the order of the names. A monitor that fails finds nothing.
+
+    A finding has the name under which the recipe lists its monitor, whatever name the monitor gave it.
+    """
     findings: list[Finding] = []
     for name in names:
+        monitor = load_monitor(name)
         try:
-            findings += MONITORS[name](episode)
+            findings += [replace(finding, monitor=name) for finding in monitor(episode)]
         except (Fault, OSError):
             raise
-        except Exception:  # a bug of ours that a policy has found is no way out of its episode
+        except Exception:  # a bug in a monitor must not become a way for a policy to have its episode masked
             log.exception("monitor %s failed on an episode of %s", name, episode.task.name)
     return findings

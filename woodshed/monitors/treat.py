@@ -1,15 +1,19 @@
-"""What a recipe makes of findings: which monitors run, what a flagged rollout is paid, whether it is trained on."""
+"""How a recipe treats findings: which monitors run, how they change the reward, which rollouts are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from woodshed.grading.settings import MonitorSettings
-from woodshed.monitors.judge.verdict import Ruling
 from woodshed.record.trajectory import Trajectory
 
-from .all import MONITORS, inspect
+from .all import JUDGE, inspect
 from .base import MonitoredEpisode
+
+if TYPE_CHECKING:  # the judge needs httpx, and loading a recipe, which checks its monitors, should not
+    from woodshed.monitors.judge.verdict import Ruling
 
 
 def watch(
@@ -19,31 +23,34 @@ def watch(
     *,
     training: bool,
     ruling: Ruling | None = None,
-) -> None:
-    """Put findings on the trajectory, and the label ``flagged``, which the store's index has.
+) -> Trajectory:
+    """Run the monitors; return the trajectory with their findings and the label ``flagged``, which the store indexes.
 
-    ``ruling``: a judge's, where one was asked; what came of that is the label ``judge``. In training a monitor whose
-    treatment is ``fail`` takes back everything that was paid, so that penalties alone are left.
+    ``ruling``: the judge's, if one was asked; its state becomes the label ``judge``. In training, a finding of a
+    monitor whose treatment is ``fail`` takes back all positive reward, so that only penalties remain.
     """
-    names = [name for name in settings.treated("flag", "quarantine", "fail") if name in MONITORS]
+    names = [name for name in settings.treated("flag", "quarantine", "fail") if name != JUDGE]
     findings = inspect(episode, names)
+    labels = dict(trajectory.labels)
     if ruling is not None:
-        trajectory.labels["judge"] = ruling.state
+        labels["judge"] = ruling.state
         findings += ruling.findings()
-    trajectory.findings = [finding.row() for finding in findings]
-    if trajectory.findings:
-        trajectory.labels["flagged"] = ",".join(sorted(trajectory.flagged))
+    flagged = {finding.monitor for finding in findings}
+    if flagged:
+        labels["flagged"] = ",".join(sorted(flagged))
+    rewards = dict(trajectory.rewards)
     if training:
-        trajectory.rewards = {**trajectory.rewards, **_taken_back(trajectory, settings)}
+        rewards |= _taken_back(rewards, flagged, settings)
+    return replace(trajectory, findings=[finding.row() for finding in findings], labels=labels, rewards=rewards)
 
 
 def quarantined(trajectory: Trajectory, settings: MonitorSettings) -> bool:
-    """Whether it is left out of training."""
+    """Whether the trajectory is left out of training."""
     return not trajectory.flagged.isdisjoint(settings.treated("quarantine"))
 
 
 def count(trajectories: list[Trajectory]) -> dict[str, int]:
-    """Episodes that each monitor flagged."""
+    """Number of episodes that each monitor flagged."""
     counts: dict[str, int] = {}
     for trajectory in trajectories:
         for name in sorted(trajectory.flagged):
@@ -51,7 +58,8 @@ def count(trajectories: list[Trajectory]) -> dict[str, int]:
     return counts
 
 
-def _taken_back(trajectory: Trajectory, settings: MonitorSettings) -> Mapping[str, float]:
-    failing = [name for name in settings.treated("fail") if name in trajectory.flagged]
-    paid = sum(value for value in trajectory.rewards.values() if value > 0)
+def _taken_back(rewards: Mapping[str, float], flagged: Set[str], settings: MonitorSettings) -> dict[str, float]:
+    """The term that cancels all positive reward, named after the first failing monitor; empty if there is none."""
+    failing = [name for name in settings.treated("fail") if name in flagged]
+    paid = sum(value for value in rewards.values() if value > 0)
     return {f"monitor_{failing[0]}": -paid} if failing and paid > 0 else {}

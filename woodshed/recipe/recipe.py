@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from woodshed.engine.settings import EngineSettings
 from woodshed.evaluate.settings import EvaluateSettings
 from woodshed.grading.settings import GradingSettings
+from woodshed.harness.registry import check_tools
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.settings import PolicySettings
 from woodshed.record.settings import Settings, is_reference
@@ -67,7 +68,7 @@ class Recipe(Settings):
     """What it learns on."""
     learn: LearnSettings = LearnSettings()
     """Corpus, pretraining, demonstrations, SFT."""
-    harness: HarnessSettings = HarnessSettings()
+    harness: Annotated[HarnessSettings, AfterValidator(check_tools)] = HarnessSettings()
     """The agent program: tools, limits, prompts."""
     grading: GradingSettings = GradingSettings()
     """What crosses into grading, and other inputs to tests."""

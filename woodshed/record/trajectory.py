@@ -58,9 +58,9 @@ class Effort:
     edits: int = 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trajectory:
-    """One agent episode, complete.
+    """One agent episode, complete. Frozen: a later step makes a new one (``dataclasses.replace``).
 
     ``id`` is unique and assigned at dispatch, so that a retry after a crash stores the same record once; ``attempts``
     counts the tries, of which all but the last ended in infrastructure errors. ``messages`` is the conversation in

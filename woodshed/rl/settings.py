@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
+from woodshed.monitors import load_monitor
 from woodshed.record.settings import Settings, is_reference
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
@@ -66,9 +67,17 @@ class RLSettings(Settings):
     untested_finish, unfounded_claim, silent_finish, or ``"module:function"`` of your own. The training reward is their
     weighted sum; evaluation always reports the raw outcome."""
     monitors: MonitorSettings = MonitorSettings()
-    """What looks like a reward hack, and what follows from it."""
+    """What looks like a reward hack, and what follows from it; ``"module:function" = "flag"`` adds one of your own."""
     judge: JudgeSettings | None = None
     """The model that ``monitors.judge`` asks; in evaluation too."""
+
+    @field_validator("monitors")
+    @classmethod
+    def _loadable(cls, value: MonitorSettings) -> MonitorSettings:
+        for name, treatment in value.custom.items():
+            if treatment != "off":
+                load_monitor(name)
+        return value
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:

@@ -1,4 +1,4 @@
-"""The episode of a program that only the gateway saw: its turns, calls and effort, read off the recorded requests."""
+"""The episode of an external program, reconstructed from the requests that the gateway recorded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from woodshed.harness.episode import Budget, Episode, Message
 from woodshed.harness.settings import LimitSettings
 from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent
 
-from .program import Ended
+from .program import ProgramExit
 
 
-def terms_of(limits: LimitSettings, *, temperature: float, seed: int | None) -> KeyLimits:
-    """The harness's limits for the gateway to keep, where the program is not ours."""
+def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None) -> KeyLimits:
+    """The harness's limits as limits of a key: external programs do not enforce them, so the gateway does."""
     return KeyLimits(
         turns=limits.turns,
         sampled_tokens=limits.sampled_tokens,
@@ -30,42 +30,50 @@ def terms_of(limits: LimitSettings, *, temperature: float, seed: int | None) -> 
     )
 
 
-def observe(finished: Finished, ended: Ended, limits: LimitSettings) -> Episode:
-    """``messages``: the conversations one after the other, what a branch repeats left out. ``events``: calls with the
-    results that came back, ``turn`` counted over all conversations.
+def observe(finished: Finished, exit: ProgramExit, limits: LimitSettings) -> Episode:
+    """Build the episode of a program.
 
-    An agent that wraps its commands in text instead of tool calls has no events.
+    ``messages`` holds the conversations one after the other; messages with which two conversations both begin are kept
+    once. ``events`` are the tool calls with the results that came back; their ``turn`` counts over all conversations.
+    A program that writes its commands as plain text instead of tool calls has no events.
     """
     usage = [TurnUsage(**turn) for turn in finished.usage]
     messages: list[Message] = []
     events: list[ToolEvent] = []
     for number, conversation in enumerate(finished.messages):
         known = max((_common(conversation, earlier) for earlier in finished.messages[:number]), default=0)
+        events += _events(conversation[known:], turns_before=_turns(messages))
         messages += conversation[known:]
-        events += _events(conversation[known:], _turns(messages) - _turns(conversation[known:]))
-    return Episode(_status(ended, finished), messages, events, _effort(usage, limits), error=ended.why())
+    return Episode(_status(exit, finished), messages, events, _effort(usage, limits), error=exit.problem())
 
 
 def at_limit(finished: Finished) -> bool:
-    """Whether the gateway refused a request for one of the harness's limits."""
+    """Whether the gateway refused a request because a limit of the harness was reached."""
     return not finished.refusals.keys().isdisjoint((LIMIT_REACHED, CONTEXT_FULL))
 
 
-def _status(ended: Ended, finished: Finished) -> ExitStatus:
-    """A program that failed has still handed in what lies in its box; ``error`` says that it failed."""
-    if ended.timed_out:
+def _status(exit: ProgramExit, finished: Finished) -> ExitStatus:
+    """The status of the episode. A program that failed has still submitted the files in its box."""
+    if exit.timed_out:
         return "timeout"
-    return "limit" if ended.returncode and at_limit(finished) else "submitted"
+    return "limit" if exit.returncode and at_limit(finished) else "submitted"
 
 
 def _effort(usage: Sequence[TurnUsage], limits: LimitSettings) -> Effort:
-    """Counted as our own loop counts (``Budget``), each segment a context of its own."""
+    """Effort counted as the built-in loop counts it (``Budget``), with one context for each segment."""
     effort = Effort()
     budgets: dict[int, Budget] = {}
     for turn in usage:
-        budget = budgets.setdefault(turn.segment, Budget(limits, effort))
-        reply = Reply({}, "", turn.prompt_tokens, turn.sampled_tokens, turn.thinking_tokens)
-        budget.count(reply, has_calls=turn.calls > 0, final=turn is usage[-1])
+        if turn.segment not in budgets:
+            budgets[turn.segment] = Budget(limits, effort)
+        reply = Reply(
+            message={},
+            finish_reason="",
+            prompt_tokens=turn.prompt_tokens,
+            sampled_tokens=turn.sampled_tokens,
+            thinking_tokens=turn.thinking_tokens,
+        )
+        budgets[turn.segment].count(reply, has_calls=turn.calls > 0, final=turn is usage[-1])
         effort.turns += 1
         effort.tool_calls += turn.calls
         effort.invalid_calls += bool(turn.parse_error)
@@ -73,32 +81,36 @@ def _effort(usage: Sequence[TurnUsage], limits: LimitSettings) -> Effort:
 
 
 def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """How many messages two conversations begin with alike: a branch repeats what came before it."""
-    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    """Number of equal messages at the beginning of two conversations."""
+    for number, (left, right) in enumerate(zip(one, other)):
+        if left != right:
+            return number
+    return min(len(one), len(other))
 
 
 def _turns(messages: Sequence[Message]) -> int:
     return sum(message.get("role") == "assistant" for message in messages)
 
 
-def _events(conversation: Sequence[Message], turn: int) -> list[ToolEvent]:
-    """``turn``: replies before this conversation's first."""
+def _events(conversation: Sequence[Message], *, turns_before: int) -> list[ToolEvent]:
+    """The tool calls of a conversation; ``turns_before`` is the number of replies before its first."""
     results = {m.get("tool_call_id"): m.get("content") for m in conversation if m.get("role") == "tool"}
     events = []
+    turn = turns_before
     for message in conversation:
         if message.get("role") != "assistant":
             continue
         turn += 1
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
-            raw = function.get("arguments")
-            text = _text(results.get(call.get("id")))
-            events.append(ToolEvent(turn, str(function.get("name", "")), _object(raw), text))
+            arguments = _object(function.get("arguments"))
+            result = _text(results.get(call.get("id")))
+            events.append(ToolEvent(turn, str(function.get("name", "")), arguments, result))
     return events
 
 
 def _text(content: Any) -> str:
-    """Of a tool's result: plain, or the text parts of a list."""
+    """Text of a tool's result, which is a string or a list of parts."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""

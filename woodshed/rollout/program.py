@@ -1,7 +1,7 @@
-"""A coding agent of others, unmodified, in place of ours: a command that runs in the box and finds the gateway there.
+"""Running an unmodified external agent: a command that runs in the box and reaches the gateway from there.
 
-The box reaches nothing but the gateway, at ``URL``, under a key that is good for this one trajectory. What the program
-asks and is answered is recorded there, token by token; its end and its exit code are all that is seen of it here.
+The box reaches nothing but the gateway, at ``URL``, with a key that is valid for this one trajectory. The gateway
+records every request and reply of the program, token by token; only its end and its exit code are seen here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ PLACE = "/opt/harness"
 
 _TASK, _LOG = "/tmp/task.md", "/tmp/harness.log"
 _TAIL = 1500
+"""Bytes of output that are kept."""
 _LONG = 30_000
-"""Characters; the kernel takes 128 KiB in one variable."""
+"""Maximum characters of an instruction in the environment; the kernel allows 128 KiB per variable."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """``output`` is the end of what it printed; the box could have changed it."""
+class ProgramExit:
+    """How a program ended. ``output`` is the end of what it printed; code in the box could have changed it."""
 
     returncode: int
     timed_out: bool
@@ -35,8 +36,8 @@ class Ended:
     seconds: float
     output: str
 
-    def why(self) -> str:
-        """What went wrong, '' for exit code 0."""
+    def problem(self) -> str:
+        """Describe what went wrong; '' for exit code 0."""
         said = self.output or "no output"
         if self.timed_out:
             return f"ended after {self.seconds:.0f} s: {said}"
@@ -47,31 +48,45 @@ class Ended:
 
 async def run_program(
     program: ProgramSettings, settings: HarnessSettings, instruction: str, box: Sandbox, *, key: str, model: str
-) -> Ended:
-    """Run it to its end, or to ``limits.wall_seconds``. Raises SandboxError only."""
+) -> ProgramExit:
+    """Run the program until it ends or ``limits.wall_seconds`` are over. Raises SandboxError only."""
     started = time.monotonic()
     instruction = instruction.replace("\0", "").encode("utf-8", "replace").decode()
     try:
         await box.put({_TASK: instruction.encode()})
-    except BoxError as error:  # nothing of the policy's has run in it
+    except BoxError as error:  # no code of the policy has run in this box yet, so the failure is the host's
         raise SandboxError(f"the task cannot be put into its box: {error}") from error
-    environment = {**surroundings(key, model, instruction), **program.env}
-    # To a file: an agent that prints without end meets the limit of file sizes, not a full pipe.
+    # Output goes to a file: a program that prints without end reaches the limit of file sizes and fills no pipe.
     command = f'export PATH="{PLACE}/bin:$PATH"\n{{ {program.command}\n}} > {_LOG} 2>&1 < /dev/null'
     try:
         done = await box.exec(
-            command, cwd=settings.workdir, env=environment, timeout=settings.limits.wall_seconds, max_output=4096
+            command,
+            cwd=settings.workdir,
+            env={**environment(key, model, instruction), **program.env},
+            timeout=settings.limits.wall_seconds,
+            max_output=4096,
         )
         said = await box.exec(["/usr/bin/tail", "-c", str(_TAIL), _LOG], timeout=10.0, max_output=2 * _TAIL)
     except BoxError as error:  # the program did that to its box
         silent = is_silent(error)
-        return Ended(-9, silent, not silent, time.monotonic() - started, f"the box is gone: {error.strerror}")
-    output = (said.stdout or done.stderr).decode("utf-8", "replace").strip()
-    return Ended(done.returncode, done.timed_out, done.out_of_memory, done.seconds, output)
+        return ProgramExit(
+            returncode=-9,
+            timed_out=silent,
+            out_of_memory=not silent,
+            seconds=time.monotonic() - started,
+            output=f"the box is gone: {error.strerror}",
+        )
+    return ProgramExit(
+        returncode=done.returncode,
+        timed_out=done.timed_out,
+        out_of_memory=done.out_of_memory,
+        seconds=done.seconds,
+        output=(said.stdout or done.stderr).decode("utf-8", "replace").strip(),
+    )
 
 
-def surroundings(key: str, model: str, instruction: str) -> Mapping[str, str]:
-    """Environment variables by which the vendors' clients, and the command itself, learn where to go and what to do."""
+def environment(key: str, model: str, instruction: str) -> Mapping[str, str]:
+    """Environment variables that tell the vendors' clients, and the command itself, the gateway, key and task."""
     return {
         "OPENAI_BASE_URL": f"{URL}/v1",
         "OPENAI_API_BASE": f"{URL}/v1",

@@ -1,4 +1,4 @@
-"""Opening what rollouts need: sandbox backend, gateway client, layers, rewards."""
+"""Opening what rollouts need: sandbox backend, gateway client, layers, rewards, the agent."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from woodshed.cluster.idle import IdleClock
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.grading.settings import GradingSettings
 from woodshed.harness.endpoint import pooled_client
+from woodshed.harness.settings import HarnessSettings
 from woodshed.monitors.judge import Judge, judge_key
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.rl.settings import RLSettings
+from woodshed.rollout.agent import Agent, BuiltinAgent, ProgramAgent
 from woodshed.rollout.rewards import raw_outcome
 from woodshed.rollout.rollout import Arena
+from woodshed.sandbox.layers import LayerStore
 
 from .boxes import backend_of, layer_store
 from .programs import program_layers
@@ -31,17 +37,24 @@ def open_judge(settings: RLSettings, log: Path) -> Judge | None:
     return Judge(settings.judge, judge_key(settings.judge), log)
 
 
+def make_agent(harness: HarnessSettings, layers: LayerStore, client: httpx.AsyncClient) -> Agent[Any]:
+    """The agent of a recipe: ``harness.program`` if it names one, else the built-in. Raises ProgramError."""
+    if harness.program is not None:
+        return ProgramAgent(harness, program_layers(harness.program, layers))
+    return BuiltinAgent(harness, client)
+
+
 @asynccontextmanager
 async def open_arena(
     recipe: Recipe, run: RunDirectory, *, grading: GradingSettings, training: bool
 ) -> AsyncIterator[Arena]:
     """An arena on the run's policy server; waits until the server answers. ``grading`` has the key (``with_key``)."""
     layers = layer_store()
-    program = await asyncio.to_thread(program_layers, recipe.harness.program, layers)
+    client = pooled_client()
+    agent = await asyncio.to_thread(make_agent, recipe.harness, layers, client)
     await _ready(run.root / "server" / "ready.json")
     url, admin_key = address_of(run)
     backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
-    client = pooled_client()
     admin = GatewayAdmin(url, admin_key)
     judge = open_judge(recipe.rl, run.judge_log)
     try:
@@ -49,10 +62,8 @@ async def open_arena(
             backend=backend,
             layers=layers,
             admin=admin,
-            client=client,
             base_url=url,
-            harness=recipe.harness,
-            program_layers=program,
+            agent=agent,
             policy=recipe.name,
             temperature=1.0 if training else recipe.evaluate.temperatures[0],
             attempts=recipe.rl.attempts,

@@ -9,9 +9,9 @@ from woodshed.recipe.load import RecipeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import TaskError
 from woodshed.rl.ledger import OutOfTasks
+from woodshed.rollout.agent import ProgramFailed
 from woodshed.rollout.failures import RunFailing
 from woodshed.rollout.rewards import RewardError
-from woodshed.rollout.rollout import ProgramFailed
 from woodshed.tasks.packages.index import PackageError
 
 from .programs import ProgramError

@@ -25,13 +25,11 @@ class ProgramError(Exception):
     """The program cannot be put into boxes; the message names the field."""
 
 
-def program_layers(program: ProgramSettings | None, layers: LayerStore) -> tuple[Path, ...]:
+def program_layers(program: ProgramSettings, layers: LayerStore) -> tuple[Path, ...]:
     """The layers of a program, lowest first. Raises ProgramError.
 
     Packages are fetched once for the same requirements, so that all runs with them have the same program.
     """
-    if program is None:
-        return ()
     if program.folder is not None:
         return (_of_folder(program.folder, layers),)
     return (_of_packages(program.packages, layers),) if program.packages else ()

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -124,9 +125,11 @@ def test_reinforce_against_a_decayed_mean_by_bucket() -> None:
     ours = load_algorithm("reinforce", budget=10, options={"by": "user", "half_life": 5.0, "least_seen": 4})
     seen: list[tuple[str, float]] = []
     for step in range(12):
-        made = [trajectory(f"{step}-{i}", float(rng.random()), ["pss"]) for i in range(3)]
-        for t, user in zip(made, ("ann", "bob", "")):
-            t.labels = {"user": user} if user and step > 2 else {}
+        users = ("ann", "bob", "") if step > 2 else ("", "", "")
+        made = [
+            replace(trajectory(f"{step}-{i}", float(rng.random()), ["pss"]), labels={"user": user} if user else {})
+            for i, user in enumerate(users)
+        ]
         for t in made:
             of = [r for user, r in seen if user == t.labels.get("user")] if t.labels else []
             known = of if len(of) >= 4 else [r for _, r in seen]
@@ -144,7 +147,7 @@ def test_a_restarted_run_tells_an_algorithm_what_it_has_missed() -> None:
     batches = {
         step: [[trajectory(f"{step}-{i}", float(rng.random()), ["ps"])] for i in range(8)] for step in range(1, 8)
     }
-    batches[2][0][0].status = "infra_error"
+    batches[2][0][0] = replace(batches[2][0][0], status="infra_error")
     batches[3][0][0].labels["bad"] = "1"
 
     def built(first: int) -> dict[int, list[float]]:

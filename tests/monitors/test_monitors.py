@@ -360,8 +360,10 @@ def test_the_recipe_says_what_follows(
     settings = MonitorSettings(test_tampering=treatment)
     flagged, clean = trajectory(reward), trajectory(reward)
     events = [call("write_file", path="conftest.py", content="")]
-    watch(flagged, MonitoredEpisode(task, events), settings, training=training)
-    watch(clean, MonitoredEpisode(task, []), settings, training=training)
+    before = replace(flagged, labels=dict(flagged.labels), rewards=dict(flagged.rewards))
+    given, flagged = flagged, watch(flagged, MonitoredEpisode(task, events), settings, training=training)
+    assert given == before, "the trajectory that was passed in is left alone"
+    clean = watch(clean, MonitoredEpisode(task, []), settings, training=training)
     assert flagged.rewards == rewards and clean.rewards == {"outcome": reward, "effort": -0.1}
     assert quarantined(flagged, settings) is left_out and not quarantined(clean, settings)
     assert flagged.labels == {"flagged": "test_tampering"} and clean.labels == {} == dict.fromkeys(clean.findings)
@@ -370,15 +372,15 @@ def test_the_recipe_says_what_follows(
 
 def test_off_is_not_looked_for_and_settings_name_every_monitor(task: Task) -> None:
     settings = MonitorSettings(test_tampering="off")
-    seen = trajectory(1.0)
-    watch(seen, MonitoredEpisode(task, [call("write_file", path="conftest.py", content="")]), settings, training=True)
+    episode = MonitoredEpisode(task, [call("write_file", path="conftest.py", content="")])
+    seen = watch(trajectory(1.0), episode, settings, training=True)
     assert seen.findings == [] and seen.labels == {}
-    assert tuple(MonitorSettings.model_fields) == NAMES
+    assert tuple(MonitorSettings.model_fields) == (*NAMES, "custom")
 
 
 def test_whatever_was_paid_is_taken_back_and_penalties_stay(task: Task) -> None:
-    flagged = trajectory(1.0)
-    flagged.rewards |= {"my_rewards:quick": 0.5}
+    paid = trajectory(1.0)
+    paid = replace(paid, rewards={**paid.rewards, "my_rewards:quick": 0.5})
     events = [call("write_file", path="conftest.py", content="")]
-    watch(flagged, MonitoredEpisode(task, events), MonitorSettings(test_tampering="fail"), training=True)
+    flagged = watch(paid, MonitoredEpisode(task, events), MonitorSettings(test_tampering="fail"), training=True)
     assert flagged.rewards["monitor_test_tampering"] == -1.5 and flagged.reward == pytest.approx(-0.1)

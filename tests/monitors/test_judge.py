@@ -121,7 +121,7 @@ def test_a_judge_flags_with_a_quotation_and_its_verdict_is_kept(task: Task, tmp_
         rewards={"outcome": 1.0},
     )
     settings = MonitorSettings(judge="fail")
-    watch(trajectory, episode, settings, training=True, ruling=ruling)
+    trajectory = watch(trajectory, episode, settings, training=True, ruling=ruling)
     assert "judge" in trajectory.flagged and trajectory.rewards["monitor_judge"] == -1.0
     assert trajectory.labels["judge"] == "flagged" and not quarantined(trajectory, settings)
     assert quarantined(trajectory, MonitorSettings(judge="quarantine"))
@@ -161,7 +161,8 @@ def test_failures_are_counted_asked_again_and_never_a_verdict(task: Task, tmp_pa
         outcome=Outcome(True),
         rewards={"outcome": 1.0},
     )
-    watch(trajectory, replace(episode, events=()), MonitorSettings(judge="fail"), training=True, ruling=rulings[0])
+    settings = MonitorSettings(judge="fail")
+    trajectory = watch(trajectory, replace(episode, events=()), settings, training=True, ruling=rulings[0])
     assert trajectory.rewards == {"outcome": 1.0} and trajectory.findings == []
     assert trajectory.labels == {"judge": "failed"}
     [ruling], judge, engine = ask(tmp_path, episode, lambda _, code: verdict(code))
