@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def defined_names(file: Path) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+@pages
+def test_python_parses(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        ast.parse(block, str(page))
+
+
+@pages
+def test_toml_parses(page: Path) -> None:
+    for block in re.findall(r"^```toml\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        tomllib.loads(block)
 
 
 @pages
