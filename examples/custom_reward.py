@@ -28,7 +28,7 @@ def deletes_files(task: Task, trajectory: Trajectory, outcome: Outcome) -> float
 def main(folder: str) -> None:
     run = RunDirectory(Path(folder))
     if not run.recipe.is_file():
-        sys.exit(f"{run.root} is no run directory; give the folder that `woodshed run` wrote to")
+        sys.exit(f"{run.root} is not a run directory; give the folder that `woodshed run` wrote to")
     tasks = {task.name: task for path in run.root.glob("tasks/**/task.toml") for task in [Task.load(path.parent)]}
     for trajectory in TrajectoryStore(run.trajectories):
         if trajectory.outcome is not None and trajectory.task in tasks:

@@ -16,22 +16,25 @@ from matplotlib import pyplot
 def main(folder: str) -> None:
     run = RunDirectory(Path(folder))
     if not run.recipe.is_file():
-        sys.exit(f"{run.root} is no run directory; give the folder that `woodshed run` wrote to")
-    solved, terms = defaultdict(list), defaultdict(list)
+        sys.exit(f"{run.root} is not a run directory; give the folder that `woodshed run` wrote to")
+    solved: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    terms = defaultdict(list)
     for trajectory in TrajectoryStore(run.trajectories):
         if trajectory.source == "train" and trajectory.outcome is not None:
             version = trajectory.version_range()[1]
-            solved[version].append(float(trajectory.outcome.resolved))
+            solved[version][trajectory.task].append(float(trajectory.outcome.resolved))
             terms[version].append(trajectory.rewards)
     if not solved:
         sys.exit(f"{run.root}: no training rollouts yet")
-    print("version  rollouts  pass rate (95 % interval)   mean of each reward term")
+    print("version  rollouts  pass rate (95 % interval over tasks)   mean of each reward term")
+    rates = {}
     for version in sorted(solved):
-        estimate = bootstrap(solved[version])
+        # Samples of one task are not independent: the interval is over tasks, each with the mean of its rollouts.
+        rates[version] = bootstrap([float(np.mean(values)) for values in solved[version].values()])
         names = sorted({name for row in terms[version] for name in row})
         means = "  ".join(f"{n} {np.mean([row.get(n, 0.0) for row in terms[version]]):+.3f}" for n in names)
-        print(f"{version:7}  {len(solved[version]):8}  {estimate}   {means}")
-    pyplot.plot(sorted(solved), [np.mean(solved[v]) for v in sorted(solved)], marker="o")
+        print(f"{version:7}  {len(terms[version]):8}  {rates[version]}   {means}")
+    pyplot.plot(list(rates), [rate.mean for rate in rates.values()], marker="o")
     pyplot.xlabel("policy version")
     pyplot.ylabel("pass rate of training rollouts")
     pyplot.savefig(run.root / "pass_rate.png")

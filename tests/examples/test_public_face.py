@@ -1,9 +1,11 @@
-"""Every example does what it says, from a folder outside the package; the public names are there."""
+"""Examples run from a folder outside the package and do what they say; every public name exists."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -56,6 +58,51 @@ def test_examples_read_a_finished_run(smoke: SmokeRun, tmp_path: Path) -> None:
     assert len(script("custom_reward.py").splitlines()) == sum(
         t.outcome is not None for t in TrajectoryStore(run / "trajectories")
     )
+
+
+EXECUTE = """
+import json, sys, warnings
+from matplotlib import pyplot
+warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")
+names = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        exec("".join(cell["source"]), names)
+        for number in pyplot.get_fignums():
+            axes = pyplot.figure(number).axes[0]
+            print("plot:", axes.get_ylabel(), "|", *(line.get_label() for line in axes.lines))
+        pyplot.close("all")
+"""
+
+
+@pytest.mark.slow
+def test_the_notebook_plots_a_finished_run(smoke: SmokeRun, tmp_path: Path) -> None:
+    shutil.copytree(smoke.root, tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTE, str(EXAMPLES / "read_run.ipynb")],
+        cwd=tmp_path,
+        env={**os.environ, "RUN": str(tmp_path / "run"), "MPLBACKEND": "Agg"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    trained = [t for t in TrajectoryStore(tmp_path / "run" / "trajectories") if t.source == "train"]
+    graded = [t for t in trained if t.outcome is not None]
+    printed = done.stdout.splitlines()
+    assert printed[0].startswith(f"{len(graded)} graded training rollouts of {len({t.task for t in graded})} tasks")
+    plots = [line for line in printed if line.startswith("plot:")]
+    assert [plot.partition(" | ")[0] for plot in plots] == [
+        "plot: pass rate, 95 % interval over tasks",
+        "plot: mean of a rollout",
+        "plot: sampled tokens of a rollout",
+    ]
+    assert plots[1].endswith("effort outcome")
+
+
+def test_the_notebook_is_committed_without_outputs() -> None:
+    notebook = json.loads((EXAMPLES / "read_run.ipynb").read_text("utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(code) > 4 and not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
 def test_a_recipe_names_the_reward_and_the_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
