@@ -79,7 +79,13 @@ def narrow(folder, split):
 
 constant = 3
 """
-COUNTS = ["tasks.custom.train=2", "tasks.custom.heldout=1", "rl.steps=1", "rl.groups_per_step=2"]
+COUNTS = [
+    "tasks.custom.train=2",
+    "tasks.custom.heldout=1",
+    "rl.steps=1",
+    "rl.groups_per_step=2",
+    "evaluate.temperatures=[1.0]",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -104,15 +110,17 @@ def skip_without_boxes() -> None:
 
 def test_its_tasks_become_those_of_the_run(tmp_path: Path) -> None:
     skip_without_boxes()
-    run = drawn("good", tmp_path, "seed=3", "tasks.custom.seed=4")
+    sweep = ("evaluate.temperatures=[0.3,1.0]", "tasks.custom.dev=1")
+    run = drawn("good", tmp_path, "seed=3", "tasks.custom.seed=4", *sweep)
+    assert [task.name for task in load_split(run, "custom", "dev")] == ["mine/dev-4-0"]
     train, heldout = load_split(run, "custom", "train"), load_split(run, "custom", "heldout")
     assert [task.name for task in train] == ["mine/train-7-0", "mine/train-7-1"]
     assert [task.name for task in heldout] == ["mine/heldout-4-0"]
     note = run.read_result_of("tasks")["note"]
-    assert note == "3 tasks of my_source:good, all through every gate"
+    assert note == "4 tasks of my_source:good, all through every gate"
     left = run.tasks("custom-train") / "left-by-an-interrupted-call"
     left.mkdir()
-    drawn("good", tmp_path, "seed=3", "tasks.custom.seed=4")
+    drawn("good", tmp_path, "seed=3", "tasks.custom.seed=4", *sweep)
     assert not left.exists()
 
 
@@ -129,7 +137,7 @@ def test_a_task_that_fails_its_gates_stops_the_stage(tmp_path: Path) -> None:
     ("name", "says"),
     [
         ("twice", "two of its train tasks are called mine/same"),
-        ("across", "a training task and a held-out task are both called mine/0"),
+        ("across", "tasks of two splits are both called mine/0"),
         ("few", "my_source:few wrote 1 train tasks, and 2 were asked for"),
         ("deep", "task directories lie directly below its folder"),
         ("mislabelled", "split is 'train', and 'heldout' was asked for"),

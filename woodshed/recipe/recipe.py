@@ -122,15 +122,11 @@ class Recipe(Settings):
                 "evaluate.baselines compares RL with SFT, and learn.demonstrations.episodes is 0: raise it, or set "
                 "evaluate.baselines = false"
             )
-        if len(self.evaluate.temperatures) > 1 and self.tasks.main == "synthetic" and not self.tasks.synthetic.dev:
+        develop = {"synthetic": self.tasks.synthetic.dev, "custom": self.tasks.custom.dev}
+        if len(self.evaluate.temperatures) > 1 and develop.get(self.tasks.family) == 0:
             raise ValueError(
-                "evaluate.temperatures are compared on development tasks, and tasks.synthetic.dev is 0: raise it, or "
-                "give one temperature"
-            )
-        if len(self.evaluate.temperatures) > 1 and self.tasks.family == "custom":
-            raise ValueError(
-                "evaluate.temperatures are compared on development tasks, and a source of your own has none: give one "
-                "temperature"
+                f"evaluate.temperatures are compared on development tasks, and tasks.{self.tasks.family}.dev is 0: "
+                "raise it, or give one temperature"
             )
         needed = self.rl.steps * self.rl.groups_per_step
         drawn = {"synthetic": self.tasks.synthetic.train, "custom": self.tasks.custom.train}

@@ -71,18 +71,20 @@ def make_custom(recipe: Recipe, run: RunDirectory) -> None:
     """Draw the tasks of ``"module:function"`` and put every one through every gate; StageFailed where one fails."""
     source, settings = recipe.tasks.main, recipe.tasks.custom
     counts = {"train": settings.train, "heldout": settings.heldout}
+    if len(recipe.evaluate.temperatures) > 1:
+        counts = {"train": settings.train, "dev": settings.dev, "heldout": settings.heldout}
     total = sum(counts.values())
     tasks: list[Task] = []
     for split, count in counts.items():
-        # Held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
-        seed = settings.seed if split == "heldout" else settings.seed + recipe.seed
+        # Development and held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
+        seed = settings.seed if split in ("dev", "heldout") else settings.seed + recipe.seed
         run.write_progress("tasks", len(tasks), total, f"{source}: {count} {split} tasks")
         for task in draw_tasks(source, task_folder(run, "custom", split), split=split, count=count, seed=seed):
             tasks.append(task)
             run.write_progress("tasks", len(tasks), total, f"{source}: wrote {task.path.name}")
     repeated = [name for name, number in Counter(task.name for task in tasks).items() if number > 1]
     if repeated:
-        raise StageFailed(f"{source}: a training task and a held-out task are both called {repeated[0]}")
+        raise StageFailed(f"{source}: tasks of two splits are both called {repeated[0]}")
     if recipe.learn.demonstrations.episodes and "grep" not in recipe.harness.tools:
         for task in tasks:
             if task.info.split == "train" and must_search(task):

@@ -38,6 +38,9 @@ class CustomSettings(Settings):
     train: int = Field(default=100, ge=1)
     """Tasks for demonstrations and RL. A prompt is never trained twice, so at least rl.steps x rl.groups_per_step."""
 
+    dev: int = Field(default=16, ge=0)
+    """Tasks on which the sampling temperature is chosen, if the recipe gives several."""
+
     heldout: int = Field(default=32, ge=1)
     """Tasks that are only evaluated."""
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from woodshed.evaluate.harbor import environment
+from woodshed.evaluate.harbor import transfer
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 
 def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_BATCH", 1 << 16)  # so that files of a test come in pieces
+    monkeypatch.setattr(transfer, "_BATCH", 1 << 16)  # so that files of a test come in pieces
     source = tmp_path / "source"
     (source / "deep/er").mkdir(parents=True)
     (source / "empty").mkdir()
@@ -31,17 +31,17 @@ def test_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             pytest.skip("; ".join(probe.reasons))
         try:
             box = await backend.create(BoxSpec())
-            await environment.send_folder(box, source, "/opt/place")
-            await environment.send_file(box, source / "tool", "/opt/tool")
+            await transfer.send_folder(box, source, "/opt/place")
+            await transfer.send_file(box, source / "tool", "/opt/tool")
             done = await box.exec(
                 "cd /opt/place && sh run.sh && test -x tool && test -x ../tool && test -d empty && echo ok"
             )
             assert done.stdout == b"ran\nok\n", done
             await box.exec("ln -s /etc/passwd /opt/place/link; mkfifo /opt/place/pipe")
-            await environment.fetch_folder(box, "/opt/place", tmp_path / "back")
-            await environment.fetch_file(box, "/opt/place/exact.bin", tmp_path / "one/exact.bin")
+            await transfer.fetch_folder(box, "/opt/place", tmp_path / "back")
+            await transfer.fetch_file(box, "/opt/place/exact.bin", tmp_path / "one/exact.bin")
             with pytest.raises(FileNotFoundError):
-                await environment.fetch_file(box, "/opt/absent", tmp_path / "absent")
+                await transfer.fetch_file(box, "/opt/absent", tmp_path / "absent")
         finally:
             await backend.close()
 
@@ -64,14 +64,14 @@ def test_a_name_that_leads_out(tmp_path: Path, name: str) -> None:
             return b"x"
 
     with pytest.raises(SandboxError, match="leads out"):
-        asyncio.run(environment.fetch_folder(Liar(), "/x", tmp_path / "in"))  # type: ignore[arg-type]
+        asyncio.run(transfer.fetch_folder(Liar(), "/x", tmp_path / "in"))  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == ["in"] and not os.listdir(tmp_path / "in")
 
 
 def test_files_of_holes_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_BATCH", 1 << 16)
-    monkeypatch.setattr(environment, "_LARGEST", 1 << 20)
-    monkeypatch.setattr(environment, "_FOLDER", 3 << 20)
+    monkeypatch.setattr(transfer, "_BATCH", 1 << 16)
+    monkeypatch.setattr(transfer, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(transfer, "_FOLDER", 3 << 20)
 
     async def main() -> None:
         backend = open_backend("namespace", root=tmp_path / "state")
@@ -81,12 +81,12 @@ def test_files_of_holes_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
             box = await backend.create(BoxSpec())
             made = "mkdir one many; truncate -s 1M one/exact; truncate -s 1M many/0 many/1 many/2 many/3"
             assert (await box.exec(made)).returncode == 0
-            await environment.fetch_folder(box, "/workspace/one", tmp_path / "one")
+            await transfer.fetch_folder(box, "/workspace/one", tmp_path / "one")
             with pytest.raises(OSError, match="larger than"):
-                await environment.fetch_folder(box, "/workspace/many", tmp_path / "many")
+                await transfer.fetch_folder(box, "/workspace/many", tmp_path / "many")
             assert (await box.exec("truncate -s 2M one/large")).returncode == 0
             with pytest.raises(OSError, match=r"larger than.*one/large"):
-                await environment.fetch_folder(box, "/workspace/one", tmp_path / "again")
+                await transfer.fetch_folder(box, "/workspace/one", tmp_path / "again")
         finally:
             await backend.close()
 

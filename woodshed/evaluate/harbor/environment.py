@@ -1,16 +1,12 @@
 """A Harbor environment made of our boxes: no container engine, no daemon, no root.
 
-Chosen by ``environment.import_path``. The task's Dockerfile is followed where it is simple (``sandbox.roots.harbor``);
+Chosen by ``environment.import_path``. The task's Dockerfile is followed where it is simple (``sandbox.images.harbor``);
 what cannot be followed, reached or limited is refused before anything starts. Needs Harbor, and so Python 3.12.
-
-Whole folders into a box and out of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -18,86 +14,13 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.models.task.config import NetworkMode
 
-from woodshed.record.walk import all_below
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.images.dockerfile import read_dockerfile
 from woodshed.sandbox.images.harbor import build_harbor
 from woodshed.sandbox.images.store import RootStore
-from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox, SandboxError
+from woodshed.sandbox.protocol import Backend, BoxSpec, Egress, Limits, Sandbox
 
-_BATCH = 32 << 20
-_LARGEST = 1 << 30
-_FOLDER = 8 << 30
-_ENTRIES = 100_000
-
-
-async def send_file(box: Sandbox, source: Path, target: str) -> None:
-    """Write a file of the host to an absolute path of the box; a program stays one."""
-    await box.write(target, source.read_bytes())
-    if source.stat().st_mode & 0o111:
-        await _run(box, ["chmod", "755", "--", target])
-
-
-async def send_folder(box: Sandbox, source: Path, target: str) -> None:
-    """Merge a folder of the host, links followed, into one of the box."""
-    await _run(box, ["mkdir", "-p", "--", target])
-    batch: dict[str, bytes] = {}
-    folders: list[str] = []
-    programs: list[str] = []
-    for path in all_below(source):
-        place = posixpath.join(target, path.relative_to(source).as_posix())
-        if path.is_dir():
-            folders.append(place)
-        elif path.is_file():
-            if sum(map(len, batch.values())) > _BATCH:
-                await box.put(batch)
-                batch = {}
-            batch[place] = path.read_bytes()
-            programs += [place] if path.stat().st_mode & 0o111 else []
-    await box.put(batch)
-    for command, names in ((["mkdir", "-p", "--"], folders), (["chmod", "755", "--"], programs)):
-        for at in range(0, len(names), 500):
-            await _run(box, [*command, *names[at : at + 500]])
-
-
-async def fetch_file(box: Sandbox, source: str, target: Path, *, most: int = _LARGEST) -> int:
-    """Its size. Raises FileNotFoundError, PermissionError (no regular file), OSError (EFBIG) beyond ``most`` bytes."""
-    piece = await box.read(source, max_bytes=_BATCH)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    pieces = size = 0
-    with target.open("wb") as file:
-        while True:
-            pieces, size = pieces + 1, size + len(piece)
-            if size > most:
-                raise OSError(errno.EFBIG, f"larger than the {most} bytes that may be fetched", source)
-            file.write(piece)
-            if len(piece) < _BATCH:
-                return size
-            command = ["dd", f"if={source}", f"bs={_BATCH}", f"skip={pieces}", "count=1", "status=none"]
-            piece = (await box.exec(command, timeout=300, max_output=_BATCH)).stdout
-
-
-async def fetch_folder(box: Sandbox, source: str, target: Path) -> None:
-    """Regular files below a folder of the box, links left out. The names are the box's: none may lead out of target.
-
-    Raises OSError (EFBIG) beyond 1 GiB for a file or 8 GiB in all: a file of holes takes no room in the box.
-    """
-    target.mkdir(parents=True, exist_ok=True)
-    left = _FOLDER
-    for name, kind, _ in await box.list(source, recursive=True, limit=_ENTRIES):
-        if name.startswith("/") or ".." in name.split("/") or "\0" in name:
-            raise SandboxError(f"the box names a file {name!r}, which leads out of {target}")
-        if kind == "dir":
-            (target / name).mkdir(parents=True, exist_ok=True)
-        elif kind == "file":
-            left -= await fetch_file(box, posixpath.join(source, name), target / name, most=min(left, _LARGEST))
-
-
-async def _run(box: Sandbox, command: list[str]) -> None:
-    done = await box.exec(command)
-    if done.returncode:
-        raise OSError(f"{' '.join(command[:3])} in the box: {done.stderr.decode(errors='replace')[-300:].strip()}")
-
+from .transfer import fetch_file, fetch_folder, send_file, send_folder
 
 _MAX_OUTPUT = 16 << 20
 _NO_TIMEOUT = 24 * 3600.0
@@ -112,14 +35,9 @@ class WoodshedEnvironment(BaseEnvironment):
     or separated by commas; ``private``: those and the task's hosts may have addresses that are not public."""
 
     def __init__(
-        self,
-        *args: Any,
-        offline: bool | str = False,
-        base: str = "",
-        build_allow: str | list[str] = "",
-        private: bool | str = False,
-        **kwargs: Any,
-    ) -> None:
+        self, *args: Any, offline: bool | str = False, base: str = "", build_allow: str | list[str] = "",
+        private: bool | str = False, **kwargs: Any,
+    ) -> None:  # fmt: skip
         self._offline, self._private = _flag(offline), _flag(private)
         hosts = build_allow.split(",") if isinstance(build_allow, str) else build_allow
         self._build_allow = tuple(host.strip() for host in hosts if host.strip())
@@ -137,12 +55,9 @@ class WoodshedEnvironment(BaseEnvironment):
     @property
     def capabilities(self) -> EnvironmentCapabilities:
         return EnvironmentCapabilities(
-            disable_internet=True,
-            network_allowlist=True,
-            network_allowlist_hostnames=True,
-            network_allowlist_wildcard_hostnames=True,
-            network_allowlist_ipv4_addresses=True,
-        )
+            disable_internet=True, network_allowlist=True, network_allowlist_hostnames=True,
+            network_allowlist_wildcard_hostnames=True, network_allowlist_ipv4_addresses=True,
+        )  # fmt: skip
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
@@ -178,14 +93,9 @@ class WoodshedEnvironment(BaseEnvironment):
             build = Egress(self._build_allow, private=self._private) if self._build_allow else None
             async with _building.setdefault(asyncio.get_running_loop(), asyncio.Lock()):  # trials of one task share it
                 name = await build_harbor(
-                    store,
-                    self.environment_dir,
-                    self._backend,
-                    base=self._base,
-                    egress=build,
-                    refresh=force_build,
+                    store, self.environment_dir, self._backend, base=self._base, egress=build, refresh=force_build,
                     say=self.logger.debug,
-                )
+                )  # fmt: skip
             note = store.note(name)
             self._env = note.env
             self._workdir = self.task_env_config.workdir or note.workdir
@@ -219,24 +129,17 @@ class WoodshedEnvironment(BaseEnvironment):
         await fetch_folder(self._running(), source_dir, Path(target_dir))
 
     async def exec(
-        self,
-        command: str,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        timeout_sec: int | None = None,
-        user: str | int | None = None,
-    ) -> ExecResult:
+        self, command: str, cwd: str | None = None, env: dict[str, str] | None = None,
+        timeout_sec: int | None = None, user: str | int | None = None,
+    ) -> ExecResult:  # fmt: skip
         """By ``bash -c``, in the working folder if ``cwd`` is not given. RuntimeError where it takes too long."""
         who = self._resolve_user(user)
         if who not in _ROOT_USERS:
             raise ValueError(f"user {who!r}: a woodshed box has one user, who may write everywhere in it; leave it out")
         done = await self._running().exec(
-            ["bash", "-c", command],
-            cwd=cwd or self._workdir,
-            env=self._merge_env(env) or {},
-            timeout=timeout_sec or _NO_TIMEOUT,
-            max_output=_MAX_OUTPUT,
-        )
+            ["bash", "-c", command], cwd=cwd or self._workdir, env=self._merge_env(env) or {},
+            timeout=timeout_sec or _NO_TIMEOUT, max_output=_MAX_OUTPUT,
+        )  # fmt: skip
         if done.timed_out:
             raise RuntimeError(f"no end of the command within {timeout_sec} seconds")
         out, errors = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
@@ -250,12 +153,9 @@ class WoodshedEnvironment(BaseEnvironment):
     def _limits(self) -> Limits:
         memory, disk = self._effective_memory_mb, self._effective_storage_mb
         return Limits(
-            memory=memory << 20 if memory else _MEMORY,
-            processes=1024,
-            cpu_seconds=None,
-            file_size=None,
+            memory=memory << 20 if memory else _MEMORY, processes=1024, cpu_seconds=None, file_size=None,
             disk=disk << 20 if disk else _DISK,
-        )
+        )  # fmt: skip
 
     def _egress(self) -> Egress:
         if self._network_policy.network_mode != NetworkMode.ALLOWLIST:
