@@ -76,7 +76,7 @@ def make_custom(recipe: Recipe, run: RunDirectory) -> None:
     total = sum(counts.values())
     tasks: list[Task] = []
     for split, count in counts.items():
-        # Development and held-out tasks do not depend on the seed of the run, so that runs are compared on the same ones.
+        # These do not depend on the seed of the run, so that runs are compared on the same tasks.
         seed = settings.seed if split in ("dev", "heldout") else settings.seed + recipe.seed
         run.write_progress("tasks", len(tasks), total, f"{source}: {count} {split} tasks")
         for task in draw_tasks(source, task_folder(run, "custom", split), split=split, count=count, seed=seed):

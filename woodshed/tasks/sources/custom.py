@@ -19,8 +19,8 @@ _REFERENCE = re.compile(r"(?!(?:pypi|npm):)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za
 class TaskSource(Protocol):
     """Write ``count`` task directories directly below ``folder`` (``save_task``) and return or yield their tasks.
 
-    ``folder`` exists and is empty. Every task has ``split`` ("train", "dev" or "heldout") as ``info.split``, and a name that
-    no other task of the source has, whatever its split. The same ``split``, ``count`` and ``seed`` should give the
+    ``folder`` exists and is empty. Every task has ``split`` ("train", "dev" or "heldout") as ``info.split``, and a name
+    that no other task of the source has, whatever its split. The same ``split``, ``count`` and ``seed`` should give the
     same tasks: a build that was interrupted calls the source again.
     """
 
