@@ -131,7 +131,7 @@ def test_without_a_compiler_it_says_what_to_install(
     ("changed", "why"),
     [
         ({"src/prices/_fast.c": b"#error no\n"}, "cannot be compiled: .*error"),
-        ({"pyproject.toml": b'[build-system]\nrequires = []\nbuild-backend = "mesonpy"\n'}, "not with mesonpy"),
+        ({"pyproject.toml": b'[build-system]\nrequires = []\nbuild-backend = "mesonpy"\n'}, "not mesonpy"),
         ({"pyproject.toml": b'[build-system]\nrequires = ["no-such-thing"]\n'}, "cannot be installed: .*no-such-thing"),
     ],
 )
