@@ -1,4 +1,4 @@
-"""What a terminal shows of an episode, and how a person takes part in it."""
+"""Showing an episode in a terminal, and letting a person take part in it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from woodshed.record.visible import visible
 from .episode import Moment, Reaction
 
 Ask = Callable[[str], str]
-"""Shows a prompt and returns a line; raises EOFError where there is nobody."""
+"""Shows a prompt and returns a line; raises EOFError if there is no input."""
 
 SHOWN = 4_000
 
 
 class Display:
-    """Renders moments of an episode. As an observer it never changes what happens."""
+    """Prints the moments of an episode; never changes what happens."""
 
     def __init__(self, console: Console, *, streamed: bool = False) -> None:
         self.console = console
@@ -63,8 +63,8 @@ class Display:
 class Driver:
     """An observer that shows every step and lets a person act.
 
-    ``step``: wait before each call (enter runs it; ``s TEXT`` answers TEXT in the tool's place; ``n`` refuses it; ``a``
-    stops asking). ``talk``: when the agent is done, a line that is typed continues the conversation.
+    ``step``: ask before each call (enter runs it, ``s TEXT`` answers with TEXT instead of the tool, ``n`` refuses it,
+    ``a`` stops asking). ``talk``: when the agent is done, a typed line continues the conversation.
     """
 
     def __init__(self, display: Display, ask: Ask, *, step: bool = False, talk: bool = False) -> None:
@@ -101,7 +101,7 @@ class Driver:
 
 
 def call_line(name: str, arguments: str) -> str:
-    """One line for a call: ``read_file path=a.py limit=20``. What is no JSON object is shown as it is."""
+    """One line for a call: ``read_file path=a.py limit=20``. Arguments that are no JSON object appear verbatim."""
     try:
         values: Any = json.loads(arguments or "{}")
     except ValueError:
@@ -114,7 +114,7 @@ def call_line(name: str, arguments: str) -> str:
 
 
 def short(text: str) -> str:
-    """Visible text, cut to a screenful or so."""
+    """Visible text of at most ``SHOWN`` characters and a line that says how many were left out."""
     text = visible(text)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}\n[... {len(text) - SHOWN} more characters, not shown ...]"
 

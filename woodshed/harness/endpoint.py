@@ -1,9 +1,7 @@
-"""The policy behind an OpenAI-compatible Chat Completions server.
+"""Client of an OpenAI-compatible Chat Completions server, with retries and optional streaming.
 
-One ``HttpEndpoint`` is one API key is one trajectory. All of them share one pooled client. A run makes tens of
-thousands of calls, so what repeats is serialised once: tools per registry, each message per conversation.
-
-Server-sent chat completion chunks, put back together into one completion.
+Each ``HttpEndpoint`` has one API key, which stands for one trajectory; all of them share one pooled client. A run makes
+tens of thousands of calls, so repeated parts are serialised once: tools per registry, messages per conversation.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from .wire import WireTransport
 
 
 async def collect(lines: AsyncIterator[str], on_text: Callable[[str], None]) -> dict[str, Any]:
-    """The completion that the chunks add up to; every piece of content is passed on as it comes.
+    """Assemble streamed chunks into one completion, passing every piece of content to ``on_text`` as it arrives.
 
-    A stream that ends without a finish reason yields a completion without choices, which is retried as broken.
+    A stream that ends without a finish reason yields a completion without choices, which is retried.
     """
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls: dict[int, dict[str, Any]] = {}
@@ -67,16 +65,16 @@ def _add(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 KEPT = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "thinking")
 GARBAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading an answer raises that is no chat completion."""
+"""Exceptions that parsing raises if an answer is not a chat completion."""
 OVERFLOW = ("context_length_exceeded", "maximum context length")
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One assistant message. Token counts are the server's ``usage``, 0 where it gives none.
+    """One assistant message. Token counts are the server's ``usage``, 0 if it reports none.
 
-    ``message`` goes back to the server unchanged. ``parse_error`` is set where the server says that the policy tried
-    a call it could not read (``message.parse_error``).
+    ``message`` is sent back to the server unchanged. ``parse_error`` is set if the server could not parse a call that
+    the policy tried (``message.parse_error``).
     """
 
     message: dict[str, Any]
@@ -88,8 +86,8 @@ class Reply:
 
 
 class ChatEndpoint(Protocol):
-    """``lost_seconds``: spent on tries that failed, since the beginning. ``failing``: why the last try failed; '' where
-    it did not, or is still under way as the first."""
+    """A chat server. ``lost_seconds``: total time of failed tries. ``failing``: why the last try failed; '' if it
+    succeeded, or if the first try is still running."""
 
     lost_seconds: float
     failing: str
@@ -97,14 +95,14 @@ class ChatEndpoint(Protocol):
     async def complete(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
     ) -> Reply:
-        """Raises ContextFull where the context cannot hold it, EndpointLost where no reply can be had."""
+        """Ask for one reply. Raises ContextFull if it does not fit the context, EndpointLost after the last try."""
         ...
 
 
 def pooled_client(timeout: float = 600.0, *, streaming: bool = False) -> httpx.AsyncClient:
     """A client for any number of concurrent episodes. Ignores proxy settings of the environment.
 
-    With ``streaming`` replies arrive piece by piece, at several times the cost of a call.
+    With ``streaming``, replies arrive piece by piece; a call then costs several times as much.
     """
     return httpx.AsyncClient(
         mounts={} if streaming else {"http://": WireTransport()},
@@ -115,10 +113,10 @@ def pooled_client(timeout: float = 600.0, *, streaming: bool = False) -> httpx.A
 
 
 class HttpEndpoint:
-    """``base_url`` is the server's root or its ``/v1``. ``sampling`` adds fields to every request (temperature, ...).
+    """A chat server over HTTP. ``base_url`` is its root or its ``/v1``; ``sampling`` adds fields to every request.
 
-    With ``on_text`` replies are streamed and every piece of text is passed to it. Without ``client`` the endpoint owns
-    one; call ``close``. A client from ``pooled_client()`` that is shared gives streamed text only at the end.
+    With ``on_text``, replies are streamed and every piece of text is passed to it. Without ``client``, the endpoint
+    opens its own, which ``close`` closes. A shared client from ``pooled_client()`` delivers streamed text only at the end.
     """
 
     def __init__(
@@ -178,7 +176,7 @@ class HttpEndpoint:
                 self.lost_seconds, self.failing = self.lost_seconds + lost, ""
                 return reply
             text = answer.decode("utf-8", "replace")
-            # A body that is too large is a conversation that is: its length is the policy's doing.
+            # A body is too large because the conversation is, and the policy determines its length.
             if status == 413 or (status == 400 and any(word in text for word in OVERFLOW)):
                 raise ContextFull(text[:300])
             problem = f"status {status}: {text[:300]}"
@@ -216,7 +214,7 @@ class HttpEndpoint:
 
 
 def parse_reply(answer: bytes) -> Reply:
-    """A chat completion as a Reply. Raises one of GARBAGE otherwise."""
+    """Parse a chat completion. Raises one of GARBAGE if it is none."""
     data = json.loads(answer)
     choice = data["choices"][0]
     received = choice["message"]
@@ -247,7 +245,7 @@ _tools: dict[int, tuple[Sequence[dict[str, Any]], bytes]] = {}
 
 
 def _tools_json(tools: Sequence[dict[str, Any]]) -> bytes:
-    """Serialised once per list object; the entry keeps the list alive, so its id stays its own."""
+    """Serialise once per list object. The cache entry keeps the list alive, so its id is not reused."""
     found = _tools.get(id(tools))
     if found is None:
         if len(_tools) >= 64:

@@ -1,7 +1,4 @@
-"""What one run of the agent leaves behind, and what an observer of it sees.
-
-How much of an episode is used up, and what for.
-"""
+"""One run of the agent: its result, the moments that an observer sees, and the budget that limits it."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Moment:
-    """What an observer is told.
+    """One event of an episode, as an observer gets it.
 
     ``kind``: ``reply`` (``message``), ``call`` (before ``call`` runs), ``result`` (``call``, ``result``), ``notice``
     (a user ``message`` of the harness itself), ``summary`` (``message``), ``end`` of the conversation
@@ -47,7 +44,8 @@ class Moment:
 
 
 Reaction = ToolResult | str | None
-"""To ``call``: a ToolResult answers in the tool's place. To ``final``: a text is sent as the user's next message."""
+"""What an observer returns. For ``call``, a ToolResult replaces the tool's. For ``final``, a text becomes the user's
+next message."""
 
 Observer = Callable[[Moment], Reaction | Awaitable[Reaction]]
 
@@ -67,10 +65,10 @@ class Episode:
 class Budget:
     """Counts replies into an Effort and says when a limit is reached.
 
-    Tokens are counted once each, in four classes that add up to all contexts: ``prompt_tokens`` (what a context
-    starts with), ``sampled_tokens``, ``tool_output_tokens`` (what a context grew by between two replies) and nothing
-    else. ``thinking_tokens``, ``tool_call_tokens`` and ``final_message_tokens`` split ``sampled_tokens``; what a
-    server does not report is 0.
+    Each token is counted once, in three classes that add up to all contexts: ``prompt_tokens`` (the start of a
+    context), ``sampled_tokens`` and ``tool_output_tokens`` (the growth of a context between two replies).
+    ``thinking_tokens``, ``tool_call_tokens`` and ``final_message_tokens`` split ``sampled_tokens``; numbers that a
+    server does not report are 0.
     """
 
     def __init__(self, limits: LimitSettings, effort: Effort) -> None:
@@ -95,11 +93,11 @@ class Budget:
             effort.final_message_tokens += spoken
 
     def new_context(self) -> None:
-        """The next reply is the first of a fresh context."""
+        """Begin a new context: the next reply is its first."""
         self.context = 0
 
     def reply_tokens(self, wanted: int) -> int:
-        """How many tokens the next reply may have."""
+        """Maximum number of tokens of the next reply."""
         room = wanted
         if self.limits.sampled_tokens:
             room = min(room, self.limits.sampled_tokens - self.effort.sampled_tokens)
@@ -111,7 +109,7 @@ class Budget:
         return self.deadline - time.monotonic()
 
     def reached(self) -> tuple[ExitStatus, str] | None:
-        """The status that ends the episode now, and why; None while it may go on."""
+        """The status that ends the episode now, and the reason; None if it may continue."""
         limits, effort = self.limits, self.effort
         if self.time_left() <= 0:
             return "timeout", f"wall limit of {limits.wall_seconds:g} s"

@@ -7,7 +7,7 @@ from typing import ClassVar
 from woodshed.record.fault import Fault, FaultSource
 
 FORMAT_ERRORS = frozenset({"no_call", "cut_off", "malformed_call", "unknown_tool", "invalid_arguments"})
-"""The policy broke the format of calls: counted as invalid calls, and as a bad turn if nothing else was in it."""
+"""Violations of the format of calls. Each counts as an invalid call; a turn with nothing else counts as a bad turn."""
 
 TOOL_ERRORS = frozenset(
     {
@@ -17,7 +17,7 @@ TOOL_ERRORS = frozenset(
         "too_many_calls", "not_executed", "internal_error",
     }
 )  # fmt: skip
-"""Well-formed calls that could not do what they asked. ``internal_error`` is always a bug of ours and is logged."""
+"""Errors of well-formed calls. ``internal_error`` is always a bug in a tool and is logged."""
 
 DETAIL_CHARS = 300
 
@@ -38,7 +38,7 @@ class EndpointError(Fault):
 
 
 class EndpointLost(EndpointError):
-    """No reply after all tries (connection, server error, refused key or request): infrastructure."""
+    """Infrastructure failure: no reply after all tries (connection, server error, refused key or request)."""
 
 
 class ContextFull(EndpointError):
@@ -46,7 +46,7 @@ class ContextFull(EndpointError):
 
 
 def error_text(kind: str, detail: str, with_detail: bool = True) -> str:
-    """One short line ``error: ...``. The detail may hold text of the policy: it is cut, and newlines are escaped."""
+    """One short line ``error: ...``. The detail may hold text of the policy: it is cut and newlines are escaped."""
     words = kind.replace("_", " ")
     if not with_detail or not detail:
         return f"error: {words}"

@@ -1,8 +1,8 @@
-"""The agent: ask the policy, run what it calls, tell it what happened, until it is done or a limit is reached.
+"""The agent loop: ask the policy, run its calls, send the results, until it is done or a limit is reached.
 
-The same loop serves training, evaluation and a person's terminal. What holds always: every call gets exactly one
-result; nothing that the policy or its code does is an exception here; only EndpointLost and SandboxError get out.
-A box that ends itself ends the episode: ``timeout`` where it is silent, else ``limit``.
+Training, evaluation and a person's terminal use the same loop. Every call gets exactly one result. Nothing that the
+policy or its code does raises an exception; only EndpointLost and SandboxError are raised. If the box dies, the episode
+ends: with ``timeout`` if the box is silent, else with ``limit``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Agent:
         self.summaries = 0
 
     async def run(self) -> tuple[ExitStatus, str]:
-        """Returns the exit status and, where it is not the agent's choice, the reason."""
+        """Return the exit status and, unless the agent ended by itself, the reason."""
         bad_turns = 0
         while True:
             over = self.budget.reached()
@@ -108,10 +108,10 @@ class _Agent:
                 return "repeated_format_error", f"{bad_turns} turns in a row without a well-formed call"
 
     async def _ask(self, wanted: int, *, summary: bool = False) -> Reply | None:
-        """The policy's next message, appended and counted; None where the wall limit came first.
+        """Get the policy's next message, append it and count it; None if the wall limit comes first.
 
-        What the endpoint lost by failing is not the policy's time. Raises EndpointLost where it was failing when the
-        time was up.
+        Time that the endpoint lost by failing does not count against the policy. Raises EndpointLost if the endpoint
+        was failing when the time was up.
         """
         lost = self.endpoint.lost_seconds
         try:
@@ -133,7 +133,7 @@ class _Agent:
         return reply
 
     async def _act(self, reply: Reply) -> bool:
-        """Do what a reply asks for. False where it broke the format in all it did."""
+        """Run the calls of a reply. False if all of them broke the format."""
         turn = self.effort.turns
         calls = calls_of(reply.message, turn)
         if not calls:
@@ -155,7 +155,7 @@ class _Agent:
         return invalid < len(events)
 
     def _no_call(self, reply: Reply) -> ToolError | None:
-        """Why a reply without a call is an error; None where it is the final message."""
+        """The error of a reply without a call; None if it is the final message."""
         if reply.finish_reason == "length":
             return ToolError("cut_off", "your reply reached the token limit before a complete call; be shorter")
         if reply.parse_error:
@@ -167,7 +167,7 @@ class _Agent:
         return None
 
     async def _tell(self, problem: ToolError, reply: Reply) -> None:
-        """Answer what no call result can answer: no call at all, or one that could not be read."""
+        """Tell the policy about a problem that belongs to no call: there was none, or one could not be parsed."""
         result = self.registry.error(problem)
         content = reply.message.get("content")
         raw = content if isinstance(content, str) else None
@@ -181,7 +181,7 @@ class _Agent:
         return 0 < summary.trigger_tokens <= self.budget.context and self.summaries < summary.max_count
 
     async def _summarize(self) -> bool:
-        """Replace the context by the policy's own summary of it. False where the wall limit came first."""
+        """Replace the context by the policy's own summary of it. False if the wall limit comes first."""
         self.messages.append({"role": "user", "content": REQUEST})
         reply = await self._ask(self.settings.summary.max_tokens, summary=True)
         if reply is None:

@@ -1,9 +1,8 @@
-"""What the policy is told before the task. Tools explain themselves by their schemas.
+"""The prompts of the agent: the system message, and those of self-summarisation. Tools are described by their schemas.
 
-Self-summarisation (Composer 2 report, section 4.1): the policy condenses its own context and continues from it.
-
-The request is a short user message appended to the live context, so the engine's cache is reused. The next context is
-system, task, a state block (number of summaries, to-do list) and the summary.
+Self-summarisation (Composer 2 report, section 4.1): the policy condenses its own context and continues from the
+summary. The request is a short user message appended to the live context, so the engine's cache is reused. The next
+context is the system message, the task, a state block (number of summaries, to-do list) and the summary.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def system_prompt(settings: HarnessSettings) -> str:
 
 
 def opening(task_prompt: str, settings: HarnessSettings) -> list[dict[str, str]]:
-    """The messages that every context starts with."""
+    """The messages at the start of every context."""
     system = system_prompt(settings)
     messages = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": task_prompt}]
@@ -55,12 +54,12 @@ _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 def summary_text(content: str | None) -> str:
-    """The summary without thinking that the server left in the content."""
+    """The summary, without thinking that the server left in the content."""
     return _THINKING.sub("", content or "").strip()
 
 
 def state_block(summaries: int, todos: Sequence[Todo]) -> str:
-    """What the harness itself knows and carries over."""
+    """What the harness carries over into the next context."""
     lines = [f"Summaries so far: {summaries}"]
     if todos:
         lines += ["To-do list:", render(list(todos))]
@@ -70,6 +69,6 @@ def state_block(summaries: int, todos: Sequence[Todo]) -> str:
 def continued(
     task_prompt: str, summary: str, summaries: int, todos: Sequence[Todo], settings: HarnessSettings
 ) -> list[dict[str, str]]:
-    """The messages that the next context starts with. ``summaries`` counts this one."""
+    """The messages at the start of the next context. ``summaries`` includes this one."""
     parts = [task_prompt, state_block(summaries, todos), f"Your summary of the work so far:\n{summary}"]
     return opening("\n\n".join(parts), settings)

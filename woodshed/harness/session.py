@@ -1,6 +1,6 @@
-"""What one episode changes: the state that tools share.
+"""The state of one episode that tools share, and the confinement of paths to the workspace.
 
-Confinement of the paths that a policy names. The sandbox is the security boundary; this keeps the agent honest.
+Confinement keeps the agent to its task; the security boundary is the sandbox.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_UNDO = 100
 
 @dataclass
 class Edit:
-    """A change that can be taken back. ``before`` is None where the file did not exist."""
+    """A change that can be undone. ``before`` is None if the file did not exist."""
 
     path: str
     before: bytes | None
@@ -74,7 +74,7 @@ class Session:
     final_message: str = ""
 
     def time_left(self, wanted: float) -> float:
-        """Seconds a command may take: what was wanted, or what is left of the episode (at least 0.1)."""
+        """Seconds that a command may take: ``wanted``, but not more than is left of the episode (at least 0.1)."""
         return max(0.1, min(wanted, self.deadline - time.monotonic()))
 
     def path(self, path: str) -> str:
@@ -95,7 +95,7 @@ class Session:
             raise ToolError("not_text", f"{path} is not UTF-8 text") from None
 
     async def change(self, path: str, before: bytes | None, after: bytes | None) -> None:
-        """Write (or with None delete) a file, remembering how to undo it."""
+        """Write a file (or delete it, if ``after`` is None) and remember how to undo that."""
         if after is None:
             await self.box.delete(path)
         elif len(after) > MAX_FILE:

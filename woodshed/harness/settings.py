@@ -1,4 +1,4 @@
-"""Settings of the harness. All of them enter the harness hash: two trajectories with one hash saw the same agent."""
+"""Settings of the harness. All of them enter the harness hash: trajectories with equal hashes had the same agent."""
 
 from __future__ import annotations
 
@@ -13,104 +13,105 @@ ALL_TOOLS = (
     "read_file", "edit_file", "write_file", "delete_file", "grep", "glob", "list_dir", "run_command", "run_tests",
     "read_lints", "todo_write", "finish",
 )  # fmt: skip
-"""What a large policy is given. ``edit_line`` and ``undo`` are meant for tiny policies."""
+"""Default tools. ``edit_line`` and ``undo`` are left out; they are meant for tiny policies."""
 
 COMPACT_TOOLS = ("read_file", "edit_line", "undo", "run_tests", "finish")
-"""What a tiny policy with the ``compact`` chat format is given."""
+"""Tools for a tiny policy with the ``compact`` chat format."""
 
 
 class LimitSettings(Settings):
-    """When an episode ends without the agent's consent."""
+    """Limits that end an episode."""
 
     turns: int = Field(default=100, ge=1)
-    """Most replies of the policy (summaries not counted)."""
+    """Maximum number of replies of the policy (summaries not counted)."""
     context_tokens: int = Field(default=0, ge=0)
-    """Most tokens of one context (prompt plus reply, as the endpoint counts them); 0 leaves it to the endpoint."""
+    """Maximum tokens of one context (prompt plus reply, as the endpoint counts them); 0: the endpoint's own limit."""
     sampled_tokens: int = Field(default=0, ge=0)
-    """Most tokens sampled in the whole episode, summaries included; 0 is no limit."""
+    """Maximum tokens sampled in the whole episode, summaries included; 0 is no limit."""
     turn_tokens: int = Field(default=4096, ge=1)
-    """Most tokens sampled in one reply."""
+    """Maximum tokens sampled in one reply."""
     wall_seconds: float = Field(default=1800.0, gt=0)
-    """Wall time of an episode; past it the status is ``timeout``."""
+    """Maximum wall time of an episode; beyond it the status is ``timeout``."""
     bad_turns: int = Field(default=3, ge=1)
-    """Turns in a row without any well-formed call after which the episode ends with ``repeated_format_error``."""
+    """Consecutive turns without a well-formed call that end the episode with ``repeated_format_error``."""
     calls_per_turn: int = Field(default=16, ge=1)
-    """Calls of one reply that are run; further ones are answered with an error."""
+    """Maximum number of calls of one reply that run; further ones are answered with an error."""
 
 
 class OutputSettings(Settings):
-    """Caps and layout of what tools answer. Longer text keeps its head and tail and says how much was left out."""
+    """Limits and layout of tool results. Longer text keeps its head and tail and says how much was left out."""
 
     separator: str = "\t"
-    """Between line number and text in ``read_file``. With an empty one, every line starts with a newline."""
+    """Text between line number and line in ``read_file``. If it is empty, every line starts with a newline."""
     file_lines: int = Field(default=500, ge=1)
-    """Most lines that one ``read_file`` shows."""
+    """Maximum lines of one ``read_file`` result."""
     chars: int = Field(default=10_000, ge=40)
-    """Most characters of one tool result."""
+    """Maximum characters of one tool result."""
     test_chars: int = Field(default=10_000, ge=40)
-    """Most characters of one ``run_tests`` result."""
+    """Maximum characters of one ``run_tests`` result."""
     matches: int = Field(default=100, ge=1)
-    """Most lines or paths that ``grep``, ``glob`` and ``list_dir`` show."""
+    """Maximum lines or paths in a result of ``grep``, ``glob`` and ``list_dir``."""
     line_chars: int = Field(default=500, ge=20)
-    """Most characters of one line that ``grep`` shows."""
+    """Maximum characters of one line in a ``grep`` result."""
     snippet: bool = True
-    """After an edit, show the lines around it; otherwise answer ``ok``."""
+    """Whether an edit answers with the lines around it; otherwise with ``ok``."""
     error_detail: bool = True
-    """Errors say what to do; otherwise they are the bare type in words (``error: not found``)."""
+    """Whether errors say what to do; otherwise they are the bare type in words (``error: not found``)."""
 
 
 class CommandSettings(Settings):
     """Running programs in the sandbox."""
 
     timeout: float = Field(default=60.0, gt=0)
-    """Seconds that ``run_command`` waits unless the call asks for another time."""
+    """Time limit of ``run_command`` in seconds, unless the call asks for another."""
     max_timeout: float = Field(default=600.0, gt=0)
-    """Most seconds that a call may ask for."""
+    """Maximum seconds that a call may ask for."""
     test_timeout: float = Field(default=60.0, gt=0)
-    """Seconds that ``run_tests`` waits."""
+    """Time limit of ``run_tests`` in seconds."""
     persistent_cwd: bool = True
-    """The working directory of one ``run_command`` is where the next one starts."""
+    """Whether each ``run_command`` starts in the final working directory of the one before."""
 
 
 class SummarySettings(Settings):
     """Self-summarisation: the policy condenses its own context (Composer 2 report, 4.1)."""
 
     trigger_tokens: int = Field(default=0, ge=0)
-    """Context length that asks for a summary; 0 turns it off."""
+    """Context length in tokens at which a summary is requested; 0 turns it off."""
     max_tokens: int = Field(default=2048, ge=1)
-    """Most tokens sampled for one summary, thinking included."""
+    """Maximum tokens sampled for one summary, thinking included."""
     max_count: int = Field(default=16, ge=1)
-    """Most summaries of one episode; past them the context limit applies."""
+    """Maximum number of summaries of one episode; after them the context limit applies."""
 
 
 class RetrySettings(Settings):
-    """Connection failures between harness and endpoint."""
+    """Retries of failed requests from the harness to the endpoint."""
 
     attempts: int = Field(default=5, ge=1)
-    """Tries of one request before the endpoint counts as lost."""
+    """Maximum tries of one request, after which the endpoint counts as lost."""
     first_delay: float = Field(default=0.2, ge=0)
     """Seconds before the second try; each further wait is twice as long."""
     request_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one request may take."""
+    """Time limit of one request in seconds."""
 
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[^\[\]]*\])?\s*([<>=!~][^@:/;]*)?")
 
 
 class ProgramSettings(Settings):
-    """A coding agent of others, unmodified, in place of ours. It runs in the box; see docs/programs.md."""
+    """An unmodified external program as the agent. It runs in the box; see docs/programs.md."""
 
     command: str = Field(min_length=1)
-    """Shell command, run in ``workdir``. It finds the policy by OPENAI_BASE_URL and OPENAI_API_KEY, or by
-    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the model's name in WOODSHED_MODEL, its task in WOODSHED_TASK and in the
-    file WOODSHED_TASK_FILE. When it ends, what lies in the box is graded."""
+    """Shell command, run in ``workdir``. Its environment names the gateway (OPENAI_BASE_URL and OPENAI_API_KEY, or
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY), the model (WOODSHED_MODEL), the task (WOODSHED_TASK) and a file with the
+    task (WOODSHED_TASK_FILE). When it ends, the files in the box are graded."""
     packages: tuple[str, ...] = ()
-    """Python requirements, such as ``mini-swe-agent==2.4.6``. pip fetches wheels and runs nothing of them; their
-    scripts are on the command's PATH."""
+    """Python requirements, such as ``mini-swe-agent==2.4.6``. pip unpacks their wheels and runs none of their code;
+    their scripts are on the command's PATH."""
     folder: Path | None = None
-    """Folder that the command finds as /opt/harness, for agents that are no Python packages; made executable by you."""
+    """Folder whose content is at /opt/harness in the box, for agents that are not Python packages. Make its programs
+    executable."""
     env: dict[str, str] = {}
-    """More environment variables."""
+    """Additional environment variables."""
 
     @field_validator("packages")
     @classmethod
@@ -125,10 +126,10 @@ class ProgramSettings(Settings):
 
 
 class HarnessSettings(Settings):
-    """The agent as a policy sees it."""
+    """The agent, as the policy sees it."""
 
     program: ProgramSettings | None = None
-    """Another agent in place of ours; of the other fields then only ``workdir`` and ``limits`` apply."""
+    """An external program instead of the built-in agent; only ``workdir`` and ``limits`` apply besides."""
 
     tools: tuple[str, ...] = ALL_TOOLS
     """Tools that the policy may call, in the order in which it sees them: built-in names, or ``"my_module:MyTool"`` for
@@ -136,19 +137,19 @@ class HarnessSettings(Settings):
     system_prompt: str | None = None
     """Replaces the built-in system prompt; an empty string sends no system message."""
     workdir: str = "/workspace"
-    """Where the task's files are in the box; paths of tools are confined to it."""
+    """Folder of the task's files in the box; paths in tool calls are confined to it."""
     plain_message_ends: bool = True
-    """A reply without a call is the final message; otherwise it is answered with an error."""
+    """Whether a reply without a call is the final message; otherwise it is answered with an error."""
     compact_schemas: bool = True
-    """Schemas carry ``x-compact``, which the ``compact`` chat format needs. Turn off for servers that refuse it."""
+    """Whether schemas carry ``x-compact``, which the ``compact`` chat format needs. Turn off if a server refuses it."""
     check_syntax: bool = True
     """Reject edits that break the syntax of a Python file that parsed before."""
     limits: LimitSettings = LimitSettings()
-    """When an episode ends."""
+    """Limits that end an episode."""
     output: OutputSettings = OutputSettings()
-    """What tool results look like."""
+    """Limits and layout of tool results."""
     command: CommandSettings = CommandSettings()
-    """How programs are run."""
+    """How commands run."""
     summary: SummarySettings = SummarySettings()
     """Self-summarisation."""
 

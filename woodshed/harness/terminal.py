@@ -1,7 +1,4 @@
-"""The agent in a terminal, on a box or on a folder that is brought back at the end.
-
-What an episode changed in a folder of text files, and how to bring it back.
-"""
+"""The agent in a terminal: on a box, or on a folder whose changes are written back at the end."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ class FolderError(Exception):
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Regular files by relative path, without caches and version control. Raises FolderError beyond 64 MiB, and
-    where something cannot be read."""
+    """Regular files by relative path, without caches and version control. Raises FolderError beyond 64 MiB and for
+    files that cannot be read."""
     if not folder.is_dir():
         raise FolderError(f"{folder}: not a folder")
     files: dict[str, bytes] = {}
@@ -61,7 +58,7 @@ async def box_files(box: Sandbox) -> dict[str, bytes]:
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:
-    """Files whose content differs: path to new content, None where deleted."""
+    """Files whose content differs: path to new content, None if deleted."""
     names = sorted({*before, *after})
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 
@@ -83,8 +80,8 @@ def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
 
 
 def write_back(folder: Path, changes: Mapping[str, bytes | None]) -> None:
-    """Apply changes that came out of a box. Raises FolderError for a path that leaves the folder; then nothing is
-    written."""
+    """Apply changes from a box to the folder. Raises FolderError for a path outside the folder, before it writes
+    anything."""
     root = folder.resolve()
     for name in changes:
         target = root / name

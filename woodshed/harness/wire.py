@@ -1,8 +1,8 @@
-"""HTTP/1.1 over plain sockets for many concurrent short requests to one server: an httpx transport.
+"""An httpx transport: HTTP/1.1 over plain sockets for many concurrent short requests to one server.
 
-httpx's own pool looks at every open connection for every request, several milliseconds of CPU a call at a hundred
-concurrent episodes. This one keeps a stack of idle connections per server and parses with httptools. It reads each
-response whole, so it does not suit streaming, and it speaks ``http://`` only.
+httpx's own pool scans every open connection for every request, which costs several milliseconds of CPU per call at a
+hundred concurrent episodes. This transport keeps a stack of idle connections per server and parses with httptools. It
+reads each response whole, so it does not stream, and it speaks ``http://`` only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httptools
 import httpx
 
 IDLE_SECONDS = 4.0
-"""Shorter than the 5 s after which uvicorn closes an idle connection, so that it is not closed under a request."""
+"""Less than the 5 s after which uvicorn closes an idle connection, so that it is not closed during a request."""
 
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
 
 
 class WireTransport(httpx.AsyncBaseTransport):
-    """``httpx.AsyncClient(mounts={"http://": WireTransport()})``. Opens as many connections as there are requests."""
+    """One connection per concurrent request. Use as ``httpx.AsyncClient(mounts={"http://": WireTransport()})``."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[tuple[str, int], list[Connection]] = defaultdict(list)

@@ -1,6 +1,7 @@
-"""What a tool is, and how it becomes an OpenAI function schema.
+"""The base class of tools, their OpenAI function schemas, and the bounding of untrusted bytes to well-formed text.
 
-Bounding of what a tool shows: untrusted bytes in, bounded well-formed text out.
+A tool is a subclass of ``Tool``. A recipe names it in ``harness.tools``: the built-in ones by name, a class of your own
+by reference (``"my_module:MyTool"``).
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class NoArguments(Arguments):
 
 
 class Tool(ABC):
-    """One tool under one HarnessSettings. Stateless: what an episode changes is in the Session.
+    """One tool under one HarnessSettings. Stateless: everything that an episode changes is in the Session.
 
-    ``verb`` and ``template`` are the rendering in the ``compact`` chat format. Tools with ``read_only`` change nothing
-    in the box and may run at the same time as each other.
+    ``name`` is what the policy calls it by. ``verb`` and ``template`` are its rendering in the ``compact`` chat format.
+    Tools with ``read_only`` change nothing in the box and may run concurrently with each other.
     """
 
     name: ClassVar[str]
@@ -53,11 +54,16 @@ class Tool(ABC):
 
     @abstractmethod
     def description(self) -> str:
-        """What the policy is told about it."""
+        """What the policy is told about the tool."""
 
     @abstractmethod
     async def run(self, args: Any, session: Session) -> ToolResult:
-        """Do it. Raises ToolError, OSError (both answered to the policy) and SandboxError (infrastructure)."""
+        """Run one call in ``session.box``.
+
+        Raises ToolError, BoxError (both are answered to the policy) and SandboxError (infrastructure). An OSError that
+        comes from no box counts as a failure of this machine. Any other exception is logged and answered to the policy
+        as ``internal_error``.
+        """
 
     def schema(self) -> dict[str, Any]:
         """The tool as an OpenAI function schema, plus ``x-compact`` where the settings and the tool have it."""
@@ -72,7 +78,7 @@ class Tool(ABC):
 
 
 def _without_titles(node: Any, is_properties: bool = False) -> Any:
-    """Drop the ``title`` that pydantic adds to every schema, but not a property of that name."""
+    """Remove the ``title`` that pydantic adds to every schema, but keep properties of that name."""
     if isinstance(node, dict):
         items = node.items() if is_properties else ((k, v) for k, v in node.items() if k != "title")
         return {k: _without_titles(v, k == "properties" and not is_properties) for k, v in items}

@@ -1,8 +1,6 @@
-"""Search and replace in one file: exact, and once unless told otherwise. Nothing is repaired silently.
+"""Edits of one file: exact search and replace, and the replacement of one line for tiny policies.
 
-Replace one whole line: the edit of tiny policies.
-
-Does Python source parse? Parsing runs nothing, so it happens in the harness.
+Edits that break the syntax of a Python file are refused. Parsing runs no code, so it happens on the host.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ MAX_SOURCE = 200_000
 
 @lru_cache(maxsize=2048)
 def syntax_error(source: str) -> str | None:
-    """None, or what is wrong and where. Source too long or too deeply nested to judge counts as fine."""
+    """The error and its line, or None. Source that is too long or too deeply nested to parse counts as correct."""
     if len(source) > MAX_SOURCE:
         return None
     try:
@@ -41,7 +39,7 @@ def syntax_error(source: str) -> str | None:
 
 
 def breaks_syntax(path: str, before: str, after: str) -> str | None:
-    """The error where a Python file that parsed before no longer does."""
+    """The syntax error of a Python file that parsed before the edit; None if there is none."""
     if not path.endswith((".py", ".pyi")):
         return None
     error = syntax_error(after)

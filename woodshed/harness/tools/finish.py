@@ -1,4 +1,4 @@
-"""Say that the work is done."""
+"""End the episode and submit the work."""
 
 from __future__ import annotations
 

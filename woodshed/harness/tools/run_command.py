@@ -22,8 +22,8 @@ trap 'printf "\\n%s%s" "$__mark" "$PWD"' EXIT
 exec 2>&1
 eval "$__command"
 """
-"""Joins stdout and stderr in order and reports where the shell ended up. What the command does to the trap or the mark
-can only mislead the command's own next working directory."""
+"""Joins stdout and stderr in order and reports the final working directory. A command that changes the trap or prints
+the mark can only falsify the working directory of its own next command."""
 
 
 class RunCommandArgs(Arguments):
@@ -65,7 +65,7 @@ class RunCommand(Tool):
 
 
 def ran(text: str, done: ExecResult, timeout: float, limit: int) -> ToolResult:
-    """Output of a program plus how it ended, where that was not with code 0."""
+    """The output of a program, and how it ended unless its exit code was 0."""
     text = clip(text, limit)
     if done.truncated:
         text += "\n[output stopped here: too long]"

@@ -1,4 +1,4 @@
-"""Run the task's own tests, as the task names them."""
+"""Run the task's own test command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .run_command import FLOOD, ran
 
 
 class RunTests(Tool):
-    """``python FILE.py`` runs in the box's warm interpreter, which saves its start-up; anything else is a command."""
+    """``python FILE.py`` runs in the box's warm interpreter, which saves the start-up; any other command in a shell."""
 
     name = "run_tests"
     verb = "test"
@@ -38,13 +38,13 @@ class RunTests(Tool):
         if not text.strip() or (script is None and done.stderr):
             text = "\n".join(part for part in (text, decode(done.stderr).strip("\n")) if part)
         if text.strip() and not (done.timed_out or done.out_of_memory or done.truncated):
-            # What tests print already says how they went: no exit code is added.
+            # The output of the tests already tells how they ended, so no exit code is added.
             done.returncode = 0
         return ran(text, done, timeout, self.settings.output.test_chars)
 
 
 def python_script(command: str) -> str | None:
-    """``FILE.py`` where the command is ``python FILE.py`` (or python3) and nothing else."""
+    """``FILE.py`` if the command is exactly ``python FILE.py`` or ``python3 FILE.py``, else None."""
     try:
         words = shlex.split(command)
     except ValueError:

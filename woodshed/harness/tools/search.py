@@ -1,4 +1,4 @@
-"""Search by content, by name, by folder. Patterns of the policy are matched inside the box, under a time limit."""
+"""Search by content, by name, by folder. The policy's patterns are matched inside the box, with a time limit."""
 
 from __future__ import annotations
 

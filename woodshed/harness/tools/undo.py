@@ -1,4 +1,4 @@
-"""Take back the last edit of this session."""
+"""Undo the last edit of this session."""
 
 from __future__ import annotations
 
