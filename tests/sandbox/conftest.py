@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from woodshed.sandbox.backends.gvisor.backend import GvisorBackend, probe_gvisor
+from woodshed.sandbox.backends.microvm.backend import MicrovmBackend, probe_microvm
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend, probe_namespace
 from woodshed.sandbox.images.apt import host_suite
 from woodshed.sandbox.images.harbor import build_harbor
 from woodshed.sandbox.images.store import RootStore
-from woodshed.sandbox.protocol import SandboxError
+from woodshed.sandbox.protocol import BoxSpec, SandboxError
+
+from .hosts import BoxHost, placed
+from .kinds import CPU_SECONDS, layered_spec
 
 Body = Callable[[Any], Awaitable[Any]]
 
@@ -63,6 +67,65 @@ def with_gvisor(_gvisor: None, tmp_path: Path) -> Callable[[Body], Any]:
             finally:
                 await backend.close()
                 assert not (tmp_path / "state").exists() or not list((tmp_path / "state").iterdir())
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture(scope="package")
+def _microvm() -> None:
+    probe = probe_microvm(None)
+    if not probe.ok:
+        pytest.skip("; ".join(probe.reasons))
+    assert {"full_snapshot", "fork"} <= probe.capabilities
+
+
+@pytest.fixture(scope="package")
+def with_microvm(_microvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Body], Any]]:
+    """One backend and one loop for all tests: what costs time is a guest's boot. Boxes are closed by their tests."""
+    root = tmp_path_factory.mktemp("microvm") / "state"
+
+    async def make() -> MicrovmBackend:
+        return MicrovmBackend(root)
+
+    with asyncio.Runner() as runner:
+        backend = runner.run(make())
+        yield lambda body: runner.run(body(backend))
+        runner.run(backend.close())
+    assert not list(root.iterdir())
+
+
+@pytest.fixture(scope="package")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BoxSpec]:
+    """The specification of the contract's boxes, by kind."""
+    folder = tmp_path_factory.mktemp("layers")
+    return lambda name: layered_spec(folder, CPU_SECONDS.get(name, 3))
+
+
+@pytest.fixture(scope="module")
+def hosts(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BoxHost]]:
+    """Two box servers."""
+    both = [BoxHost(tmp_path_factory.mktemp(name), "--lease", 3) for name in ("first", "second")]
+    try:
+        yield [host.wait() for host in both]
+    finally:
+        for host in both:
+            host.stop()
+
+
+@pytest.fixture
+def with_hosts(hosts: list[BoxHost]) -> Callable[[Body], Any]:
+    """The same over both hosts; nothing is left on them."""
+
+    def run(body: Body) -> Any:
+        async def main() -> Any:
+            backend = placed(*hosts)
+            try:
+                return await body(backend)
+            finally:
+                await backend.close()
+                assert [host.living() for host in hosts] == [0, 0]
 
         return asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""The gVisor backend for real, where this machine has runsc (``scripts/install-runsc`` fetches it)."""
+"""What only the gVisor backend has, where this machine has runsc (``scripts/install-runsc`` fetches it)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import pytest
 from waiting import wait_until
 
 from woodshed.sandbox.backends.gvisor.backend import GvisorBackend
-from woodshed.sandbox.host.session import ShellSession
-from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import BoxSpec, Limits, SandboxError, Snapshot, Unsupported
+from woodshed.sandbox.protocol import BoxSpec, Limits
 
 from .ordinary import USER, run_as_ordinary_user
 
@@ -53,52 +51,6 @@ def test_layers_below_the_working_folder_come_whole(with_gvisor: Callable[..., A
         ]
         said = (await box.exec("readlink bin/other hidden nowhere; stat -c %a bin/text bin/tool")).stdout
         assert said == b"tool\nbin\n/does/not/exist\n644\n755\n"
-
-    with_gvisor(body)
-
-
-def test_files_commands_and_python(with_gvisor: Callable[..., Any], tmp_path: Path) -> None:
-    store = LayerStore(tmp_path / "layers")
-
-    def fill(folder: Path) -> None:
-        (folder / "opt/site-packages").mkdir(parents=True)
-        (folder / "opt/site-packages/layered.py").write_text("NAME = 'layer'\n")
-        (folder / "workspace").mkdir()
-        (folder / "workspace/below.txt").write_text("from a layer")
-
-    layer = store.path(store.add("test", fill))
-
-    async def body(backend: GvisorBackend) -> None:
-        for whole in (BoxSpec(root=tmp_path), BoxSpec(image="x")):
-            with pytest.raises(Unsupported, match="takes neither root nor image"):
-                await backend.create(whole)
-        files = {"a.py": b"print(1)\n", "pkg/b.bin": bytes(range(256)), "run.sh": b"#!/bin/sh\necho ran $GREETING\n"}
-        spec = BoxSpec(layers=(layer,), files=files, env={"GREETING": "hello"}, preload=("json",))
-        box = await backend.create(spec)
-        assert (await box.exec("python3 a.py; ./run.sh; cat below.txt; id -u")).stdout == (
-            b"1\nran hello\nfrom a layer1000\n"
-        )
-        assert (await box.exec(["no-such-program"])).returncode == 127
-        assert (await box.exec("cat", stdin=b"x" * 300_000)).stdout == b"x" * 300_000
-        capped = await box.exec("head -c 2000000 /dev/zero", max_output=1000)
-        assert len(capped.stdout) == 1000 and capped.truncated
-        late = await box.exec("sleep 60 & sleep 60", timeout=1)
-        assert late.timed_out and late.returncode == -9 and late.seconds < 30
-        done = await box.exec_python("import json, layered, os, sys; print(json.dumps([layered.NAME, os.getuid()]))")
-        assert done.stdout == b'["layer", 1000]\n', done.stderr.decode()
-        assert (await box.exec_python("raise SystemExit(7)")).returncode == 7
-        assert await box.get(["**/*.py", "pkg/*"]) == {"a.py": files["a.py"], "pkg/b.bin": files["pkg/b.bin"]}
-        await box.write("deep/er/c.txt", b"new")
-        assert await box.read("deep/er/c.txt") == b"new" and await box.read("pkg/b.bin", max_bytes=2) == b"\0\1"
-        await box.delete("deep")
-        with pytest.raises(FileNotFoundError):
-            await box.read("deep/er/c.txt")
-        with pytest.raises(PermissionError):
-            await box.read("/dev/zero")
-        assert [name for name, _, _ in await box.list()] == ["a.py", "below.txt", "pkg", "run.sh"]
-        await box.close()
-        with pytest.raises(SandboxError, match="closed"):
-            await box.exec("true")
 
     with_gvisor(body)
 
@@ -144,27 +96,6 @@ attempt("kernel", lambda: os.uname().release)
     with_gvisor(body)
 
 
-def test_a_hostile_box_is_no_infrastructure_error(with_gvisor: Callable[..., Any]) -> None:
-    limits = Limits(memory=200 << 20, processes=24, cpu_seconds=3, file_size=4 << 20, disk=24 << 20)
-
-    async def body(backend: GvisorBackend) -> None:
-        box = await backend.create(BoxSpec(limits=limits))
-        assert (await box.exec("kill -9 -1; kill -9 1")).returncode != 0
-        bomb = await box.exec(":(){ :|:& };:; sleep 1", timeout=10)
-        assert bomb.returncode is not None
-        await box.exec("true", timeout=600)
-        hog = await box.exec_python("x = bytearray(1 << 30)")
-        assert b"MemoryError" in hog.stderr
-        assert (await box.exec("head -c 8000000 /dev/zero > big")).returncode != 0
-        full = await box.exec("for i in 1 2 3 4 5 6 7 8; do head -c 4000000 /dev/zero > f$i || exit 5; done")
-        assert full.returncode == 5, "the disk is full"
-        spin = await box.exec("while :; do :; done", timeout=600)
-        assert spin.returncode != 0 and not spin.timed_out
-        assert (await box.exec("rm -f f* big; echo alive")).stdout == b"alive\n"
-
-    with_gvisor(body)
-
-
 def test_a_box_beyond_its_memory_is_ended_and_says_so(with_gvisor: Callable[..., Any]) -> None:
     """Files in memory that no process maps count to none of them: the kernel of the box is what grows."""
     limits = Limits(memory=64 << 20, disk=16 << 20, file_size=1 << 30)
@@ -183,53 +114,6 @@ def test_a_box_beyond_its_memory_is_ended_and_says_so(with_gvisor: Callable[...,
         with pytest.raises(OSError, match="more memory than it may"):
             await box.snapshot("full")
         assert (await other.exec("echo fine")).stdout == b"fine\n", "the box supervisor lives, and so do other boxes"
-
-    with_gvisor(body)
-
-
-def test_a_fork_goes_on_with_memory_processes_and_files(with_gvisor: Callable[..., Any]) -> None:
-    """A shell with variables, a server in the background and dirty files, forked eight times."""
-    server = """
-import http.server, os
-class Handler(http.server.BaseHTTPRequestHandler):
-    count = 0
-    def do_GET(self):
-        Handler.count += 1
-        self.send_response(200); self.end_headers(); self.wfile.write(str(Handler.count).encode())
-    def log_message(self, *a): pass
-http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
-"""
-    ask = "python3 -c \"import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000').read().decode())\""
-
-    async def body(backend: GvisorBackend) -> None:
-        box = await backend.create(BoxSpec(files={"server.py": server.encode()}))
-        shell = await ShellSession.open(box)
-        await shell.send("x=41; cd /tmp; python3 /workspace/server.py & echo dirty > note; sleep 2")
-        for expected in (b"1\n", b"2\n"):
-            assert (await shell.send(ask)).stdout == expected
-        snapshot = await box.snapshot("full")
-        assert snapshot.kind == "full" and snapshot.bytes > 1 << 20
-        forks = await backend.fork(snapshot, 8)
-
-        async def go_on(number: int, fork: Any) -> None:
-            same = shell.on(fork)
-            done = await same.send(f"x=$((x + {number})); echo $x; pwd; cat note; echo {number} > note", timeout=120)
-            assert done.stdout.decode() == f"{41 + number}\n/tmp\ndirty\n", done
-            for request in range(number % 3 + 1):  # each server counts its own
-                assert (await same.send(ask, timeout=120)).stdout == f"{request + 3}\n".encode()
-            assert (await same.send("cat note; echo $x")).stdout.decode() == f"{number}\n{41 + number}\n"
-
-        await asyncio.gather(*(go_on(n, fork) for n, fork in enumerate(forks, 1)))
-        assert (await shell.send("cat note; echo $x")).stdout == b"dirty\n41\n", "the box itself went on as it was"
-        again = await backend.fork(await forks[0].snapshot("full"))
-        assert (await shell.on(forks[0]).on(again[0]).send("echo $x")).stdout == b"42\n", "a fork of a fork"
-        [files] = await backend.fork(await box.snapshot("fs"))
-        assert (await files.exec("cat /tmp/note; pgrep -f '[s]erver.py' || echo none")).stdout == b"dirty\nnone\n"
-        await backend.drop(snapshot)
-        with pytest.raises(SandboxError, match="dropped"):
-            await backend.fork(snapshot)
-        with pytest.raises(SandboxError, match="not one of this"):
-            await backend.fork(Snapshot("s1", "fs", "namespace"))
 
     with_gvisor(body)
 

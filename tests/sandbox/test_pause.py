@@ -11,6 +11,8 @@ import pytest
 
 from woodshed.sandbox.protocol import BoxSpec, Paused, SandboxError
 
+from .kinds import FIXTURES
+
 COUNT = "i=0; while :; do i=$((i+1)); [ $((i % 1000)) = 0 ] && echo $i > n; done"
 STATE = "cut -d' ' -f3 /proc/$(cat stopped)/stat"
 
@@ -36,7 +38,12 @@ async def _written(box: Any, name: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _a_pause(backend: Any) -> None:
+@pytest.mark.parametrize("name", ["namespace", "gvisor"])
+def test_a_paused_box_takes_no_processor_time(name: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(FIXTURES[name])(_take_no_time)
+
+
+async def _take_no_time(backend: Any) -> None:
     box = await backend.create(BoxSpec())
     counting = asyncio.create_task(box.exec(COUNT, timeout=4))
     await box.exec("sleep 300 > /dev/null 2>&1 &")
@@ -71,20 +78,6 @@ async def _a_pause(backend: Any) -> None:
     await box.close()
     with pytest.raises(SandboxError, match="closed"):
         await box.resume()
-
-
-def test_a_pause_of_a_namespace_box(with_backend: Callable[..., Any]) -> None:
-    async def body(backend: Any) -> None:
-        await _a_pause(backend)
-
-    with_backend(body)
-
-
-def test_a_pause_of_a_gvisor_box(with_gvisor: Callable[..., Any]) -> None:
-    async def body(backend: Any) -> None:
-        await _a_pause(backend)
-
-    with_gvisor(body)
 
 
 def test_what_wakes_itself_is_ended_and_what_was_stopped_stays_so(with_backend: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Boxes on two hosts, which are two programs here: the contract of every backend, and what only hosts do."""
+"""Boxes on two hosts, which are two programs here: what only hosts do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,32 +32,10 @@ from .hosts import KEY, BoxHost, placed
 HEADERS = {"authorization": f"Bearer {KEY}", CLIENT: "a" * 32}
 
 
-@pytest.fixture(scope="module")
-def hosts(_possible: None, tmp_path_factory: Any) -> Iterator[list[BoxHost]]:
-    both = [BoxHost(tmp_path_factory.mktemp(name), "--lease", 3) for name in ("first", "second")]
-    try:
-        yield [host.wait() for host in both]
-    finally:
-        for host in both:
-            host.stop()
-
-
 @pytest.fixture
-def with_backend(hosts: list[BoxHost]) -> Callable[..., Any]:
-    """In place of conftest's: the same, over both hosts; nothing is left on them."""
-
-    def run(body: Callable[[Any], Awaitable[Any]]) -> Any:
-        async def main() -> Any:
-            backend = placed(*hosts)
-            try:
-                return await body(backend)
-            finally:
-                await backend.close()
-                assert [host.living() for host in hosts] == [0, 0]
-
-        return asyncio.run(main())
-
-    return run
+def with_backend(with_hosts: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of conftest's."""
+    return with_hosts
 
 
 def test_errors_come_back_as_what_they_were(with_backend: Callable[..., Any]) -> None:

@@ -20,7 +20,7 @@ from woodshed.sandbox.host.payload import copy_agent
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import owned_folder
 from woodshed.sandbox.host.supervised import all_or_none
-from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
+from woodshed.sandbox.protocol import BoxGone, BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import engine
 from .box import DockerBox, agent_binds, start
@@ -161,10 +161,10 @@ class DockerBackend:
             except BaseException as error:
                 channel.close()
                 cause = await container.cause()
+                if isinstance(error, SandboxError | BoxGone):
+                    raise SandboxError(f"{self.name}: the box did not start: {cause}") from None
                 if isinstance(error, OSError):
                     raise SandboxError(f"the box's first files cannot be written: {error}") from None
-                if isinstance(error, SandboxError):
-                    raise SandboxError(f"{self.name}: the box did not start: {cause}") from None
                 raise
         return DockerBox(self, spec, image, container, channel)
 
