@@ -116,7 +116,8 @@ class HttpEndpoint:
     """A chat server over HTTP. ``base_url`` is its root or its ``/v1``; ``sampling`` adds fields to every request.
 
     With ``on_text``, replies are streamed and every piece of text is passed to it. Without ``client``, the endpoint
-    opens its own, which ``close`` closes. A shared client from ``pooled_client()`` delivers streamed text only at the end.
+    opens its own, which ``close`` closes. A shared client from ``pooled_client()`` delivers streamed text only at the
+    end.
     """
 
     def __init__(
