@@ -287,7 +287,9 @@ def _monitors(before: Evaluation, after: Evaluation | None, training: dict[str, 
     if not names:
         return "<h2>Monitors</h2><p>Nothing that looks like a reward hack was found.</p>"
     rows = "".join(
-        f"<tr><td>{html.escape(name.replace('_', ' '))}</td>" + "".join(f"<td>{c.get(name, 0)}</td>" for c in counts) + "</tr>"
+        f"<tr><td>{html.escape(name.replace('_', ' '))}</td>"
+        + "".join(f"<td>{c.get(name, 0)}</td>" for c in counts)
+        + "</tr>"
         for name in names
     )
     head = "<tr><th>episodes flagged</th><th>before RL</th><th>in training</th><th>after RL</th></tr>"
