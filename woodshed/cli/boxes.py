@@ -1,7 +1,4 @@
-"""``woodshed boxes``: arguments and screens; no logic.
-
-``woodshed roots``: arguments and screens of root filesystems; no logic.
-"""
+"""``woodshed boxes`` and ``woodshed roots``: arguments and screens; no logic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``woodshed tasks install`` and ``remove``, what a policy may do: arguments and screens; no logic.
-
-What an install came to, for reading.
-"""
+"""``woodshed tasks install`` and ``remove``: arguments, and tables of results; no logic."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Invariants: a prompt is dispatched once, ever (ledger). Every dispatched rollout is stored exactly once (its id is
 decided at dispatch). A batch is decided in the ledger before its file appears, and its file can be made again.
-
-How far rollouts may run ahead of the trainer (AReaL, arXiv:2505.24298, section 5.1, and a sweep by token age).
+Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by a sweep of old tokens in the queue.
 """
 
 from __future__ import annotations

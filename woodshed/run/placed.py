@@ -1,7 +1,4 @@
-"""The box servers of a run on a Ray cluster (``sandbox.hosts = ["ray"]``): placed for the run, ended with it.
-
-A policy served for one command: a server in a folder of its own, gone when the command is.
-"""
+"""Servers that live as long as one command: box servers on a Ray cluster (``sandbox.hosts = ["ray"]``), a policy server."""
 
 from __future__ import annotations
 

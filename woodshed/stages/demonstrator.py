@@ -1,9 +1,8 @@
 """Scripted demonstrations: imperfect on purpose, so that a policy learns to recover, and RL has something to improve.
 
-A script is a generator: it yields tool calls and is sent their results. It runs through the real harness and sandbox;
-nothing is invented. The rates are those of ``DemonstrationSettings``.
-
-What the reference solution of a task changes, as an edit that a tool call can make.
+A script is a generator that yields tool calls and is sent their results. It runs through the real harness and sandbox;
+nothing is made up. ``DemonstrationSettings`` has the rates. ``fix_of`` turns the reference solution of a task into an
+edit that a tool call can make.
 """
 
 from __future__ import annotations

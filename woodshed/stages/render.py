@@ -1,7 +1,4 @@
-"""A recorded conversation as tokens for supervised learning, rendered exactly as the gateway would have.
-
-Which chat format a run speaks.
-"""
+"""Conversations as tokens for supervised learning, rendered exactly as the gateway would have."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""The task directories of a run, by family and split.
+"""The tasks of a run: its task directories, the check of training data against held-out tasks, and the held-out key.
 
-The check that no repository which is held out is in what a policy was pretrained or fine-tuned on here.
-
-The secret from which a run draws other inputs to tests: kept in its folder, the same after a resume.
-
-Which inputs they are is public but for this key, so a policy that trains long enough could learn their answers.
-Only the processes that grade read it, on this host; no box is told. What is recorded is its digest.
+Graders draw further inputs to tests with a secret key per run, which lies in the run directory and survives a resume.
+The procedure is public, so without a secret a policy that trains long enough could learn the answers. Only the grading
+processes on this host read the key; records hold its digest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""From packed sequences to the padded tensors of one forward pass.
-
-Which sequences go together: micro-batches under a token budget.
-
-Rows that begin alike pay once for what they share.
+"""Micro-batches under a token budget, and the padded tensors of their forward passes.
 
 Rollouts of one harness begin with the same system message and tool schemas, those of one group with the whole task. In
-a causal decoder the states of those tokens depend on nothing after them, so a micro-batch computes them once and every
-row attends to them. The gradient is that of the padded rows: what the rows send back into the shared keys and values
-adds up.
+a causal decoder the states of those tokens depend on nothing after them, so a micro-batch computes a common beginning
+once and every row attends to it. The gradient equals that of padded rows: what the rows send back into the shared keys
+and values adds up.
 """
 
 from __future__ import annotations

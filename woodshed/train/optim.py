@@ -1,7 +1,4 @@
-"""The optimizer of a stage: AdamW alone, or Muon for the matrices and AdamW for the rest.
-
-The learning rate as a factor of its peak.
-"""
+"""The optimizer of a stage (AdamW alone, or Muon for the matrices and AdamW for the rest) and its learning-rate schedule."""
 
 from __future__ import annotations
 

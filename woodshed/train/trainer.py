@@ -1,7 +1,4 @@
-"""One optimizer step from one batch.
-
-Figures of one step from what its tokens looked like.
-"""
+"""One optimizer step from one batch, and its metrics."""
 
 from __future__ import annotations
 

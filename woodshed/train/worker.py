@@ -2,11 +2,8 @@
 
 Batch n -> step n -> checkpoint n -> version n of the weight chain -> line n of the metrics. Each arrow is atomic and
 repeatable and the checkpoint comes first, so a process killed anywhere continues with every batch trained exactly
-once: what is behind the checkpoint (chain, metrics) is brought up to it on start, what is ahead does not exist.
-Versions are published in the background: where that takes longer than a step, the chain has the newest version and
-leaves out some between.
-
-Log-probabilities under the reference policy, for the loss part ``ref_kl``.
+once: on start, the chain and the metrics are brought up to the checkpoint, and whatever is ahead of it is dropped.
+Versions are published in the background. If that takes longer than a step, the chain skips versions in between.
 """
 
 from __future__ import annotations

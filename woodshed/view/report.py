@@ -1,7 +1,4 @@
-"""``report.html`` and the closing table of a run, from records only.
-
-A trajectory as HTML that a person can read.
-"""
+"""``report.html`` and the closing table of a run, from records only."""
 
 from __future__ import annotations
 

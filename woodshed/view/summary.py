@@ -1,7 +1,4 @@
-"""The numbers of a run, computed from its records only: what the table, the report and the benchmarks print.
-
-What monitors flagged in a run, for people: ``woodshed monitors``.
-"""
+"""The numbers of a run, computed from its records only: what the table, the report and the benchmarks print."""
 
 from __future__ import annotations
 
