@@ -1,4 +1,4 @@
-"""Servers that live as long as one command: box servers on a Ray cluster (``sandbox.hosts = ["ray"]``), a policy server."""
+"""Servers that live as long as one command: box servers on a Ray cluster (``sandbox.hosts = ["ray"]``) and a policy."""
 
 from __future__ import annotations
 

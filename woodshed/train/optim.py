@@ -1,4 +1,4 @@
-"""The optimizer of a stage (AdamW alone, or Muon for the matrices and AdamW for the rest) and its learning-rate schedule."""
+"""Optimizers (AdamW alone, or Muon for the matrices and AdamW for the rest) and learning-rate schedules."""
 
 from __future__ import annotations
 
