@@ -63,7 +63,7 @@ def test_the_key_of_the_run_survives_a_resume_and_is_in_no_record(smoke: SmokeRu
     assert path.stat().st_mode & 0o777 == 0o600 and (smoke.before_rl / "held_out.key").read_bytes() == key
     shown = {
         json.loads((smoke.root / "stages" / f"{s}.json").read_text())["held_out_key"]
-        for s in ("before", "rl", "after", *BASELINES)
+        for s in ("before", "rl", "after", "other-sft-evaluation", "sample", "rejection-evaluation")
     }
     assert len(shown) == 1
     files = [p for p in smoke.root.rglob("*") if p.is_file() and p != path]
@@ -134,7 +134,7 @@ def test_agent_works_on_a_task(smoke: SmokeRun) -> None:
 
 def test_agent_says_which_policies_there_are(smoke: SmokeRun) -> None:
     result = woodshed(smoke.scratch, "agent", "--run", smoke.root, "--stage", "nosuch")
-    assert result.returncode == 2 and "this run has: final, pretrain, sft" in result.stderr
+    assert result.returncode == 2 and "this run has: final, other-sft, pretrain, rejection, sft" in result.stderr
 
 
 def last_stage_to_do(smoke: SmokeRun, root: Path) -> None:

@@ -18,7 +18,7 @@ from .arena import open_arena
 from .examples import Example, load_examples
 from .pace import Pace
 from .policy import fine_tune_on
-from .tasks import load_split, with_key
+from .tasks import key_digest, load_split, with_key
 
 SAMPLE = "sample"
 """Stage and evaluation name of the rollouts for rejection sampling."""
@@ -56,7 +56,10 @@ async def _sample(recipe: Recipe, run: RunDirectory) -> None:
         )
     store.close()
     solved, total = sum(map(sum, results.values())), sum(map(len, results.values()))
-    run.write_result_of(SAMPLE, {"note": f"{solved} of {total} rollouts solved", "solved": solved, "rollouts": total})
+    note = f"{solved} of {total} rollouts solved"
+    run.write_result_of(
+        SAMPLE, {"note": note, "solved": solved, "rollouts": total, "held_out_key": key_digest(grading)}
+    )
 
 
 def fine_tune_on_solved(recipe: Recipe, run: RunDirectory) -> None:
