@@ -1,4 +1,4 @@
-"""Three dialects, the vendors' own clients, one real server: the same conversation has the same tokens."""
+"""The three dialects through their vendors' clients against a real server: equal conversations have equal tokens."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ class Site:
 
 @dataclass
 class Reply:
-    """What a client sees, whatever its dialect."""
+    """A reply as a client sees it, in any dialect."""
 
     thinking: str
     text: str
@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         {"role": "assistant", "content": ANSWER},
     ]
     decoder = teach(directory, conversation, CHAT_TOOLS)
-    # steps of a millisecond and more, so that tokens do not all come at once
+    # without native kernels a step takes a millisecond or more, so that tokens do not all arrive at once
     (directory / "settings.json").write_text(json.dumps({"engine": {"native": "off"}}))
     with server(directory, "--max-tokens", "200", "--settings", str(directory / "settings.json")) as (url, _):
         yield Site(url, decoder)
@@ -105,7 +105,7 @@ class Chat(Talk):
         if self.stream:
             manager = self.client.chat.completions.stream(**given, stream_options={"include_usage": True})
             async with manager as stream:
-                async for _ in stream:  # their get_final_completion refuses a reply that was cut
+                async for _ in stream:  # the client's get_final_completion refuses a reply that was cut
                     pass
                 completion = stream.current_completion_snapshot
         else:
@@ -135,7 +135,7 @@ class Messages(Talk):
         self.history = [{"role": "user", "content": TASK}]
 
     async def say(self, **fields: Any) -> Reply:
-        # this client has no argument for the temperature
+        # the client has no argument for the temperature
         fields["extra_body"] = {"temperature": fields.pop("temperature", 0.0), **fields.get("extra_body", {})}
         given: Any = {"model": "m", "system": SYSTEM, "messages": self.history, "tools": MESSAGES_TOOLS}
         given |= {"max_tokens": 200, **fields}
@@ -145,7 +145,7 @@ class Messages(Talk):
         else:
             message = await self.client.messages.create(**given)
         self.blocks = [b for b in message.content if b.type == "tool_use"]
-        # as agents send it back: only the fields that may be sent
+        # as agents send it back: only the fields that a request may have
         keep = {"text": ("type", "text"), "tool_use": ("type", "id", "name", "input")}
         keep["thinking"] = ("type", "thinking", "signature")
         content = [{k: getattr(b, k) for k in keep[b.type]} for b in message.content]
@@ -174,14 +174,8 @@ class Responses(Talk):
         self.history = [{"role": "user", "content": [{"type": "input_text", "text": TASK}]}]
 
     async def say(self, **fields: Any) -> Reply:
-        given: Any = {
-            "model": "m",
-            "instructions": SYSTEM,
-            "input": self.history,
-            "tools": RESPONSES_TOOLS,
-            "temperature": 0.0,
-            **fields,
-        }
+        given: Any = {"model": "m", "instructions": SYSTEM, "input": self.history, "tools": RESPONSES_TOOLS}
+        given |= {"temperature": 0.0, **fields}
         if self.stream:
             async with self.client.responses.stream(**given) as stream:
                 async for event in stream:
@@ -222,7 +216,7 @@ def run(site: Site, test: Callable[[GatewayAdmin], Coroutine[Any, Any, None]]) -
 
 
 async def whole(site: Site, admin: GatewayAdmin, kind: type[Talk], *, stream: bool) -> Finished:
-    """The conversation that the policy has learned, and what the gateway recorded."""
+    """Run the conversation that the policy has learned; returns what the gateway recorded."""
     id = f"{kind.__name__}-{stream}"
     talk = kind(site.url, await admin.open(id), stream=stream)
     first = await talk.say()
@@ -248,7 +242,7 @@ def test_the_same_conversation_has_the_same_tokens_in_every_dialect(site: Site) 
             assert segment.sampled.tolist() == segments[0].sampled.tolist()
             assert segment.spans == segments[0].spans
             assert np.allclose(segment.logprobs, segments[0].logprobs, atol=1e-5)
-        # the engine reports log-probabilities of the distribution that it drew from, which is one token here
+        # log-probabilities are those of the distribution that was sampled from: greedy decoding has a point mass
         assert set(segments[0].logprobs.tolist()) == {0.0}
 
     run(site, test)
@@ -256,7 +250,7 @@ def test_the_same_conversation_has_the_same_tokens_in_every_dialect(site: Site) 
 
 @pytest.mark.parametrize("kind", TALKS)
 def test_recorded_log_probabilities_are_those_of_the_network(site: Site, kind: type[Talk]) -> None:
-    """At temperature 1 and with a seed: sampled, not the learned words."""
+    """At temperature 1 and with a seed, so that tokens other than the learned ones are sampled."""
 
     async def test(admin: GatewayAdmin) -> None:
         talk = kind(site.url, await admin.open("t"), stream=True)
@@ -279,7 +273,7 @@ def test_a_trajectory_may_change_its_dialect(site: Site) -> None:
                 key = await admin.open("t")
                 one, two = first(site.url, key, stream=False), second(site.url, key, stream=True)
                 await one.say()
-                await two.say()  # the same request again, which is a segment of its own
+                await two.say()  # the same request again, which starts another segment
                 two.results()
                 assert (await two.say()).text == ANSWER
                 one.results()
@@ -322,7 +316,7 @@ def test_events_of_messages_come_in_the_documented_order(site: Site) -> None:
         assert [b[0] for b in blocks] == ["thinking", "text", "tool_use", "tool_use"]
         assert [set(b[1]) for b in blocks[:2]] == [{"thinking_delta", "signature_delta"}, {"text_delta"}]
         assert blocks[0][1].count("signature_delta") == 1 and blocks[0][1][-1] == "signature_delta"
-        # a busy event loop sends tokens together
+        # a busy event loop may send several tokens together
         assert max(len(blocks[0][1]), len(blocks[1][1])) > 1, "it did not stream"
         assert "".join(d.text for d in blocks[1][2]) == SAID
         assert [json.loads("".join(d.partial_json for d in b[2])) for b in blocks[2:]] == [c[1] for c in CALLS]
@@ -351,15 +345,8 @@ def test_events_of_responses_come_in_the_documented_order(site: Site) -> None:
             return item("content_part.added", f"{kind}.delta", f"{kind}.done", "content_part.done")
 
         call = item("function_call_arguments.delta", "function_call_arguments.done")
-        assert kinds == [
-            "created",
-            "in_progress",
-            *text("reasoning_text"),
-            *text("output_text"),
-            *call,
-            *call,
-            "completed",
-        ]
+        items = [*text("reasoning_text"), *text("output_text"), *call, *call]
+        assert kinds == ["created", "in_progress", *items, "completed"]
         final = events[-1].response
         done = [e.item for e in events if e.type == "response.output_item.done"]
         assert [d.to_dict() for d in done] == [item.to_dict() for item in final.output]
@@ -480,7 +467,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", TALKS)
 def test_a_client_that_leaves_stops_the_engine(site: Site, kind: type[Talk], stream: bool) -> None:
-    """A reply that would fill the context is given up; nothing of it is recorded, and the key goes on."""
+    """A reply that would fill the context is cancelled; nothing of it is recorded, and the key stays usable."""
 
     async def test(admin: GatewayAdmin) -> None:
         talk = kind(site.url, await admin.open("t"), stream=stream)

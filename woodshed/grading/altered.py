@@ -1,4 +1,4 @@
-"""The tests of a task with other inputs: which files, which ids, and what may be known of them without a fix."""
+"""Altered tests: the tests of a task with other inputs, their files and ids, and the values known without a fix."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from .value_runner import encode
 
 @dataclass(frozen=True)
 class Altering:
-    """How tests of one kind are altered, and how altered files (relative to the workdir) run in a box.
+    """How tests in one language are altered, and how the altered files (relative to the workdir) run in a box.
 
-    ``key``: what other inputs are drawn from besides the task: of a run, a text that its policy cannot know. Empty are
-    the public inputs, on which builds and ``woodshed tasks check`` judge a task; the same key gives the same inputs.
+    ``key``: secret from which other inputs are drawn, besides the task; the policy of a run cannot know the run's. An
+    empty key gives the public inputs, on which builds and ``woodshed tasks check`` judge a task. Equal keys give equal
+    inputs.
 
-    ``alter`` takes the source, the kind and a seed. ``run`` is given the ids of the altered tests, without parameters,
-    and fills in ``TestResult.seen``. ``only``: what of a file is altered, for the tests (by the names of their classes
-    and functions) that are asked for. ``literals``: function of a source -> what is written out there (``""``: in all
-    of it); ``other``: what stands for such a value in a kind; ``text``: how a value is noted. ``given``: the files
-    that a task starts with, so that its tests can be loaded.
+    ``alter`` takes the source, the kind and a seed. ``run`` takes the ids of the altered tests, without parameters, and
+    fills in ``TestResult.seen``. ``only`` reduces a source to the tests of the given class and function names.
+    ``literals`` maps each function of a source to the values written in it (``""``: in the whole source), ``other``
+    replaces such a value in a kind, ``text`` encodes a value as the runner records it. ``given`` returns the files with
+    which a task starts, completed so that its tests can be loaded.
     """
 
     alter: Callable[[str, Kind, str], str | None]
@@ -43,7 +44,7 @@ class Altering:
 
 
 def altered_tests(task: Task, how: Altering, kinds: Sequence[Kind] = KINDS) -> dict[str, bytes]:
-    """Altered copies of the files with failing tests, beside them and under names of their own."""
+    """Altered copies of the files with failing tests, in the same folders under other names."""
     files: dict[str, bytes] = {}
     for name, source in _failing_files(task, how).items():
         for kind in kinds:
@@ -54,20 +55,22 @@ def altered_tests(task: Task, how: Altering, kinds: Sequence[Kind] = KINDS) -> d
 
 
 def _failing_files(task: Task, how: Altering) -> dict[str, str]:
-    """What of the files with failing tests is altered."""
+    """The sources to alter: the files with failing tests, reduced to those tests."""
     tests, wanted = task.test_files(), _names(task.info.fail_to_pass)
     names = sorted({test.partition("::")[0] for test in task.info.fail_to_pass})
     return {n: how.only(tests.get(TESTS_PREFIX + n, b"").decode("utf-8", "replace"), wanted) for n in names}
 
 
 def _seed(task: Task, name: str, key: str) -> str:
-    """What the other inputs of a file are drawn from."""
+    """The seed from which the other inputs of a file are drawn."""
     return hashlib.sha256(f"{key}:{task.name}:{name}".encode()).hexdigest()
 
 
 def known_of(task: Task, how: Altering, visible: Values, given: Values) -> Known:
-    """What may be known of the altered tests; ``visible`` and ``given`` answer other and visible inputs, the first
-    from the solution."""
+    """Collect the values of altered tests that are known without a fix.
+
+    ``visible`` are the solution's answers and ``given`` the start's, each to other and to visible inputs.
+    """
     inputs: dict[str, frozenset[str]] = {}
     changes: dict[str, list[tuple[object, object]]] = {}
     altered = altered_tests(task, how)
@@ -102,13 +105,13 @@ def _texts(found: Iterable[Any], text: Callable[[Any], str]) -> Iterable[str]:
 
 
 def split(values: Values) -> tuple[Values, Values]:
-    """(answers to the visible inputs, to others)."""
+    """Split values into answers to the visible inputs and answers to other inputs."""
     visible = {test: of_test for test, of_test in values.items() if kind_of(test) == SAME}
     return visible, {test: of_test for test, of_test in values.items() if test not in visible}
 
 
 def altered_ids(task: Task, kinds: Sequence[Kind] = KINDS) -> list[str]:
-    """The tests of ``altered_tests`` that stand for failing ones, without parameters."""
+    """Ids of the altered copies of failing tests, without parameters."""
     return sorted(
         {
             test.partition("[")[0].replace(name, altered_name(name, kind), 1)
@@ -120,11 +123,11 @@ def altered_ids(task: Task, kinds: Sequence[Kind] = KINDS) -> list[str]:
 
 
 def _names(tests: Iterable[str]) -> frozenset[str]:
-    """Names of the functions that tests are, and of their classes."""
+    """Names of test functions and of their classes."""
     return frozenset(name for test in tests for name in test.partition("[")[0].split("::")[1:])
 
 
 def altered_name(name: str, kind: Kind) -> str:
-    """Where the altered copy of a test file lies."""
+    """Path of the altered copy of a test file."""
     path = PurePosixPath(name)
     return str(path.with_name(f"{path.stem}_with_{'' if kind == SAME else 'other_'}{kind}{path.suffix}"))

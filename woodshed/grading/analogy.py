@@ -1,7 +1,7 @@
-"""What the answer to an altered input would be if nothing were computed: the visible answer, altered as the input was.
+"""Predictions of answers to altered inputs without computing them: the visible answer, altered as the input was.
 
-All values are texts (``value_runner.py``). For code that only moves data about, carrying a known change over from the
-question to the answer is right, so such values do not tell a fix from an answer learnt by heart.
+All values are texts (``value_runner.py``). For code that only moves data, carrying a known change of the input over to
+the answer gives the correct value, so such values cannot distinguish a fix from memorised answers.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
 Change = tuple[object, object]
-"""(constant of a visible test, what stands for it in the altered one)."""
+"""(constant of a visible test, its replacement in the altered test)."""
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|.", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _LONGEST = 2000
-"""Texts beyond it are not compared piece by piece."""
+"""Maximum characters of texts that are compared piece by piece."""
 
 
 def predictions(
     visible: str | None, changes: Sequence[Change], given_visible: str | None, given: str | None
 ) -> frozenset[str]:
-    """Texts that follow from the ``visible`` answer: by the ``changes`` of its constants, and by what the given code
-    makes of both inputs (``given_visible``, ``given``), in which the changes can be read off."""
+    """Texts that follow from the ``visible`` answer by the ``changes`` of its constants, or by the difference between
+    the given code's answers to both inputs (``given_visible``, ``given``)."""
     found: set[str] = set()
     if visible is not None:
         for strings in (_whole(changes), _words(changes), {**_words(changes), **_whole(changes)}, _letters(changes)):
@@ -40,7 +40,7 @@ def predictions(
 
 
 def _whole(changes: Iterable[Change]) -> dict[str, str]:
-    """Every old text with its new one, in the cases that code turns texts into, as text and as bytes."""
+    """Map every old text to its new one, also in other letter cases and as bytes in hexadecimal."""
     found: dict[str, str] = {}
     for old, new in changes:
         if isinstance(old, str) and isinstance(new, str) and old:
@@ -51,7 +51,7 @@ def _whole(changes: Iterable[Change]) -> dict[str, str]:
 
 
 def _words(changes: Iterable[Change]) -> dict[str, str]:
-    """The same for each word, where both texts have as many."""
+    """As ``_whole``, word by word, if both texts have equally many words."""
     pairs: list[Change] = []
     for old, new in changes:
         if isinstance(old, str) and isinstance(new, str):
@@ -62,7 +62,7 @@ def _words(changes: Iterable[Change]) -> dict[str, str]:
 
 
 def _letters(changes: Iterable[Change]) -> dict[str, str]:
-    """The same for single characters, where the texts are of one length."""
+    """As ``_whole``, character by character, if both texts are equally long."""
     pairs: list[Change] = []
     for old, new in changes:
         if isinstance(old, str) and isinstance(new, str) and len(old) == len(new):
@@ -83,13 +83,13 @@ def _numbers(text: str, changes: Iterable[Change]) -> str:
 
 
 def _carried(a: str, b: str, c: str) -> str:
-    """``c``, changed as ``a`` is changed into ``b``: what stands for another part there stands for it here."""
+    """Apply the changes that turn ``a`` into ``b`` to ``c``."""
     if max(len(a), len(b), len(c)) > _LONGEST:
         return c
     before, after = _TOKEN.findall(a), _TOKEN.findall(b)
     strings: dict[str, str] = {}
     for tag, i, j, k, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if tag == "insert" and i:  # an insertion has a place only beside what it follows
+        if tag == "insert" and i:  # an insertion is attached to the token that it follows
             strings[before[i - 1]] = before[i - 1] + "".join(after[k:end])
         elif tag != "equal":
             strings["".join(before[i:j])] = "".join(after[k:end])
@@ -97,7 +97,7 @@ def _carried(a: str, b: str, c: str) -> str:
 
 
 def _inner(text: str) -> str:
-    """A text as it stands within the quotes of an encoded string."""
+    """A text as it appears between the quotes of an encoded string."""
     return json.dumps(text)[1:-1]
 
 

@@ -1,8 +1,8 @@
 """The ``cases`` grader: functions are called in the box, their values are compared on the host.
 
-``tests/cases.json`` of a task: ``{module: {"function": name, "cases": [[args, want], ...]}}``; the test ids are
-``module::number``. Expected values never enter the box, the inputs there differ from those an agent could see, and
-values are compared as canonical text of their exact types, so no object of the submission takes part in a comparison.
+``tests/cases.json`` of a task holds ``{module: {"function": name, "cases": [[args, want], ...]}}``; test ids are
+``module::number``. Expected values never enter the box, and its inputs differ from those that an agent could see.
+Values are compared as canonical text of their exact types, so no object of the submission takes part in a comparison.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MAX_OUTPUT = 1 << 20
 
 
 async def grade_cases(task: Task, box: Sandbox, settings: GradingSettings) -> Outcome:
-    """Grade what lies in ``box``, a fresh box of ``task`` with only the submission put into it.
+    """Grade the files in ``box``, a fresh box of ``task`` with only the submission put into it.
 
-    Whatever the submission does (hang, crash, flood, forge) becomes failed tests; SandboxError is raised only where
-    the sandbox itself fails. Raises TaskError where ``tests/cases.json`` is missing or malformed.
+    Whatever the submission does (hang, crash, flood, forge) becomes failed tests. Raises SandboxError only if the
+    sandbox itself fails, and TaskError if ``tests/cases.json`` is missing or malformed.
     """
     start = perf_counter()
     modules, expected = _load(str(task.path / "tests" / "cases.json"), task.digest)
@@ -63,7 +63,7 @@ def _judge(test: str, answers: dict[str, list[Any]], expected: dict[str, list[st
 
 @lru_cache(maxsize=256)
 def _load(path: str, digest: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """(what the box is asked, encoded expected values by module); cached by the task's digest."""
+    """(request for the box, encoded expected values by module); cached by the task's digest."""
     try:
         data = json.loads(Path(path).read_bytes())
         modules = {
@@ -82,7 +82,7 @@ def _load(path: str, digest: str) -> tuple[dict[str, Any], dict[str, list[str]]]
 
 
 def _parse(stdout: bytes, nonce: str, modules: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
-    """Strictly decoded answers of the one frame, or none and what is wrong with it."""
+    """The strictly decoded answers of the one frame, and ''; or no answers and what is wrong."""
     frames = [line for line in stdout.split(b"\n") if line.startswith(f"{nonce} ".encode())]
     if len(frames) != 1:
         return {}, "the run ended without an answer" if not frames else "the run answered more than once"

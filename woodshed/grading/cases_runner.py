@@ -1,7 +1,7 @@
-"""What the ``cases`` grader runs inside the box: calls functions, answers their values. Standard library only.
+"""The runner of the ``cases`` grader in the box: calls functions and reports their values. Standard library only.
 
-It knows inputs and no expected value, so a submission that takes it over (it shares the process) still has to compute
-the answers. ``encode`` is also what the host applies to the expected values.
+It knows the inputs but no expected values, so a submission that takes it over (they share a process) still has to
+compute the answers. The host applies ``encode`` to the expected values.
 """
 
 import json
@@ -95,7 +95,7 @@ def main() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     sys.dont_write_bytecode = True
-    sys.path.append(os.getcwd())  # behind the standard library, which a submission must not shadow
+    sys.path.append(os.getcwd())  # after the standard library, which a submission must not shadow
     nonce = request.pop("nonce")
     results = run_cases(request)
     left = f"\n{nonce} {dumps(results)}\n".encode()

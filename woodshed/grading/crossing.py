@@ -17,7 +17,7 @@ _MAX_PATH = 1024
 
 
 def crossing(info: TaskInfo, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS) -> dict[str, bytes]:
-    """The files (paths relative to the workdir) that cross into grading, in order of their paths."""
+    """Select the files that cross into grading, in order of their paths (relative to the workdir)."""
     taken: dict[str, bytes] = {}
     total = 0
     for path in sorted(files):
@@ -33,9 +33,9 @@ def crossing(info: TaskInfo, files: Mapping[str, bytes], settings: GradingSettin
 
 
 class Submission(dict[str, bytes]):
-    """Files of an agent's box; ``deleted`` names those of the workspace that it could submit and no longer has.
+    """Files of an agent's box. ``deleted``: submittable files of the workspace that the box no longer has.
 
-    A plain mapping of files deletes nothing: it is laid over the workspace.
+    A plain mapping of files, laid over the workspace, deletes nothing.
     """
 
     def __init__(self, files: Mapping[str, bytes], deleted: Iterable[str] = ()) -> None:
@@ -52,7 +52,7 @@ def collected(task: Task, files: Mapping[str, bytes], settings: GradingSettings 
 def submittable(info: TaskInfo, path: str) -> bool:
     """Whether a path matches ``submission``, not ``protected``, and stays below the workdir.
 
-    One that is no UTF-8, or over 1,024 bytes, is none that the host or a digest could take.
+    Paths that are not UTF-8 or longer than 1,024 bytes are refused: neither the host nor a digest can take them.
     """
     try:
         if len(path.encode()) > _MAX_PATH:
@@ -65,7 +65,7 @@ def submittable(info: TaskInfo, path: str) -> bool:
 
 
 def matches_any(path: str, patterns: Iterable[str]) -> bool:
-    """Globs as in ``Path.glob``: ``*`` and ``?`` within one name, ``**/`` for any number of folders, also none."""
+    """Match globs as in ``Path.glob``: ``*`` and ``?`` within one name, ``**/`` for zero or more folders."""
     return any(_regex(pattern).fullmatch(path) for pattern in patterns)
 
 

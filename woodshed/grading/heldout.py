@@ -1,10 +1,10 @@
-"""Held-out values for graders that run tests: what the submission answers to inputs that it has not seen.
+"""Held-out values for graders that run tests: the submission's answers to inputs that it has not seen.
 
-Tests and submission share a process there, and an agent has read the tests. So passing them is not enough: the failing
-tests run once more with altered constants (``pytest_alter.py``, ``node/alter.py``), and the values that they would
-have compared must be those of the reference solution. The expected values never enter a box that holds the
-submission, and the comparison is on the host. Whoever takes over the test process, equals everything, reads the
-caller's expectations or knows the visible answers by heart still has to compute the right ones.
+Tests and submission share a process, and the agent has read the tests, so passing them is not enough. The failing tests
+run once more with altered constants (``pytest_alter.py``, ``node/alter.py``), and the values that they would have
+compared must equal those of the reference solution. The expected values never enter a box that holds the submission;
+the comparison happens on the host. A submission that takes over the test process, returns objects equal to everything,
+reads the caller's expectations or has memorised the visible answers still has to compute the correct ones.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ T = TypeVar("T")
 _BOTH: tuple[Kind, ...] = (*KINDS, SAME)
 _KEPT = 256
 _references: OrderedDict[tuple[str, str], Reference] = OrderedDict()
-"""(digest of a task, what its other inputs are drawn from) -> what the solution answers."""
+"""(digest of a task, key of its other inputs) -> the solution's answers."""
 _drawn: OrderedDict[tuple[str, str], str] = OrderedDict()
-"""(digest of a task, key of a run) -> what its other inputs are drawn from in that run; see ``drawn``."""
+"""(digest of a task, key of a run) -> the key from which that run draws its other inputs; see ``drawn``."""
 _endless: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
-"""(digest of a task, key of a run) -> when none of its draws ended, and what was said."""
+"""(digest of a task, key of a run) -> when none of its draws ended, and the error message."""
 _ENDLESS_SECONDS = 600.0
-"""For so long nobody waits for that again: it takes minutes. Then the machine may be less busy."""
+"""Time before such a task is tried again: a try takes minutes, and later the machine may be less busy."""
 
 
 class EndlessError(SandboxError):
-    """The tests with other inputs do not come to their end on the solution itself: nobody is judged by them."""
+    """The tests with other inputs do not end even with the solution, so no submission can be judged by them."""
 
     source: ClassVar[FaultSource] = "task"
 
@@ -64,13 +64,13 @@ async def held_out(
     share: float,
     how: Altering | None = None,
 ) -> str:
-    """Why the submission that ``lay`` puts into a box is not believed; empty where it is. ``changed``: its new files.
+    """Check the submission that ``lay`` puts into a box; return the objection to it, '' if there is none.
 
-    At least ``share`` of the values that the reference solution gives must be the same, and as much of those that
-    neither the task's own files give nor the visible tests have: else it would do to know the visible answers by heart
-    and to leave the rest as it was. ``share`` 0 asks for none. A task whose tests give no values (no constants, only
-    objects) cannot be checked so, and is believed. SandboxError where the sandbox fails, EndlessError where the
-    solution's own run does not end.
+    ``changed``: its new files. At least ``share`` of all values must equal the reference solution's, and at least
+    ``share`` of the values that neither the task's own files give nor the visible tests have; otherwise it would be
+    enough to memorise the visible answers and to leave the rest unchanged. ``share`` 0 skips the check. Submissions to
+    a task whose tests give no values (no constants, only objects) cannot be checked and pass. Raises SandboxError if
+    the sandbox fails and EndlessError if the solution's own run does not end.
     """
     if share == 0:
         return ""
@@ -80,24 +80,24 @@ async def held_out(
     seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
     if not objection(known, seen, share, keyed=bool(how.key)):
         return ""
-    # What the clock decides can be the same twice and then not: the solution answers once more, after the submission.
+    # Values that depend on the clock may agree twice by chance: the solution answers once more, after the submission.
     later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
     if whole and all(len(later.get(test, ())) == len(values) for test, values in known.values.items()):
         again = Reference(agreed(known.values, later), agreed(known.telling, later))
         if total(known.telling) and not total(again.telling):
-            raise EndlessError(f"{task.path}: every value that tells a fix from a trick is another one each time")
+            raise EndlessError(f"{task.path}: every value that tells a fix from a trick differs between runs")
         known = again
         _keep(_references, (task.digest, how.key), known)
     return objection(known, seen, share, keyed=bool(how.key))
 
 
 async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> tuple[Altering, Reference]:
-    """The other inputs on which a run with the key of ``how`` judges submissions to a task, and the ``reference``.
+    """Choose the other inputs on which a run with the key of ``how`` judges submissions, and get their ``reference``.
 
-    The build has proved a task on the public inputs alone. On those of a key its solution may not end, or nothing may
-    tell a fix from a guess. Then inputs are drawn once more, and last come the public ones: the first that do are
-    taken, the same for every submission. Where no values tell at all, as in tasks of others, the first that end are.
-    Raises EndlessError where none end.
+    The build has validated a task on the public inputs only. On the inputs of a key, the solution may not end, or no
+    value may distinguish a fix from a guess. Then inputs are drawn once more, and the public ones come last. The first
+    usable draw is taken, the same for every submission. If no values distinguish in any draw, as in external tasks, the
+    first draw that ends is taken. Raises EndlessError if none ends.
     """
     place = (task.digest, how.key)
     if (key := _drawn.get(place)) is not None:
@@ -127,15 +127,15 @@ async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering)
 
 
 def _draws(key: str) -> tuple[str, ...]:
-    """What other inputs are drawn from, in turn."""
+    """The keys from which other inputs are drawn, in order."""
     return (key, f"{key}:again", "") if key else ("",)
 
 
 async def reference(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> Reference:
-    """What a submission is compared with: what the solution answers, asked twice, and what of that may be known (see
-    ``Known``). Kept by the task's digest.
+    """The answers that a submission is compared with: the solution's, from two runs, and which of them may be known
+    without a fix (see ``Known``). Cached by the task's digest.
 
-    Raises EndlessError: nobody is believed because a busy machine cut the solution's run short.
+    Raises EndlessError, so that no submission passes because a busy machine cut the solution's run short.
     """
     if not altered_tests(task, how):
         return Reference({}, {})
@@ -164,8 +164,10 @@ async def answers(
     how: Altering,
     taught: Mapping[str, bytes] | None = None,
 ) -> Values:
-    """What files laid over the workspace answer to other inputs. ``taught``: files that answer the visible inputs
-    before, in the same box, in which they may leave what they learn."""
+    """The answers to other inputs of files that are laid over the workspace.
+
+    ``taught``: files that answer the visible inputs first, in the same box, where they may store what they learn.
+    """
     box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay_tests(task, box, {})
@@ -195,7 +197,7 @@ async def _whole(run: Callable[[], Awaitable[tuple[Values, bool]]], task: Task) 
 
 
 async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Values, bool]:
-    """``run``, and once more where it was cut short: given code may never end, a busy machine is idle later."""
+    """Run, and once more if the run was cut short: given code may never end, but a busy machine may be idle later."""
     found, whole = await run()
     return (found, whole) if whole else await run()
 
@@ -209,7 +211,7 @@ def _keep(store: OrderedDict[tuple[str, str], T], place: tuple[str, str], found:
 async def _solution_values(
     task: Task, kinds: Sequence[Kind], *, backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[Values, bool]:
-    """``_values`` of the reference solution; none where the task has no solution."""
+    """``_values`` of the reference solution; empty if the task has none."""
     solution = {f"{task.info.workdir}/{name}": data for name, data in task.solution_files().items()}
 
     async def lay(box: Sandbox) -> None:
@@ -223,7 +225,7 @@ async def _solution_values(
 async def _trusted_values(
     task: Task, kinds: Sequence[Kind], lay: Lay, backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[Values, bool]:
-    """``_values`` of the task's own files: a submission has no part in this box, whatever becomes of it."""
+    """``_values`` of the task's own files. No submission is in this box, so its failures are not a submission's."""
     try:
         return await _values(task, kinds, {}, lay, backend, layers, how)
     except BoxError as error:
@@ -242,7 +244,7 @@ async def _values(
     layers: LayerStore,
     how: Altering,
 ) -> tuple[Values, bool]:
-    """One run of the tests, altered in each of ``kinds``, in a fresh box, and whether it came to its end."""
+    """Run the tests, altered in each of ``kinds``, in a fresh box; their values, and whether the run was complete."""
     box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay(box)
@@ -271,5 +273,5 @@ PYTEST = Altering(alter, _run_pytest, literals, other, only=only, given=placehol
 
 @cache
 def encoder() -> str:
-    """Source of what turns values into text in a box."""
+    """Source of the encoder that turns values into text in a box."""
     return Path(__file__).with_name("value_runner.py").read_text("utf-8")

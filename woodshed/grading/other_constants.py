@@ -1,4 +1,4 @@
-"""What stands for a constant of a test where the test is asked with other inputs."""
+"""Replacements of the constants of a test, for tests with other inputs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .reshape import is_number, reshaped
 
 Kind = Literal["numbers", "strings", "some", "shapes", "same"]
 KINDS: tuple[Kind, ...] = ("numbers", "strings", "some", "shapes")
-"""``some`` changes constants of both kinds, but only about every second: what held between two inputs does no more.
+"""``some`` changes constants of both kinds, but only about every second, which breaks relations between two inputs.
 ``shapes`` changes lengths, order and magnitude (``reshape.py``), the others one letter or digit."""
 DRAWN: Kind = "shapes"
 """The kind that is drawn from the key of a run; the others are public."""
 SAME: Kind = "same"
-"""No constant changes: what the visible tests compare."""
+"""No constant changes: records what the visible tests compare."""
 
 _LARGE = 10
 
 
 def other(value: Any, kind: Kind, seed: str) -> Any:
-    """What stands for a constant in tests altered in that kind (of ``some``, where it is chosen)."""
+    """The replacement of a constant in tests altered in that kind (for ``some``: if the constant is chosen)."""
     if kind == SAME:
         return value
     if type(value) is bytes:
@@ -39,27 +39,26 @@ def other(value: Any, kind: Kind, seed: str) -> Any:
 
 
 def chosen(number: int) -> bool:
-    """Whether ``some`` changes this constant of a file: about every second, in no regular order."""
+    """Whether ``some`` changes this constant of a file: about every second one, in no regular order."""
     return bool(zlib.crc32(str(number).encode()) & 1)
 
 
 def other_number(value: int) -> int:
-    """The next one away from 0, which stays; a large one may be the most that something takes (12 months, 59 minutes)
-    and becomes smaller."""
+    """The next integer away from 0; 0 stays. A value of at least 10 may be a maximum (12 months, 59 minutes), so it
+    moves towards 0."""
     away = (value > 0) - (value < 0)
     return value + away if abs(value) < _LARGE else value - away
 
 
 def other_digit(text: str) -> str:
-    """The last digit that is not 0 is another one; texts with letters or markup stay as they are."""
+    """Change the last digit that is not 0; texts with letters or markup stay as they are."""
     if re.search(r"[^\W\d_]|[\\%{]", text):
         return text
     return re.sub(r"[1-9](?=\D*$)", lambda match: str(int(match[0]) + 1) if match[0] != "9" else "8", text)
 
 
 def other_letter(text: str) -> str:
-    """The last letter replaced by the next one; texts with markup of their own, and those that a number is read from
-    (``nan``), stay as they are."""
+    """Replace the last letter by the next one; texts with markup and texts that parse as numbers (``nan``) stay."""
     if any(mark in text for mark in "%{\\") or is_number(text):
         return text
     for at in range(len(text) - 1, -1, -1):

@@ -1,10 +1,10 @@
-"""Tests with other inputs: the source of a test file, its constants changed and its assertions turned into records.
+"""Altered Python tests: the source of a test file with its constants changed and its assertions turned into records.
 
-An altered test does not judge. Where it compared two values it hands them to ``woodshed_seen`` (see
-``pytest_runner.py``) and goes on, so one run says what the code under test answers to inputs that no visible test has.
-Where it expected an exception it notes which one came, and a test that does neither notes that it came to its end.
-What calls give that stand inside another expression is noted too (``woodshed_step``): ``unpack(pack(x))`` says nothing
-of ``pack`` where the two only hand something over to each other.
+An altered test does not judge. Where the test compared two values, it passes them to ``woodshed_seen`` (see
+``pytest_runner.py``) and continues, so one run records the answers of the code under test to inputs that no visible
+test has. Where the test expected an exception, it records which one was raised; a test that does neither records that
+it reached its end. Results of calls inside another expression are recorded too (``woodshed_step``): ``unpack(pack(x))``
+alone says nothing about ``pack``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .other_constants import SAME, Kind, chosen, other
 from .reshape import reordered
 
 THE_END = "the end"
-"""What a test notes that has nothing else to note."""
+"""What a test records that has nothing else to record."""
 
 _RECORD = "woodshed_seen"
 _STEP = "woodshed_step"
@@ -26,17 +26,16 @@ _ERROR = "woodshed_error"
 _BY_NAME = frozenset(
     ("getattr", "setattr", "hasattr", "delattr", "import_module", "importorskip", "__import__", "open", "fixture")
 )
-"""Functions whose strings name something; another name would only make the test fail."""
+"""Functions with strings that are names; another name would only make the test fail."""
 
 
 def alter(source: str, kind: Kind, seed: str = "") -> str | None:
-    """The altered source, None where it is no Python or has neither a constant of that kind to change nor a test that
-    compares nothing. ``shapes`` are drawn from ``seed``.
+    """Alter a source. None if it is no Python, or has neither a constant of that kind nor a test that compares nothing.
 
-    Of the other kinds, numbers keep their sign and 0 stays 0, large ones become smaller, strings keep their length and
-    change one letter: most altered inputs are as valid as the ones they come from. A string without letters counts as
-    a number: one digit changes. Constants that are indices, keys, docstrings, in decorators other than ``parametrize``
-    or in the head of a ``with`` stay as they are.
+    ``shapes`` are drawn from ``seed``. In the other kinds, numbers keep their sign, 0 stays 0, large numbers become
+    smaller, and strings keep their length and change one letter, so most altered inputs are as valid as the originals.
+    A string without letters counts as a number: one digit changes. Constants that are indices, keys or docstrings, in
+    decorators other than ``parametrize`` or in the head of a ``with`` stay as they are.
     """
     try:
         tree = ast.parse(source)
@@ -50,9 +49,9 @@ def alter(source: str, kind: Kind, seed: str = "") -> str | None:
 
 
 class _Alter(ast.NodeTransformer):
-    """``own``: functions of the file; an assertion among them is altered where it stands, and called as before.
-    ``given``: names of what the file writes out, which says nothing about the code under test. ``others``: names of
-    what is no code under test."""
+    """``own``: functions of the file; an assertion helper among them is altered in its body and called as before.
+    ``given``: names of constants of the file, which say nothing about the code under test. ``others``: names of code
+    that is not under test."""
 
     def __init__(self, kind: Kind, own: set[str], given: frozenset[str], seed: str, others: frozenset[str]) -> None:
         self.kind, self.own, self.given, self.seed, self.others = kind, own, given, seed, others
@@ -66,7 +65,7 @@ class _Alter(ast.NodeTransformer):
         return self._recorded(values)
 
     def _recorded(self, values: list[ast.expr]) -> ast.Expr:
-        """A call that notes the values; those written out in the test say nothing about the code under test."""
+        """A call that records the values, without those that are written in the test itself."""
         computed = [_bare(value) for value in values if not _literal(value)]
         told = [value for value in computed if not (isinstance(value, ast.Name) and value.id in self.given)]
         return _call(*(told or computed))
@@ -105,7 +104,7 @@ class _Alter(ast.NodeTransformer):
         return ast.Call(ast.Name(_STEP, ast.Load()), [node], []) if self._inside and self._steps(node.func) else node
 
     def _steps(self, function: ast.expr) -> bool:
-        """Whether a call may be one of code under test: not of Python itself, of the test or of what tests with."""
+        """Whether a call may be one of code under test: not of Python, the test file or the test framework."""
         if isinstance(function, ast.Name):
             return function.id not in self.others and function.id not in self.own
         root = function
@@ -151,7 +150,7 @@ class _Alter(ast.NodeTransformer):
         return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        node.operand = _bare(self.visit(node.operand))  # of which only the truth is asked
+        node.operand = _bare(self.visit(node.operand))  # only its truth value is used
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
@@ -178,7 +177,7 @@ class _Alter(ast.NodeTransformer):
 
 
 def _given(body: list[ast.stmt]) -> frozenset[str]:
-    """Names that statements give to what is written out."""
+    """Names that are assigned to written constants."""
     found = set()
     for node in (n for statement in body for n in ast.walk(statement)):
         if isinstance(node, ast.Assign) and _literal(node.value):
@@ -189,7 +188,7 @@ def _given(body: list[ast.stmt]) -> frozenset[str]:
 
 
 def _of_others(tree: ast.Module) -> frozenset[str]:
-    """Names of what is no code under test: of Python, of its standard library, and of what tests with."""
+    """Names of code that is not under test: of Python, its standard library and the test framework."""
     found = set(dir(builtins)) | {"pytest", "mocker", "monkeypatch", "request", "capsys", "tmp_path", "tmpdir"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -205,7 +204,7 @@ def _is_tool(module: str) -> bool:
 
 
 def _bare(value: ast.expr) -> ast.expr:
-    """A call without the note of what it gives, where that is noted anyway or nobody looks at it."""
+    """A call without the record of its result, where that is recorded anyway or not used."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == _STEP:
         return value.args[0]
     return value
@@ -220,7 +219,7 @@ def _records(tree: ast.AST) -> bool:
 
 
 def _noted(body: list[ast.stmt], *, again: bool) -> ast.Try:
-    """``body``, and a note of the name of the exception that ends it; with ``again`` it goes on from there."""
+    """``body`` with a record of the name of the exception that ends it; with ``again`` that is raised once more."""
     name = ast.parse(f"type({_ERROR}).__name__", mode="eval").body
     handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [_call(name)])
     if again:
@@ -237,13 +236,13 @@ def _literal(value: ast.expr) -> bool:
 
 
 def _compares(function: ast.expr) -> bool:
-    """Whether it is an assertion about values: ``self.assertEqual``, ``assert_equal``, not ``self.assertRaises``."""
+    """Whether a function asserts about values: ``self.assertEqual``, ``assert_equal``, not ``self.assertRaises``."""
     name = _asserts(function)
     return name.startswith("assert") and not any(w in name.lower() for w in ("raises", "warns", "logs"))
 
 
 def _expects_exception(call: ast.Call) -> bool:
-    """``pytest.raises``, ``self.assertRaises``, ``assert_raises``; not what expects warnings."""
+    """Whether a call is ``pytest.raises``, ``self.assertRaises`` or ``assert_raises``; warnings do not count."""
     function = call.func
     if isinstance(function, ast.Attribute) and function.attr == "raises":
         return True
@@ -251,7 +250,7 @@ def _expects_exception(call: ast.Call) -> bool:
 
 
 def _asserts(function: ast.expr) -> str:
-    """The name of an assertion of unittest, or of one that is a function; empty where it is neither."""
+    """The name of a unittest assertion or of an assertion function; '' for any other function."""
     name = getattr(function, "id", "")
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
         name = function.attr

@@ -1,12 +1,10 @@
-"""The files that a task starts with, such that its tests can be loaded: names that only the solution has stand for
-nothing.
+"""Reading and reducing Python sources for altered tests: placeholders, written constants, single tests.
 
-A commit's tests import what the commit defines, so without it not one test of their file runs, the old ones neither.
-With a placeholder, those that do not need it answer as they always did.
-
-What a test file writes out: its constants, which a policy can read, and which altered tests hand to the code.
-
-A test file without the tests that nobody asks for: of a large one, most of the time goes into collecting them.
+``placeholders`` completes the files that a task starts with. A commit's tests import names that only the commit
+defines; without them no test of that file runs, not even the old ones. With a placeholder for each such name, tests
+that do not use it answer as before. ``literals`` lists the constants of a test file, which a policy can read and which
+altered tests pass to the code. ``only`` removes the tests that are not needed, because collecting a large file takes
+most of its time.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class _Nothing:
 
 
 def placeholders(task: Task) -> dict[str, bytes]:
-    """Files of the workspace that lack names of the solution's, with a placeholder for each, and those it has new."""
+    """Files of the workspace that lack names of the solution, and new files of the solution, with placeholders."""
     start = task.workspace_files()
     found = {}
     for path, data in task.solution_files().items():
@@ -46,7 +44,7 @@ def placeholders(task: Task) -> dict[str, bytes]:
 
 
 def _names(data: bytes) -> frozenset[str]:
-    """What a module defines, at its top level or below a condition there."""
+    """Names that a module defines at its top level, also inside ``if`` and ``try``."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -73,13 +71,13 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMMON = (None, True, False, 0, 1)
-"""They stand in every file, and are answers to everything."""
+"""Constants that occur in every file and are plausible answers to everything."""
 
 
 @lru_cache(maxsize=256)
 def literals(source: str) -> dict[str, list[Any]]:
-    """Function (``Class::test_it``) -> values that are written out in it, or outside of all tests; ``""``: all of the
-    file. Parts of a written value are values too. Empty for what is no Python."""
+    """Map each test (``Class::test_it``) to the values written in it or outside all tests; ``""``: in the whole file.
+    Parts of a written value are values too. Empty if the source is not Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -112,13 +110,10 @@ def _written(tree: ast.AST, left_out: set[int]) -> Iterator[Any]:
             yield value
 
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
 @lru_cache(maxsize=256)
 def only(source: str, tests: frozenset[str]) -> str:
-    """``source`` without functions whose names begin with ``test``, and classes that have such, but for those named in
-    ``tests`` (names of classes and functions) and those that something in the file names."""
+    """Remove functions whose names begin with ``test``, and classes that contain such functions. Those in ``tests``
+    (names of classes and functions) stay, and so do those that the file refers to by name."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -128,7 +123,7 @@ def only(source: str, tests: frozenset[str]) -> str:
 
 
 def _named(tree: ast.Module) -> set[str]:
-    """Everything that the file may look up by name."""
+    """All names that the file may look up."""
     found = set()
     for node in ast.walk(tree):
         match node:

@@ -1,9 +1,10 @@
-"""The ``pytest`` grader: required tests, run from the grader's own copies in a box no process of the agent touched.
+"""The ``pytest`` grader: runs the required tests from the grader's own copies in a box no process of the agent touched.
 
-``verify.py`` makes the box and lets the allow-listed files of the submission cross. Then, here: stray configuration
-is removed, the tests and the pytest configuration are laid over it from the task's ``tests/workspace``, the runner
-(``pytest_runner.py``) reports each result on a channel of its own, and every required id must have *passed*. A run
-that ends early, claims another exit status than its results imply, or does not name an id has not passed it.
+``verify.py`` creates the box and copies the allow-listed files of the submission into it. This module removes stray
+configuration, lays the tests and the pytest configuration from the task's ``tests/workspace`` over it, and starts the
+runner (``pytest_runner.py``), which reports each result on its own channel. Every required id must have *passed*. In a
+run that ends early or claims another exit status than its results imply, no test has passed; nor has a test that the
+run does not name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .pytest_screen_box import screen_in_box
 from .results import TestRun, how_it_ended, read_run
 
 TESTS_PREFIX = "workspace/"
-"""Where a task's ``tests/`` folder keeps the files that are laid over the workspace."""
+"""Part of a task's ``tests/`` folder that is laid over the workspace."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -53,14 +54,14 @@ async def run_pytest(
     trace: Sequence[str] = (),
     encoder: str = "",
 ) -> TestRun:
-    """Run the tests ``ids`` (all where None) of ``files`` (relative to ``workdir``) as the box's ordinary user.
+    """Run the tests ``ids`` (None: all) of ``files`` (relative to ``workdir``) as the box's ordinary user.
 
-    An id without parameters stands for all of its function.
+    An id without parameters selects all tests of its function.
 
     ``path``: entries of ``sys.path``, the one with pytest first. ``timeout``: seconds for the whole run,
     ``test_timeout`` for one test. ``reverse`` runs the tests in the opposite order. ``trace``: absolute folders
     whose executed functions are recorded for each test. ``encoder``: source with a function ``encode`` for the values
-    that altered tests note. SandboxError only where the sandbox itself fails.
+    that altered tests record. Raises SandboxError only if the sandbox itself fails.
     """
     nonce = secrets.token_hex(16)
     request = {
@@ -86,17 +87,17 @@ async def run_pytest(
 
 
 async def grade_pytest(task: Task, box: Sandbox, submission: Mapping[str, bytes] | None = None) -> Outcome:
-    """Grade what lies in ``box``: a fresh box of ``task`` into which only the submission was put.
+    """Grade the files in ``box``, a fresh box of ``task`` with only the submission put into it.
 
-    ``submission`` are the files that crossed (read from the box where None), as a ``Submission`` where files were
-    deleted. Every id of ``fail_to_pass`` and ``pass_to_pass`` must pass. A hang, crash or flood of the submission is
-    a failed test; SandboxError is raised only where the sandbox itself fails.
+    ``submission``: the files that crossed (None: they are read from the box), a ``Submission`` if files were deleted.
+    Every id of ``fail_to_pass`` and ``pass_to_pass`` must pass. A hang, crash or flood of the submission is a failed
+    test; SandboxError is raised only if the sandbox itself fails.
     """
     return await grade_by_tests(task, box, submission, screen, run_pytest_ids, screen_in_box)
 
 
 async def run_pytest_ids(task: Task, box: Sandbox, ids: Sequence[str]) -> TestRun:
-    """The tests ``ids`` of a task, which are laid in ``box``."""
+    """Run the tests ``ids`` of a task; their files are in ``box`` already."""
     return await run_pytest(
         box,
         sorted({i.partition("::")[0] for i in ids}),
@@ -109,12 +110,12 @@ async def run_pytest_ids(task: Task, box: Sandbox, ids: Sequence[str]) -> TestRu
 
 
 RunIds = Callable[[Task, Sandbox, Sequence[str]], Awaitable[TestRun]]
-"""Runs tests of a task, by their ids, in a box in which they are laid."""
+"""Runs tests of a task by their ids in a box that has their files."""
 Screen = Callable[..., list[str]]
-"""``screen(changed, *known)``: what in the changed files no honest change needs; see ``pytest_screen.py``."""
+"""``screen(changed, *known)``: constructs in the changed files that no honest change needs (``pytest_screen.py``)."""
 
 ScreenInBox = Callable[..., Awaitable[list[str]]]
-"""``again(box, found, changed, *known)``: ``found``, where files that the host cannot parse are judged in the box."""
+"""``again(box, found, changed, *known)``: ``found``, with files that the host cannot parse screened in the box."""
 
 
 async def grade_by_tests(
@@ -125,9 +126,9 @@ async def grade_by_tests(
     run: RunIds,
     again: ScreenInBox | None = None,
 ) -> Outcome:
-    """What graders that run tests have in common: refuse, lay the grader's own tests, ``run`` the required ids.
+    """The part that all graders of tests share: screen, lay the grader's own tests, ``run`` the required ids.
 
-    ``again`` judges in the box what only the interpreter there can read.
+    ``again`` screens in the box the files that only the interpreter there can parse.
     """
     start = perf_counter()
     info = task.info
@@ -157,7 +158,7 @@ def outcome_of(task: Task, run: TestRun) -> Outcome:
     required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
     tests = {i: run.results[i].status if i in run.results else "missing" for i in required}
     if not run.complete:
-        # What a run reported before it went wrong does not count as passed.
+        # Results that an incomplete run reported do not count as passed.
         tests = {i: "error" if s == "passed" else s for i, s in tests.items()}
     resolved = bool(task.info.fail_to_pass) and all(s == "passed" for s in tests.values())
     return Outcome(resolved, tests, run.seconds, run.detail)
@@ -166,9 +167,9 @@ def outcome_of(task: Task, run: TestRun) -> Outcome:
 def _moved(
     task: Task, changed: Mapping[str, bytes], known: Mapping[str, bytes], submission: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """What code may be that came from another file: for each changed file, all that changed and deleted files held.
+    """For each changed file, the former content of all changed and deleted files, from which its code may come.
 
-    A refactoring moves code, and without a solution nothing says which constructs it moves where.
+    A refactoring moves code, and without a solution nothing says which constructs move where.
     """
     gone = _start_files(task, getattr(submission, "deleted", ()))
     sources = [data for name, data in {**known, **gone}.items() if name in changed or name in gone]
@@ -196,7 +197,7 @@ def _start_files(task: Task, names: Iterable[str]) -> dict[str, bytes]:
 
 
 async def lay_tests(task: Task, box: Sandbox, submission: Mapping[str, bytes]) -> None:
-    """Remove stray configuration that crossed over, then put the grader's own copies of the tests in place."""
+    """Remove stray configuration of the submission, then lay the grader's own copies of the tests."""
     prefix = f"{task.info.workdir}/"
     for name in submission:
         if is_stray(name):
@@ -209,7 +210,7 @@ def _own_tests(task: Task) -> dict[str, bytes]:
 
 
 def _in_the_way(task: Task, names: Iterable[str]) -> str:
-    """What names a file where the grader's own tests need a folder, or the other way round; nothing else clashes."""
+    """The first clash between files of the submission and folders of the grader's tests, or the reverse; else ''."""
     files = set(_own_tests(task))
     folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
     for name in names:
@@ -221,7 +222,7 @@ def _in_the_way(task: Task, names: Iterable[str]) -> str:
 
 
 def is_stray(name: str) -> bool:
-    """Whether a file would configure the test run or the interpreter; it is removed from every submission."""
+    """Whether a file could configure the test run or the interpreter; such files are removed from every submission."""
     path = PurePosixPath(name)
     return path.name in STRAY or path.suffix in STRAY_SUFFIXES
 
@@ -233,7 +234,7 @@ def import_path(task: Task) -> tuple[str, ...]:
 
 
 def test_timeout(task: Task) -> float:
-    """Seconds that one test may take: a third of the run's, so that one hanging test leaves time for the others."""
+    """Time limit of one test in seconds: a third of the run's, so that a hanging test leaves time for the others."""
     return max(1.0, task.info.timeout_sec / 3)
 
 

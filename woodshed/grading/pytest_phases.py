@@ -1,6 +1,6 @@
-"""Several runs of pytest in one box, where a file or two differ between them: the price of starting is paid once.
+"""Several pytest runs in one box that differ in a file or two, so that pytest starts only once.
 
-For our own code only, when tasks are made. A submission is graded by ``pytest_grader.py`` in a box of its own.
+Used only for trusted code while tasks are generated; ``pytest_grader.py`` grades each submission in a box of its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ StopAt = Literal["", "failure", "hang"]
 class Phase:
     """One run: first ``delete`` and ``write`` (paths relative to the workdir), then the tests ``ids`` of ``files``.
 
-    ``timeout``: seconds for the run, ``test_timeout`` for one test. ``bytecode``: keep what is compiled beside the
-    sources, for later runs. ``ids`` None: all tests; empty: none is run, the files are only collected.
+    ``timeout``: seconds for the run, ``test_timeout`` for one test. ``bytecode``: keep compiled files beside the
+    sources for later runs. ``ids`` None: all tests; empty: the files are only collected.
     """
 
     files: Sequence[str]
@@ -40,21 +40,21 @@ class Phase:
     bytecode: bool = False
     reverse: bool = False
     fresh: bool = False
-    """In an interpreter of its own, which has other hashes of text and other addresses than the runs around it."""
+    """Run in a new interpreter, with other string hashes and addresses than the other runs."""
     encoder: str = ""
-    """Source of an encoder of the values that altered tests note."""
+    """Source of an encoder for the values that altered tests record."""
     stop_at: StopAt = ""
-    """Whether the run ends early, and is not ``complete`` then: with the first ``failure``, or the first ``hang``, a
-    test beyond its limit."""
+    """End the run, which is then not ``complete``, at the first ``failure`` or the first ``hang`` (a test beyond its
+    time limit)."""
 
 
 async def run_phases(
     box: Sandbox, phases: Sequence[Phase], *, path: Sequence[str], workdir: str = "/workspace"
 ) -> list[TestRun]:
-    """One TestRun for each phase, in their order. ``path`` as for ``run_pytest``.
+    """Run all phases; one TestRun each, in their order. ``path`` as for ``run_pytest``.
 
-    SandboxError only where the sandbox itself fails. A phase that collects only is never ``complete``; its
-    ``problems`` count.
+    Raises SandboxError only if the sandbox itself fails. A phase that only collects is never ``complete``; read its
+    ``problems``.
     """
     nonces = [secrets.token_hex(16) for _ in phases]
     request = {

@@ -1,9 +1,9 @@
-"""Runs inside the box: several runs of ``pytest_runner.py``, each in a fork of one process that has loaded pytest, or
-in an interpreter of its own.
+"""Runs inside the box: several runs of ``pytest_runner.py``, each in a fork of a process that has loaded pytest, or in
+a new interpreter.
 
-Standalone source, as that one is; its text comes with the request. Before each run the phase's files are written and
-deleted, with the bytecode of what they replace. A run leaves nothing behind in the process of the next one; what its
-tests leave in the file system stays.
+Standalone source like ``pytest_runner.py``, whose text comes with the request. Before each run the phase's files are
+written and deleted, and the bytecode of replaced files is deleted. Runs share no process state; files that tests leave
+behind stay.
 """
 
 import base64
@@ -33,7 +33,7 @@ def main() -> None:
 def _change(root: Path, write: dict[str, str], delete: list[str]) -> None:
     for name in (*write, *delete):
         path = root / name
-        # A file of the same second and size would pass for the one that its bytecode was compiled from.
+        # Python would take the old bytecode for a file of the same size written in the same second.
         for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
             stale.unlink()
     for name in delete:
@@ -45,7 +45,7 @@ def _change(root: Path, write: dict[str, str], delete: list[str]) -> None:
 
 
 def _start(runner: str, run: dict[str, Any]) -> None:
-    """The run in place of this process."""
+    """Replace this process by the run, in a new interpreter."""
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(run).encode())
         file.seek(0)
@@ -54,7 +54,7 @@ def _start(runner: str, run: dict[str, Any]) -> None:
 
 
 def _fork(serve: Any, run: dict[str, Any], timeout: float) -> "int | None":
-    """Exit status of the run, None where it took longer than ``timeout`` seconds."""
+    """Exit status of the run; None if it took longer than ``timeout`` seconds."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -69,7 +69,7 @@ def _fork(serve: Any, run: dict[str, Any], timeout: float) -> "int | None":
         pause = min(2 * pause, 0.02)
         done, status = os.waitpid(child, os.WNOHANG)
     try:
-        os.killpg(child, signal.SIGKILL)  # with whatever its tests have started
+        os.killpg(child, signal.SIGKILL)  # with all processes that its tests started
     except ProcessLookupError:
         pass
     if not done:

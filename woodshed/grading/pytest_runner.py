@@ -1,10 +1,10 @@
-"""Runs inside the box: pytest over given files, one framed line per test on a channel of its own.
+"""Runs inside the box: pytest over given files, one framed line per test on a separate channel.
 
-Standalone source (started as ``python -I -c SOURCE`` with a JSON request on stdin): it imports nothing of Woodshed.
-The request is read before any code of the submission is imported; the result channel is a duplicate of the original
-stdout, fd 1 points elsewhere by then, and a line counts only with the nonce of this run.
+Standalone source (started as ``python -I -c SOURCE`` with a JSON request on stdin) that imports nothing of Woodshed.
+The request is read before any code of the submission is imported. The result channel is a duplicate of the original
+stdout, while fd 1 points to /dev/null, and a line counts only with the nonce of this run.
 
-Altered tests (``pytest_alter.py``) call ``woodshed_seen`` with values; they are reported in the request's encoding.
+Altered tests (``pytest_alter.py``) call ``woodshed_seen`` with values, which are reported in the request's encoding.
 """
 
 import builtins
@@ -23,9 +23,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _MOST_VALUES = 400
-"""Of one test; those after them are not noted."""
+"""Maximum number of values that one test records."""
 _LONGEST = 4096
-"""Characters of a value's text; of a longer one the digest is noted."""
+"""Maximum characters of a value's text; of a longer one the digest is recorded."""
 
 
 def main() -> None:
@@ -45,11 +45,11 @@ def load(path: list[str], workdir: str) -> None:
         importlib.import_module(f"_pytest.{name}")
     _load_plugins(workdir + "/pytest.ini")
     gc.collect()
-    gc.freeze()  # pytest collects garbage five times after a run, and what is loaded here is none
+    gc.freeze()  # pytest collects garbage five times after a run and would scan all that is loaded here
 
 
 def serve(request: dict[str, Any]) -> None:
-    """One run, and the end of this process. Where ``load`` was called before, pytest is there already."""
+    """Do one run and end this process. Calls ``load`` unless pytest is loaded already."""
     channel = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
@@ -95,7 +95,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
         """Not an Exception, so that code under test does not catch it by accident."""
 
     def on_alarm(signum: int, frame: Any) -> None:
-        setitimer(signal.ITIMER_REAL, 0.1)  # again, should this one be swallowed
+        setitimer(signal.ITIMER_REAL, 0.1)  # once more, in case this one is swallowed
         raise TimeLimit(f"test ran longer than {limit} s")
 
     class Reporter:
@@ -117,7 +117,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
             if request["reverse"]:
                 items.reverse()
             for item in items:
-                # A formatted traceback costs more than most tests. The latter is what formats errors of fixtures.
+                # A formatted traceback costs more than most tests. The second method formats errors of fixtures.
                 item.repr_failure = item._repr_failure_py = _brief
 
         def pytest_collectreport(self, report: Any) -> None:
@@ -183,9 +183,9 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
 
 
 def _brief(excinfo: Any, style: Any = None) -> str:
-    """What failed, without the traceback; an exception whose own text fails is named."""
+    """The error message without the traceback; only the type's name if the message cannot be made."""
     try:
-        if excinfo.typename == "FixtureLookupError":  # of pytest, with a text made for people
+        if excinfo.typename == "FixtureLookupError":  # pytest's own, with a readable text
             return str(excinfo.value.formatrepr())
         return str(excinfo.exconly(tryshort=True))
     except BaseException:
@@ -193,8 +193,11 @@ def _brief(excinfo: Any, style: Any = None) -> str:
 
 
 def _record_values(encoder: str) -> list[str]:
-    """Define ``woodshed_seen`` and ``woodshed_step``; the list that they fill. What has no data is noted as ``?``, and
-    so is what is no plain value between two steps: how it is made is the business of the code under test."""
+    """Define ``woodshed_seen`` and ``woodshed_step``; return the list that they fill.
+
+    Values without data are recorded as ``?``, and so are intermediate values (of ``woodshed_step``) that are not plain:
+    how those are built is an internal detail of the code under test.
+    """
     scope: dict[str, Any] = {"__name__": "encoder"}
     exec(encoder, scope)
     encode, plain = scope["encode"], scope["plain"]
@@ -225,7 +228,7 @@ def _record_values(encoder: str) -> list[str]:
 
 
 def _tracer(seen: set[Any]) -> Any:
-    """A global trace function that notes which code objects were entered and traces no lines."""
+    """A global trace function that collects the code objects that are entered and traces no lines."""
     add = seen.add
 
     def trace(frame: Any, event: str, argument: Any) -> None:
@@ -238,9 +241,9 @@ _WATCHED = ["_pytest.", "pluggy", "unittest.case", "builtins", "signal", "json"]
 
 
 def _load_plugins(ini: str) -> None:
-    """Import the plugins that the grader's configuration names, and watch their modules like the framework's own."""
+    """Import the plugins that the grader's configuration names, and watch their modules like those of pytest."""
     if not os.path.exists(ini):
-        return  # pytest itself says so
+        return  # pytest itself reports that
     with open(ini) as file:
         options = next((line for line in file if line.startswith("addopts")), "").split()
     named = {name for option, name in itertools.pairwise(options) if option == "-p" and not name.startswith("no:")}
@@ -255,7 +258,7 @@ _CODE = operator.attrgetter("__code__")
 
 
 class _Watched:
-    """``keys`` of a namespace, with their values, and the functions among these, with their code."""
+    """Watched ``keys`` of a namespace with their values, and the functions among the values with their code."""
 
     def __init__(self, namespace: Any, values: dict[str, Any]) -> None:
         self.namespace, self.keys, self.values = namespace, [*values], [*values.values()]
@@ -264,7 +267,7 @@ class _Watched:
 
 
 def _watch() -> list[_Watched]:
-    """The functions and classes that decide what a test result is."""
+    """The functions and classes that decide a test result."""
     found: list[_Watched] = []
     for name, module in list(sys.modules.items()):
         if not name.startswith(tuple(_WATCHED)):
@@ -281,8 +284,9 @@ def _watch() -> list[_Watched]:
 
 
 def _changed(watched: list[_Watched], all: Any = all, map: Any = map, same: Any = operator.is_) -> str | None:
-    """What of ``watched`` is another one; the functions this takes are bound before a submission could replace them."""
-    for at in watched:  # after every test, so the usual answer is found without a loop in Python
+    """The first watched object that was replaced, or None. The functions in the defaults are bound before a submission
+    can replace them."""
+    for at in watched:  # runs after every test, so the usual case has no inner loop in Python
         found = at.namespace.__dict__.get
         if not all(map(same, map(found, at.keys), at.values)):
             for key, value in zip(at.keys, at.values):

@@ -1,13 +1,13 @@
-"""Static screen of a submission for the ``pytest`` grader: what reaches for the test run instead of fixing the code.
+"""Static screen of a submission for the ``pytest`` grader: refuses code that manipulates the test run.
 
-Tests and submission share a process there. The screen refuses plain forms of what no library code does, and judges by
-what names refer to: the insides of the test framework, signs that a test is running, objects that equal everything,
-expected values read from the caller's frame or found by a search of the memory. What code may do to a process
-(exit, exec, frames, signals, ctypes) is not held against it: the runner notices when that decides a result, and the
-held-out values do. A construct that the starting file or the reference solution has is never held against a submission.
+Tests and submission share a process. The screen refuses constructs that no library code needs, judged by what names
+refer to: internals of the test framework, signs that a test is running, objects that equal everything, expected values
+read from the caller's frame or found by a search of the memory. Other effects on the process (exit, exec, frames,
+signals, ctypes) are allowed: the runner and the held-out values notice when they decide a result. A construct that the
+starting file or the reference solution has is always allowed.
 
-A heuristic, one layer of several. It refuses what cannot be read, too, and runs a second time in the box for what only
-the box's interpreter can read. Standard library only, therefore.
+The screen is a heuristic, one layer of several. It refuses files that cannot be parsed; those that only the box's
+interpreter can parse are screened there, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PUBLIC = _words(
     "pytest.importorskip pytest.fail pytest.xfail pytest.ExitCode pluggy.PluginManager pluggy.HookspecMarker "
     "pluggy.HookimplMarker"
 )
-"""What code uses that has tests or plugins of its own to offer; none of it changes what a result is."""
+"""Used by libraries that offer tests or plugins of their own; none of it changes a test result."""
 _REFUSED = _words("gc.get_objects unittest.mock.ANY mock.ANY builtins.woodshed_seen")
 _FRAMEWORKS = ("pytest", "_pytest", "pluggy", "unittest")
 _CALLER = _words("inspect.stack inspect.getouterframes sys._current_frames")
@@ -41,10 +41,10 @@ _NOT_PYTHON = (".so", ".pyd", ".dll", ".dylib")
 
 
 def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list[str]:
-    """Constructs of the submitted Python files that none of the ``known`` versions of the same file uses.
+    """List constructs of the submitted Python files that none of the ``known`` versions of the same file uses.
 
-    Each entry reads ``path: construct``; empty for an unsuspicious submission. Files that cannot be parsed are entries
-    too: ``elsewhere`` names those that another interpreter could read.
+    Each entry reads ``path: construct``; the list is empty for an unsuspicious submission. Files that cannot be parsed
+    are entries too; ``elsewhere`` names those that another interpreter might parse.
     """
     found: list[str] = []
     own = frozenset(part.removesuffix(".py") for files in known for path in files for part in path.split("/"))
@@ -61,7 +61,7 @@ def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list
 
 
 def elsewhere(submission: Mapping[str, bytes]) -> list[str]:
-    """Python files that this interpreter cannot parse and another one might."""
+    """Python files that this interpreter cannot parse but another one might."""
     return sorted(path for path, data in submission.items() if path.endswith(".py") and _is_for_another(data))
 
 
@@ -74,7 +74,7 @@ def _is_for_another(data: bytes) -> bool:
 
 
 def _compiled(path: str, data: bytes) -> set[str]:
-    """A module that is no source is imported like one, and nobody can read it."""
+    """Report compiled modules and archives: they can be imported like source but not screened."""
     is_code = path.endswith(_NOT_PYTHON) or data.startswith(_COMPILED)
     return {"is compiled code or an archive, from which modules can be imported"} if is_code else set()
 
@@ -89,7 +89,7 @@ def _constructs(data: bytes, own: frozenset[str], known: bool = False) -> set[st
 
 
 class _Suspicions:
-    """``own``: names of the task's folders and modules, which may be called like a plugin."""
+    """``own``: names of the task's folders and modules, which may have a plugin's name."""
 
     def __init__(self, names: Names, own: frozenset[str]) -> None:
         self.names, self.own = names, own
@@ -128,7 +128,7 @@ class _Suspicions:
         yield from self._equal_to_all(node)
 
     def _reached(self, node: ast.expr) -> Iterator[str]:
-        """What is refused, and the insides of frameworks."""
+        """Uses of refused names and of framework internals."""
         for origin in self.names.origins(node):
             if origin in _REFUSED or (_is_inside(origin) and origin.partition(".")[0] not in self.own):
                 yield f"use of {origin}"
@@ -146,7 +146,7 @@ class _Suspicions:
         return root not in self.own and root != "pytest" and any("pytest" in part for part in (root, *rest))
 
     def _read_of_caller(self, node: ast.expr) -> Iterator[str]:
-        """A variable of the caller by its name, or anything of the caller's frame by a name made at run time."""
+        """Reads of a caller's variable by name, or of the caller's frame by a name computed at run time."""
         match node:
             case ast.Subscript(value=table, slice=key):
                 yield from self._asked_of_caller(self.names.texts(key), table)
@@ -215,11 +215,11 @@ _EQUALITY = {
     "__eq__": (True, _ALL), "__ne__": (False, _ALL),
     "__instancecheck__": (True, _EVERY), "__subclasscheck__": (True, _EVERY),
 }  # fmt: skip
-"""Comparisons with the answer that they may not always give, and what they make if they do."""
+"""Comparison methods, the answer that they must not always give, and what they make if they do."""
 
 
 def _answers(node: ast.AST) -> set[object]:
-    """What a function returns: truth values, and the function itself in place of whatever else it returns."""
+    """Truth values of a function's results; any other result is represented by the function itself."""
     if isinstance(node, ast.Lambda):
         return {_truth(node.body, node)}
     if not isinstance(node, ast.FunctionDef):
@@ -236,7 +236,7 @@ def _answers(node: ast.AST) -> set[object]:
 
 
 def _ends_open(body: list[ast.stmt]) -> bool:
-    """Whether a function with this body may come to its end without a ``return``, and so say None."""
+    """Whether a function with this body may reach its end without a ``return`` and so return None."""
     while body:
         match body[-1]:
             case ast.Return() | ast.Raise():
@@ -258,7 +258,7 @@ def _truth(value: ast.expr | None, otherwise: object) -> object:
 
 
 def _is_inside(origin: str) -> bool:
-    """Whether a dotted name lies in the test framework and is none of its public functions."""
+    """Whether a dotted name belongs to the test framework but not to its public functions."""
     root, _, rest = origin.partition(".")
     if root in _INSIDES:
         return True

@@ -1,7 +1,6 @@
 """The static screen inside the box, for files that the box's interpreter can parse and the host's cannot.
 
-The program that runs there is that of the host (``pytest_screen.py``), in an isolated interpreter, before any code of
-the submission ran.
+It runs the host's screen (``pytest_screen.py``) in an isolated interpreter, before any code of the submission runs.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ print(json.dumps(found))
 async def screen_in_box(
     box: Sandbox, found: Sequence[str], changed: Mapping[str, bytes], *known: Mapping[str, bytes]
 ) -> list[str]:
-    """``found`` on the host, with the box's own judgement of files that the host cannot parse.
+    """Replace entries of ``found`` for files that the host cannot parse by what the screen finds in the box.
 
-    Files that the box cannot parse either are no entry: nothing can import them. Where the box does not answer, what
-    was found stays. SandboxError where the sandbox fails.
+    Files that the box cannot parse either get no entry, as nothing can import them. If the box does not answer,
+    ``found`` stays as it is. Raises SandboxError if the sandbox fails.
     """
     names = elsewhere(changed)
     if not names:

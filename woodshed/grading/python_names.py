@@ -1,11 +1,7 @@
-"""What names in Python source refer to: imports, aliases and assignments, by scope. Runs nothing.
+"""Static analysis of Python source: parse it as the interpreter does, and resolve names by scope. Runs no code.
 
-``np.stack`` is ``numpy.stack`` where ``np`` is the module of that name, and nothing known where it is a parameter.
-Standard library only, as the screen also runs inside boxes.
-
-Reading Python source exactly as the interpreter does, or saying why it cannot be read here.
-
-Standard library only: the screen also runs inside boxes, where the interpreter may be another one than the host's.
+``np.stack`` resolves to ``numpy.stack`` if ``np`` is that module, and to nothing if it is a parameter. Standard library
+only: the screen also runs inside boxes, whose interpreter may differ from the host's.
 """
 
 from __future__ import annotations
@@ -17,9 +13,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 _DEEPEST = 48
-"""Steps from a name to what it stands for; hostile code nests deeper than any stack."""
+"""Maximum steps of resolving a name; hostile code nests deeper than any stack."""
 _MOST = 16
-"""Origins of one expression."""
+"""Maximum number of origins of one expression."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -27,13 +23,13 @@ _SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS, *_COMPREHENSIONS)
 
 
 class _Scope:
-    """``names``: what is bound here, each to dotted origins (text), to expressions, or to nothing that is known."""
+    """``names``: the names bound in this scope, each to dotted origins (text), expressions, or None if unknown."""
 
     def __init__(self, node: ast.AST, parent: _Scope | None) -> None:
         self.node, self.parent = node, parent
         self.names: dict[str, list[str | ast.expr | None]] = {}
         self.outer: dict[str, bool] = {}
-        """Names of ``global`` and ``nonlocal`` statements; whether they are global."""
+        """Names in ``global`` and ``nonlocal`` statements, and whether they are global."""
 
 
 class Names:
@@ -58,11 +54,11 @@ class Names:
         return next(iter(self.origins(node)), None)
 
     def origins(self, node: ast.AST | None) -> list[str]:
-        """All that an expression may refer to, as dotted names."""
+        """All dotted names that an expression may refer to."""
         return list(self._known(node, _DEEPEST))
 
     def values(self, node: ast.AST) -> list[ast.expr]:
-        """The expressions that a name may stand for, itself where it is no name or nothing is known of it."""
+        """The expressions that a name may stand for; the node itself if it is no name or cannot be resolved."""
         found: list[ast.expr] = []
         pending, seen = [node], {node}
         while pending:
@@ -76,7 +72,7 @@ class Names:
         return found
 
     def texts(self, node: ast.AST) -> list[str]:
-        """The text constants that an expression may be, those of a loop over constants too."""
+        """The string constants that an expression may be, including those of a loop over constants."""
         found = []
         for value in self.values(node):
             items = value.elts if isinstance(value, ast.Tuple | ast.List | ast.Set) else [value]
@@ -84,7 +80,7 @@ class Names:
         return found
 
     def _known(self, node: ast.AST | None, left: int) -> tuple[str, ...]:
-        """``_origins``, worked out once for each node; nothing while that is being done, and below what is too deep."""
+        """``_origins``, computed once per node; empty during that computation and beyond the maximum depth."""
         if node is None or not left:
             return ()
         if node not in self._memory:
@@ -158,7 +154,7 @@ class Names:
                 outside = inner is not scope and name in ("decorator_list", "returns", "bases", "keywords", "args")
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST):
-                        # Defaults belong outside too; where a parameter has their name it is bound all the same.
+                        # Defaults belong to the outer scope too, but a parameter of the same name is bound anyway.
                         pending.append((child, scope if outside and not isinstance(child, ast.arguments) else inner))
 
     def _bind(self, node: ast.AST, scope: _Scope, inner: _Scope) -> None:
@@ -218,7 +214,7 @@ def _parameters(arguments: ast.arguments, scope: _Scope) -> None:
 
 
 def _store(scope: _Scope, target: ast.AST, value: ast.expr | None) -> None:
-    """Names in a target; what comes of unpacking is known only where both sides have as many items."""
+    """Bind the names of a target. Unpacked values are known only if both sides have equally many items."""
     pending = [(target, value)]
     while pending:
         one, given = pending.pop()
@@ -238,13 +234,13 @@ def _add(scope: _Scope, name: str, value: str | ast.expr | None) -> None:
 _COOKIE = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _BLANK = re.compile(rb"[ \t\f]*(?:#.*)?")
 _SAFE = ("utf-8", "utf8", "latin-1", "latin1", "iso-8859-1", "iso8859-1", "iso-latin-1", "ascii", "us-ascii")
-"""Encodings that the interpreter decodes itself. Any other name is looked up in a registry which code under test can
-write to, so the text that the host would read need not be the text that the box runs."""
+"""Encodings that the interpreter decodes itself. Other names are looked up in a registry to which code under test can
+write, so the text that the host reads may differ from the text that the box runs."""
 
 
 class UnreadableError(Exception):
-    """The source cannot be judged; the message reads as what the file does. ``elsewhere``: another interpreter may
-    be able to parse it."""
+    """The source cannot be parsed; the message continues "the file ...". ``elsewhere``: another interpreter may be able
+    to parse it."""
 
     def __init__(self, message: str, *, elsewhere: bool = False) -> None:
         super().__init__(message)
@@ -252,8 +248,8 @@ class UnreadableError(Exception):
 
 
 def declared_encoding(data: bytes) -> str:
-    """The encoding that a ``coding`` line names, as it is written there; ``utf-8`` where there is none."""
-    text = data[:4096].replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # the interpreter's lines end with either
+    """The encoding named by a ``coding`` line, as written; ``utf-8`` without such a line."""
+    text = data[:4096].replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # the interpreter accepts all three line endings
     first, _, rest = text.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
     second = rest.partition(b"\n")[0]
     found = _COOKIE.match(first) or (_COOKIE.match(second) if _BLANK.fullmatch(first) else None)
@@ -261,13 +257,13 @@ def declared_encoding(data: bytes) -> str:
 
 
 def is_safe(encoding: str) -> bool:
-    """Whether no code under test can decide what text in this encoding says."""
+    """Whether code under test cannot change how this encoding is decoded."""
     name = encoding.lower().replace("_", "-")
     return name in _SAFE or name.startswith(("utf-8-", "latin-1-", "iso-8859-1-", "iso-latin-1-"))
 
 
 def parse(data: bytes) -> ast.Module:
-    """The syntax tree. Raises UnreadableError; an encoding that is not safe is read here all the same."""
+    """Parse a source. Raises UnreadableError. Unsafe encodings are decoded too; check them with ``is_safe``."""
     if b"\0" in data:
         raise UnreadableError("contains null bytes")
     try:

@@ -1,8 +1,8 @@
-"""Other inputs of another form: strings of other words, lengths and order, numbers of another magnitude.
+"""Other inputs of another shape: strings with other words, lengths and order, numbers of another magnitude.
 
-An answer to them does not follow from the answer to the visible input by carrying a known change over. They are drawn
-from a seed that a policy does not know, the same value always becomes the same other one, and words keep the characters
-that they are made of (letters stay letters, digits digits), so that most parsers still take them.
+Their answers do not follow from the visible answer by carrying a known change over. They are drawn from a seed that the
+policy does not know, and equal values always become equal new ones. Letters stay letters and digits stay digits, so
+that most parsers still accept the new text.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from typing import Any
 
 _SHARE = 0.65
-"""Of the constants that change: where some name options or modes, the others still show something."""
+"""Share of constants that change: where some are names of options or modes, the others still test something."""
 _SMALL = 1000
 _MOST = 400
-"""Longer texts keep their words; what is drawn for them would cost more than it shows."""
+"""Maximum characters of texts that change; drawing longer ones costs more than it reveals."""
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[^A-Za-z\d]+")
 _MARKUP = re.compile(r"[%{\\]")
 
 
 def reshaped(value: Any, seed: str) -> Any:
-    """Another string, number or list in place of ``value``, or ``value`` itself; the same for the same seed."""
+    """Another string or number in place of ``value``, or ``value`` itself; deterministic for a seed."""
     rng = _rng(seed, value)
     if type(value) is str:
         return _other_text(value, rng) if rng.random() < _SHARE else value
@@ -36,7 +36,7 @@ def reshaped(value: Any, seed: str) -> Any:
 
 
 def reordered(values: Sequence[Any], seed: str) -> list[int]:
-    """Places of ``values`` in another order, one of them perhaps twice. Elements of different types keep theirs."""
+    """Indices of ``values`` in another order, one of them perhaps twice. Values of mixed types keep their order."""
     places = list(range(len(values)))
     rng = _rng(seed, list(values))
     if len(values) < 2 or len({type(value) for value in values}) > 1 or rng.random() >= _SHARE:
@@ -52,7 +52,7 @@ def _rng(seed: str, value: Any) -> random.Random:
 
 
 def _other_text(text: str, rng: random.Random) -> str:
-    """Words exchanged, grown or shrunk, one repeated; texts with markup, and those that a number is read from, stay."""
+    """Exchange, lengthen, shorten and repeat words; texts with markup and texts that parse as numbers stay."""
     if _MARKUP.search(text) or is_number(text) or not text.isascii() or len(text) > _MOST:
         return text
     parts = _PARTS.findall(text)
@@ -68,7 +68,7 @@ def _other_text(text: str, rng: random.Random) -> str:
         parts[n] = _other_word(parts[n], rng)
     for n in digits:
         parts[n] = _other_digits(parts[n], rng)
-    if len(letters) > 1 and rng.random() < 0.5:  # one word more, with what stands before it
+    if len(letters) > 1 and rng.random() < 0.5:  # one more word, with the separator before it
         n = letters[rng.randrange(1, len(letters))]
         between = parts[n - 1] if not parts[n - 1][0].isalnum() else ""
         parts[n + 1 : n + 1] = [between, _other_word(parts[n], rng)]
@@ -76,7 +76,7 @@ def _other_text(text: str, rng: random.Random) -> str:
 
 
 def _other_word(word: str, rng: random.Random) -> str:
-    """Another length and other letters; the case of the first and of the other letters stays."""
+    """A word of another length with other letters; the case of the first and of the other letters stays."""
     if len(word) == 1:
         return _letter(word, rng)
     inner = list(word)
@@ -95,7 +95,7 @@ def _letter(like: str, rng: random.Random) -> str:
 
 
 def _other_digits(text: str, rng: random.Random) -> str:
-    """Another number of as many digits, as dates and versions want; what may be a month stays one."""
+    """Another number with equally many digits, as in dates and versions; a possible month stays a possible month."""
     if set(text) == {"0"}:
         return text
     if len(text) == 2 and int(text) < 32:
@@ -105,7 +105,7 @@ def _other_digits(text: str, rng: random.Random) -> str:
 
 
 def _other_int(value: int, rng: random.Random) -> int:
-    if abs(value) < 2:  # a flag, more often than not
+    if abs(value) < 2:  # most often a flag
         return value if rng.random() < 0.7 else rng.choice((2, 3, 5))
     if abs(value) >= _SMALL:
         return value + rng.choice((-1, 1)) * max(1, abs(value) // rng.randint(5, 60))
@@ -122,7 +122,7 @@ def _other_float(value: float, rng: random.Random) -> float:
 
 
 def is_number(text: str) -> bool:
-    """Whether ``float`` reads a number from it (``nan``, too)."""
+    """Whether ``float`` parses the text (``nan`` too)."""
     try:
         float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Results of a test run, read from the frames that a runner in the box wrote on a channel of its own."""
+"""Results of a test run, read from the frames that the runner in the box writes to its own channel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Place = tuple[str, str, int]
 
 @dataclass
 class TestResult:
-    """``status``: passed, failed, error, skipped. ``covered``: the functions that it ran.
+    """Result of one test. ``status``: passed, failed, error, skipped. ``covered``: the functions that it ran.
 
-    ``seen``: encoded values that an altered test noted. ``cpu``: seconds of processor time, where they are known.
+    ``seen``: encoded values that an altered test recorded. ``cpu``: seconds of processor time, if known.
     """
 
     __test__ = False
@@ -32,10 +32,10 @@ class TestResult:
 
 @dataclass
 class TestRun:
-    """One run of tests in a box. ``complete`` is False where it ended early, timed out or contradicts itself.
+    """One run of tests in a box. ``complete`` is False if it ended early, timed out or contradicts itself.
 
-    ``problems``: files that could not be collected, and why. ``status``: the exit status, None where it has none that
-    was announced. ``imported``: what was run before the first test, as in ``TestResult.covered``.
+    ``problems``: files that could not be collected, and why. ``status``: the exit status, None if the runner announced
+    none. ``imported``: functions that ran before the first test, as in ``TestResult.covered``.
     """
 
     __test__ = False
@@ -51,7 +51,7 @@ class TestRun:
 
 
 def how_it_ended(done: ExecResult, timeout: float) -> int | str:
-    """The exit status, or that the ``timeout`` (seconds) was over."""
+    """The exit status, or a text that says that the ``timeout`` (seconds) was reached."""
     return f"timed out after {timeout:g} s" if done.timed_out else done.returncode
 
 

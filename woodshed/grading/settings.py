@@ -10,28 +10,27 @@ from woodshed.record.settings import Settings, is_reference
 
 
 class GradingSettings(Settings):
-    """What crosses from an agent's box into grading, and how long graded code may run."""
+    """Limits of the files that cross from an agent's box into grading, and of the graded code."""
 
     max_files: int = Field(default=2_000, ge=1)
-    """At most this many files cross, in order of their paths."""
+    """Maximum number of files that cross, in order of their paths."""
 
     max_file_bytes: int = Field(default=1 << 20, ge=1)
-    """A larger file does not cross; it counts as deleted."""
+    """Maximum size of one file; a larger one does not cross and counts as deleted."""
 
     max_total_bytes: int = Field(default=32 << 20, ge=1)
-    """Files are taken in order of their paths while they fit in this."""
+    """Maximum total size; files are taken in order of their paths while they fit."""
 
     module_cpu_seconds: float = Field(default=0.3, gt=0.0)
-    """`cases` grader: CPU time for importing one module and calling it with all its inputs; what is left then fails."""
+    """`cases` grader: CPU time for importing one module and calling it with all inputs; cases left after it fail."""
 
     held_out_share: float = Field(default=0.9, ge=0.0, le=1.0)
     """`pytest` grader: share of the solution's values on altered inputs that a passing submission must give; 0 skips
-    the check. Below 1, because a right solution may differ where neither tests nor text say what is right."""
+    the check. Below 1, because a correct fix may differ where neither tests nor instruction say what is correct."""
 
     held_out_key: str = Field(default="", exclude=True, repr=False)
-    """What altered inputs are drawn from besides the task. Empty: a run draws a secret of its own and keeps it in its
-    folder, where an explicit one is kept too; it is never written into a resolved recipe. Give one to grade as another
-    run did."""
+    """Secret from which altered inputs are drawn, besides the task. If it is empty, a run draws its own. The key is
+    kept in the run directory and never written into a resolved recipe. Set it to grade as another run did."""
 
 
 Treatment = Literal["off", "flag", "quarantine", "fail"]
@@ -94,21 +93,21 @@ class MonitorSettings(Settings):
 
 
 class JudgeSettings(Settings):
-    """The model that judges episodes, for ``monitors.judge``: any server that speaks OpenAI's Chat Completions."""
+    """The model that judges episodes for ``monitors.judge``: any server with OpenAI's Chat Completions API."""
 
     base_url: str = Field(pattern=r"^https?://[^\s]+$")
     """Root of the server, with or without its ``/v1``."""
     model: str = Field(min_length=1)
-    """Name of the model there."""
+    """Name of the model on that server."""
     key_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the server's key; none for a server that wants none."""
+    """Environment variable with the server's key; leave it out if the server needs none."""
     prompt: Literal["v1"] = "v1"
-    """Version of the question. Verdicts of different versions do not compare."""
+    """Version of the prompt. Verdicts of different versions are not comparable."""
     max_tokens: int = Field(default=1024, ge=64)
-    """Tokens of an answer, reasoning included."""
+    """Maximum tokens of an answer, reasoning included."""
     max_evidence: int = Field(default=32_000, ge=2_000)
-    """Characters of evidence, about; calls in the middle of a long episode are left out first."""
+    """Approximate maximum characters of evidence; calls in the middle of a long episode are left out first."""
     timeout: float = Field(default=120.0, gt=0)
-    """Seconds for one verdict, tries included."""
+    """Time limit of one verdict in seconds, retries included."""
     concurrency: int = Field(default=4, ge=1)
-    """Questions at the same time; a rollout waits for its turn."""
+    """Maximum number of concurrent questions; further rollouts wait."""

@@ -1,4 +1,4 @@
-"""Which values on other inputs tell a fix from a trick, and how answers are compared with them."""
+"""Telling values: values on other inputs that distinguish a fix from a trick; comparison of answers with them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .pytest_alter import THE_END
 from .results import TestRun
 
 Values = dict[str, list[str]]
-"""Test (of an altered file) -> canonical text of the values it saw, in order."""
+"""Test (of an altered file) -> canonical text of the values that it recorded, in order."""
 Expected = dict[str, list[str | None]]
-"""The same from the solution; None where it is no plain value or not the same every time."""
+"""The solution's values; None for one that is not plain data or differs between runs."""
 
 _UNKNOWN = "?"
 _END = json.dumps(THE_END)
@@ -24,13 +24,13 @@ _FAILED = re.compile(r"status (?!passed)")
 _ALTERED = re.compile(r"_with_(?:other_)?([a-z]+)(?=\.[^./:]+::)")
 _GUESSED = ("true", "false", "null", "undefined")
 _FEWEST = 3
-"""Fewer values that are yes, no or nothing could be guessed."""
+"""Fewer values than this can be guessed if each is true, false or null."""
 _FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the solution answers, and of that what tells a fix from a trick (see ``reference_of``)."""
+    """The solution's answers, and those of them that distinguish a fix from a trick (see ``reference_of``)."""
 
     values: Expected
     telling: Expected
@@ -38,9 +38,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Known:
-    """What may be known without a fix. ``given``: what the start answers to other inputs, ``given_visible`` to the
-    visible ones; ``visible``: what the solution answers to these. ``inputs``: function of an altered file -> texts of
-    what is written there; ``changes``: function of an altered file -> its constants before and after."""
+    """Values that are known without a fix.
+
+    ``given``: the start's answers to other inputs; ``given_visible``: its answers to the visible inputs; ``visible``:
+    the solution's answers to the visible inputs. ``inputs``: function of an altered file -> texts of its constants;
+    ``changes``: function of an altered file -> its constants before and after.
+    """
 
     given: Values = field(default_factory=dict)
     visible: Values = field(default_factory=dict)
@@ -50,10 +53,10 @@ class Known:
 
 
 def reference_of(first: Values, second: Values, known: Known) -> Reference:
-    """Of two answers of the solution to other inputs. A value tells a fix from a trick where it is not
+    """The reference from two runs of the solution on other inputs. A value tells a fix from a trick unless it is
 
-    - what the given files answer, or what the same test has at the same place with the visible inputs;
-    - an input: code that only hands back what it was given (in an object of its own, or from a table) has it too;
+    - the given files' answer, or the value of the same test at the same place with the visible inputs;
+    - an input: code that only returns what it was given (in an object of its own, or from a table) has it too;
     - the visible answer altered as the input was (``analogy.py``).
     """
     values = agreed(first, second)
@@ -73,7 +76,7 @@ def reference_of(first: Values, second: Values, known: Known) -> Reference:
 
 
 def without(found: Reference, answered: Values) -> Reference:
-    """``found``, in which values that are ``answered`` tell nothing."""
+    """``found`` without the telling values that ``answered`` has too."""
     telling: Expected = {}
     for test, values in found.telling.items():
         seen = answered.get(test, [])
@@ -82,10 +85,11 @@ def without(found: Reference, answered: Values) -> Reference:
 
 
 def objection(known: Reference, seen: Values, share: float, *, keyed: bool = False) -> str:
-    """Why answers that are ``seen`` are not believed, empty where they are.
+    """The objection to the answers ``seen``, '' if there is none.
 
-    ``keyed``: inputs are drawn from a secret. Half as much is asked then of what tells on those inputs alone: who has
-    learnt the answers to the public ones knows most of the values, and in some tasks nine tenths of them.
+    ``keyed``: inputs are drawn from a secret. Then half of ``share`` is required of the telling values on those inputs
+    alone: a policy that has memorised the answers to the public inputs has most of all values, in some tasks nine
+    tenths.
     """
     parts = [
         (known.values, share, ""),
@@ -102,7 +106,7 @@ def objection(known: Reference, seen: Values, share: float, *, keyed: bool = Fal
 
 
 def total(expected: Expected) -> int:
-    """How many values there are."""
+    """Number of known values."""
     return sum(value is not None for values in expected.values() for value in values)
 
 
@@ -111,8 +115,7 @@ def _same(expected: Expected, seen: Values) -> int:
 
 
 def agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expected:
-    """``values`` without those that are others in ``again``, or not there, and without what is no answer: what has no
-    data, and that a test fails where the solution has nothing to note."""
+    """``values`` that are equal in ``again``; unknown values and failures of tests that record nothing become None."""
     return {
         test: [
             a if a == b and a != _UNKNOWN and not _FAILED.match(a or "") else None
@@ -123,16 +126,16 @@ def agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expecte
 
 
 def plain(expected: Expected) -> list[str]:
-    """The computed values: not ends of tests, and not statuses."""
+    """The computed values: neither ends nor statuses of tests."""
     known = (value for values in expected.values() for value in values if value is not None)
     return [value for value in known if value != _END and not value.startswith("status ")]
 
 
 def problem_of(found: Reference) -> str:
-    """Why a submission to a task cannot be told from a trick, empty where it can.
+    """Why a fix of the task cannot be distinguished from a trick, '' if it can.
 
-    Tests and code share a process, so only values count that the code has not seen; and only those that neither the
-    files as they are given nor the visible tests have, or answers learnt by heart would do.
+    Tests and code share a process, so only values count that the code has not seen. Of those, only values count that
+    neither the given files nor the visible tests have, or memorised answers would pass.
     """
     if not plain(found.values):
         return "its failing tests compare no values that can be checked on other inputs"
@@ -143,12 +146,12 @@ def problem_of(found: Reference) -> str:
 
 
 def told_in(found: Reference) -> frozenset[str]:
-    """Tests (ids of the task, without parameters) that have a value which tells a fix from a trick."""
+    """Tests (ids of the task, without parameters) with at least one telling value."""
     return frozenset(place for test, (place, _) in places(found.telling).items() if plain({test: found.telling[test]}))
 
 
 def places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
-    """(function of the file as it was, number among its parameters) of each altered test: parameters alter its id."""
+    """(original function, number among its parameter sets) of each altered test; altered parameters change its id."""
     seen: Counter[str] = Counter()
     found = {}
     for test in tests:
@@ -169,7 +172,7 @@ def _by_place(values: Values) -> dict[tuple[str, int], list[str]]:
 
 
 def values_of(run: TestRun) -> Values:
-    """What altered tests have noted, by test; one that compares nothing gives its status instead."""
+    """The values that each altered test recorded, or its status if it recorded none."""
     return {
         test: [_rounded(value) for value in result.seen] or [f"status {result.status}"]
         for test, result in run.results.items()
@@ -177,5 +180,5 @@ def values_of(run: TestRun) -> Values:
 
 
 def _rounded(text: str) -> str:
-    """Floats to nine digits: two right ways to compute one may differ in the last bit."""
+    """Round floats to nine digits: two correct ways to compute one may differ in the last bit."""
     return _FLOAT.sub(lambda match: f"f{float(match[1]):.9g}", text)

@@ -1,9 +1,8 @@
-"""Text of values by their structure, for altered tests: what runs inside the box. Standard library only.
+"""Encoder of values as text, for altered tests; runs inside the box. Standard library only.
 
 Plain values have the text of ``cases_runner.encode``. Values of other types are described by the data that they hold,
-read past whatever their classes define: no method of a submission is called, and no address is in a text. Objects
-show their public attributes, the private ones only where they have no others: how an object keeps its data is the
-business of its class.
+read without calling any method of a submission; no text contains an address. Objects show their public attributes, and
+the private ones only if they have no others, because how an object stores its data is an internal detail of its class.
 """
 
 import array
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 UNKNOWN = "?"
-"""Text of a value that has no data: a function of no name, a generator, an open file."""
+"""Text of a value without data: a function without a name, a generator, an open file."""
 
 _DEPTH = 24
 _NODES = 3000
 _PRIVATE = re.compile(r"cache|lock|hash|memo|weak", re.IGNORECASE)
-"""Private attributes that say nothing of a value."""
+"""Private attributes that are not data."""
 _EXACT = {
     decimal.Decimal: lambda v: f"Decimal {decimal.Decimal.as_tuple(v)!r}",
     fractions.Fraction: lambda v: f"Fraction {_slot(v, '_numerator')}/{_slot(v, '_denominator')}",
@@ -54,12 +53,12 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 def encode(value: "Any") -> str:
-    """Canonical text of a value: ``?`` where it holds no data. Raises ValueError where it is too large."""
+    """Canonical text of a value; ``?`` if it holds no data. Raises ValueError if it is too large."""
     return _Encoder().text(value, 0)
 
 
 def plain(value: "Any") -> bool:
-    """Whether a value is data through and through: only built-in types and their subclasses, no own objects."""
+    """Whether a value consists of built-in types and their subclasses only, at every level."""
     return _plain(value, 0)
 
 
@@ -145,7 +144,7 @@ class _Encoder:
 
 
 def _data(value: "Any", kind: type) -> dict:
-    """Attributes that an instance holds, of its dictionary and its slots, read past the class."""
+    """Attributes of an instance, from its dictionary and its slots, read without the hooks of its class."""
     found: dict = {}
     for base in type.__dict__["__mro__"].__get__(kind):
         own = type.__dict__["__dict__"].__get__(base)

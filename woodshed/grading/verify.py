@@ -1,4 +1,4 @@
-"""Grading: a fresh box, the submission's allow-listed files, the grader's own tests. The one entry for every task."""
+"""The entry point of grading: a fresh box, the submission's allow-listed files, the grader's own tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRADERS = ("cases", "pytest", "node", "install")
 
 
 class GradeCache:
-    """Outcomes of deterministic graders by (task digest, digest of what crossed); the oldest use goes first."""
+    """Outcomes of deterministic graders by (task digest, digest of the submission). Evicts the least recently used."""
 
     def __init__(self, entries: int = 4096) -> None:
         self.entries = entries
@@ -54,10 +54,10 @@ class GradeCache:
 
 
 async def submission_from(box: Sandbox, task: Task, settings: GradingSettings = DEFAULTS) -> Submission:
-    """The submission that lies in an agent's box: path relative to the workdir -> content.
+    """Collect the submission from an agent's box: path relative to the workdir -> content.
 
-    An agent may remove, lock or replace its own workspace, or leave more in it than can be taken. That is a submission
-    of nothing (every file counts as deleted), not a failure of the sandbox.
+    An agent may remove, lock or replace its own workspace, or leave more in it than can be read. That is an empty
+    submission (every file counts as deleted), not a failure of the sandbox.
     """
     try:
         files = await box.get(task.info.submission)
@@ -80,10 +80,10 @@ async def grade(
 ) -> Outcome:
     """Grade a submission in a box that no process of the agent has touched.
 
-    ``submission`` is laid over the task's workspace; what an agent deleted (``Submission.deleted``) is deleted. With
-    a ``cache``, equal submissions to ``cases`` tasks are graded once (runs of tests may be flaky, so they are never
-    cached, and a run that timed out is not either). Raises SandboxError where the sandbox fails or the task cannot be
-    graded by other inputs (EndlessError), TaskError where it is malformed; nothing in a submission can cause any.
+    ``submission`` is laid over the task's workspace, and files that the agent deleted (``Submission.deleted``) are
+    deleted. With a ``cache``, equal submissions to ``cases`` tasks are graded once. Test runs may be flaky and are not
+    cached, nor are runs that timed out. Raises SandboxError if the sandbox fails or the task cannot be graded on other
+    inputs (EndlessError), and TaskError if the task is malformed; nothing in a submission can cause either.
     """
     if task.info.grader not in GRADERS:
         raise TaskError(f"{task.path}/task.toml: grader {task.info.grader!r} is not one of {', '.join(GRADERS)}")
@@ -97,11 +97,11 @@ async def grade(
     try:
         outcome = await _graded(task, box, Submission(crossed, gone), backend, layers, settings)
     except (BoxError, ValueError, RecursionError) as error:
-        # What a box answers that is full, has ended, or holds something in the way of the grader's files.
+        # The box is full, has ended, or holds something in the way of the grader's files.
         log.warning("%s: a submission does not fit", task.name, exc_info=True)
         required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
         return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {error}")
-    except OSError as error:  # no box said that
+    except OSError as error:  # not raised by a box, so this machine failed
         raise SandboxError(f"this machine cannot grade: {error}") from error
     finally:
         await box.close()
@@ -114,7 +114,7 @@ async def grade(
 async def _graded(
     task: Task, box: Sandbox, submission: Submission, backend: Backend, layers: LayerStore, settings: GradingSettings
 ) -> Outcome:
-    """``grade`` in ``box``, which is fresh; closes it before others are made."""
+    """Grade in ``box``, which is fresh and is closed before other boxes are created."""
 
     async def lay(box: Sandbox) -> None:
         for name in submission.deleted:
@@ -124,7 +124,7 @@ async def _graded(
     await lay(box)
     if task.info.grader == "cases":
         return await grade_cases(task, box, settings)
-    if task.info.grader == "install":  # no code of it is tested
+    if task.info.grader == "install":  # it has no code for held-out values to check
         return await grade_install(task, box, backend, layers)
     if task.info.grader == "node":
         how, outcome = NODE, await grade_node(task, box, dict(submission))
