@@ -29,11 +29,11 @@ def test_a_recipe_draws_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(EXAMPLE.parent)
     monkeypatch.setenv("WOODSHED_CACHE", str(tmp_path / "cache"))
     recipe = tmp_path / "mine.toml"
-    table = 'main = "custom_source:wrong_operator"\ncustom = { train = 8, heldout = 4 }\n'
-    recipe.write_text(SMOKE.read_text().replace("synthetic = { train = 12, sft = 24, heldout = 4 }\n", table))
+    table = 'main = "custom_source:wrong_operator"\ncustom = { train = 8, dev = 2, heldout = 4 }\n'
+    recipe.write_text(SMOKE.read_text().replace("synthetic = { train = 12, sft = 24, dev = 2, heldout = 4 }\n", table))
     run = RunDirectory(tmp_path / "run")
     make_tasks(load_recipe(recipe), run)
-    assert len(load_split(run, "custom", "train")) == 8 and len(load_split(run, "custom", "heldout")) == 4
+    assert [len(load_split(run, "custom", split)) for split in ("train", "dev", "heldout")] == [8, 2, 4]
 
 
 def test_tasks_build_takes_it_as_a_source(tmp_path: Path) -> None:
