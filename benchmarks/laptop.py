@@ -3,7 +3,8 @@
 Each seed draws its own tasks, demonstrations, initial weights and samples; development and held-out tasks are the same
 in all. Every policy is sampled at the temperature that suits it on the development tasks; a gain is over the best of
 the baselines, paired by task. Give it an idle machine: the minutes are wall-clock, of the main job without the
-baselines, which come after it. Finished runs under ``--work`` are not run again.
+baselines, which come after it. Finished runs under ``--work`` are not run again. Interrupted ones are continued, and
+their minutes are not known.
 """
 
 from __future__ import annotations
@@ -34,27 +35,28 @@ def main() -> None:
     seeds: list[Learned] = []
     for seed in args.seeds:
         out = args.work / f"seed{seed}"
-        if not (out / "minutes.json").exists():
-            if out.exists():
-                raise SystemExit(f"{out} was interrupted, so its minutes are not known; delete it and run again")
-            started = time.monotonic()
+        run, measured = RunDirectory(out.absolute()), out / "minutes.json"
+        if run.stage_result(stage_of(REJECTION)) is None:
+            whole, started = not out.exists(), time.monotonic()
             run_recipe(RECIPE, out, seed=seed, **{"evaluate.baselines": True})
-            write_json(out / "minutes.json", (time.monotonic() - started) / 60)
-        run = RunDirectory(out.absolute())
+            if whole:
+                write_json(measured, (time.monotonic() - started) / 60)
         result = learned(run)
         by_stage = stage_minutes(run)
         after = sum(minutes for stage, minutes in by_stage.items() if stage in BASELINE_STAGES)
         seeds.append(result)
         detail[f"seed {seed}"] = {
-            "minutes": float((out / "minutes.json").read_text()) - after,
+            "minutes": float(measured.read_text()) - after if measured.exists() else None,
             "minutes_by_stage": by_stage,
             "rl_steps_per_minute": load_recipe(run.recipe).rl.steps / by_stage["rl"],
             **result.detail(),
         }
         # Written after each seed: a benchmark that is stopped loses nothing.
         rows = list(detail.values())
-        figures = figures_of(seeds) | {
-            "minutes_max": max(row["minutes"] for row in rows),
+        minutes = [row["minutes"] for row in rows]
+        figures: dict[str, float | None] = {
+            **figures_of(seeds),
+            "minutes_max": None if None in minutes else max(minutes),
             "rl_steps_per_minute": min(row["rl_steps_per_minute"] for row in rows),
         }
         write_result("laptop", figures, detail, args.out)

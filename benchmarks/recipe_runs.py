@@ -40,7 +40,7 @@ class Learned:
         return best_baseline({name: arm.pass1.mean for name, arm in self.arms.items()})
 
     def gains(self) -> tuple[Estimate, Estimate]:
-        """Of RL over the best baseline, paired by task: pass@1 and best-of-k."""
+        """Gains of RL over the best baseline in pass@1 and best-of-k, paired by task."""
         return gains(self.arms[self.best], self.arms[AFTER])
 
     def submitted_change(self) -> float:

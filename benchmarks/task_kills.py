@@ -57,9 +57,15 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def disturbed(
-    sources: list[str], per_source: int, scratch: Path, number: int, length: float, rng: random.Random, most: int,
+    sources: list[str],
+    per_source: int,
+    scratch: Path,
+    number: int,
+    length: float,
+    rng: random.Random,
+    most: int,
     progress: Progress,
-) -> tuple[Path, int]:  # fmt: skip
+) -> tuple[Path, int]:
     """A build that is killed at most ``most`` times and then left alone; its folder and how often it was killed."""
     out, cache = scratch / f"killed-{number}", scratch / f"cache-{number}"
     kills = 0

@@ -52,9 +52,15 @@ def recorded_as_sampled(engine: ScriptedEngine, done: Trajectory) -> bool:
 
 
 async def play(
-    task: Task, layers: LayerStore, url: str, harness: HarnessSettings, *, limits: Limits,
-    egress_log: Path | None = None, **rest: Any,
-) -> Trajectory:  # fmt: skip
+    task: Task,
+    layers: LayerStore,
+    url: str,
+    harness: HarnessSettings,
+    *,
+    limits: Limits,
+    egress_log: Path | None = None,
+    **rest: Any,
+) -> Trajectory:
     """One attempt, in a box of its own; ``rest`` goes to the arena."""
     backend = open_backend(egress_log=egress_log)
     async with httpx.AsyncClient() as client:

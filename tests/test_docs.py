@@ -74,7 +74,7 @@ def test_modules_and_names_exist(page: Path) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether ``woodshed.module``, ``woodshed.module.name`` or ``woodshed.module:name`` exists; imports nothing."""
+    """True if ``woodshed.module``, ``woodshed.module.name`` or ``woodshed.module:name`` exists; does not import it."""
     module, _, attribute = name.partition(":")
     file = module_file(module)
     if file is None and not attribute:

@@ -1,4 +1,4 @@
-"""What only the gVisor backend has, where this machine has runsc (``scripts/install-runsc`` fetches it)."""
+"""Features of the gVisor backend only; skipped without runsc (``scripts/install-runsc`` installs it)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the microvm backend has, where this machine has QEMU (``scripts/install-qemu`` fetches it)."""
+"""Features of the microvm backend only; skipped without QEMU (``scripts/install-qemu`` installs it)."""
 
 from __future__ import annotations
 

@@ -345,9 +345,15 @@ def import_(
 
 
 def _import_datasets(
-    file: Path, repositories: Path, out: Path, values: dict[str, Any], wishes: Wishes, only: list[str], backend: str,
+    file: Path,
+    repositories: Path,
+    out: Path,
+    values: dict[str, Any],
+    wishes: Wishes,
+    only: list[str],
+    backend: str,
     json_: bool,
-) -> NoReturn:  # fmt: skip
+) -> NoReturn:
     from woodshed.tasks.generators.packages.report import BuildReport
     from woodshed.tasks.library.exchange.build import build_from_instances
     from woodshed.tasks.settings import PackageTaskSettings

@@ -63,9 +63,9 @@ class RayServers:
         return {"hosts": {node: s.url for node, s in self._servers.items() if s.url}, "left_out": left_out}
 
     def settled(self, *, late: bool) -> bool:
-        """Whether no node is still starting its server, or, once it is ``late``, whether at least one serves.
+        """True once every node's server has started or failed. When ``late``, one server that answers is enough.
 
-        Raises OtherSource where a node has another Woodshed, NoNodes where none can run the program.
+        Raises OtherSource if a node has another Woodshed, NoNodes if no node can run the program.
         """
         for address, why in self._left_out.values():
             if isinstance(why, OtherSource):

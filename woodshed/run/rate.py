@@ -122,9 +122,13 @@ def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
 
 
 async def _rate(
-    plan: Plan, tasks: Sequence[Task], checkpoint: str, folder: RunDirectory, supervisor: Supervisor,
+    plan: Plan,
+    tasks: Sequence[Task],
+    checkpoint: str,
+    folder: RunDirectory,
+    supervisor: Supervisor,
     progress: Progress,
-) -> Rated:  # fmt: skip
+) -> Rated:
     async def watch() -> None:
         while True:
             supervisor.check()
@@ -157,9 +161,15 @@ async def _rate(
 
 
 async def rate_in(
-    arena: Arena, tasks: Sequence[Task], store: TrajectoryStore, policy: str, checkpoint: str, rollouts: int,
-    concurrency: int, progress: Progress,
-) -> Rated:  # fmt: skip
+    arena: Arena,
+    tasks: Sequence[Task],
+    store: TrajectoryStore,
+    policy: str,
+    checkpoint: str,
+    rollouts: int,
+    concurrency: int,
+    progress: Progress,
+) -> Rated:
     """Run the policy of ``arena`` until each task has ``rollouts``, as an evaluation does, and note the ratings.
 
     Rollouts that infrastructure errors cost an earlier start are run again.

@@ -16,9 +16,12 @@ from woodshed.record.run_directory import RunDirectory
 
 
 def render_conversation(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], chat: ChatFormat, tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]],
+    chat: ChatFormat,
+    tokenizer: Tokenizer,
     reply_weights: Sequence[float] | None = None,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """(tokens int32 ``[T]``, weights float32 ``[T]``): what the policy itself would have sampled, stop tokens included,
     weighs 1, or its reply's entry of ``reply_weights``; the rest 0. ValueError if there is not one entry per reply."""
     rest = list(messages)

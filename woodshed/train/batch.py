@@ -189,9 +189,13 @@ class TrainBatch:
 
 
 def pack(
-    sequences: Iterable[Sequence], *, id: str, step: int, denominators: Mapping[str, float],
+    sequences: Iterable[Sequence],
+    *,
+    id: str,
+    step: int,
+    denominators: Mapping[str, float],
     info: Mapping[str, Any] | None = None,
-) -> TrainBatch:  # fmt: skip
+) -> TrainBatch:
     """Concatenate sequences; absent streams are filled with 0 (weights), nan (log-probs) or -1 (versions, routes)."""
     rows = list(sequences)
     total = sum(len(r.tokens) for r in rows)

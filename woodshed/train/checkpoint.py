@@ -55,9 +55,15 @@ def steps(folder: Path | str) -> list[int]:
 
 
 def save_checkpoint(
-    folder: Path | str, step: int, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any], *, keep: int = 2, fsync: bool = True,
-) -> Path:  # fmt: skip
+    folder: Path | str,
+    step: int,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    fsync: bool = True,
+) -> Path:
     """Write the checkpoint of ``step``, replacing one of the same step, then delete all but the ``keep`` newest."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

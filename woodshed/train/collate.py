@@ -120,9 +120,12 @@ def input_lengths(batch: TrainBatch, used_N: NDArray[np.bool_]) -> NDArray[np.in
 
 
 def collate(
-    batch: TrainBatch, rows: NDArray[np.int64], lengths: NDArray[np.int64], used_N: NDArray[np.bool_],
+    batch: TrainBatch,
+    rows: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    used_N: NDArray[np.bool_],
     device: torch.device,
-) -> MicroBatch:  # fmt: skip
+) -> MicroBatch:
     """Pad ``rows`` of a batch; ``lengths`` and ``used_N`` come from ``input_lengths`` and ``weighted``."""
     starts, width = batch.offsets[rows], int(lengths[rows].max())
     time_T = np.arange(width)

@@ -67,9 +67,14 @@ def backward(
 
 @torch.no_grad()
 def _logits_grad(
-    logits_CV: Tensor, micro: MicroBatch, span: slice, gaps: Mapping[str, Tensor], denominators: Mapping[str, float],
-    settings: TrainSettings, seen: TokenStats,
-) -> Tensor:  # fmt: skip
+    logits_CV: Tensor,
+    micro: MicroBatch,
+    span: slice,
+    gaps: Mapping[str, Tensor],
+    denominators: Mapping[str, float],
+    settings: TrainSettings,
+    seen: TokenStats,
+) -> Tensor:
     """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
 
     The parts depend on the network through logp alone, so the gradient is slope * (onehot - softmax), with the slope

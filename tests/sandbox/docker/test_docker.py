@@ -1,4 +1,4 @@
-"""What only the container engines have, where one works (``scripts/install-podman`` fetches podman)."""
+"""Features of the container backends only; skipped without an engine (``scripts/install-podman`` installs podman)."""
 
 from __future__ import annotations
 

@@ -211,9 +211,14 @@ async def _left(task: Task, spec: InstallSpec, box: Sandbox) -> tuple[list[str],
 
 
 async def _run(
-    task: Task, spec: InstallSpec, backend: Backend, state: Snapshot, wheels: Sequence[str], site: str,
+    task: Task,
+    spec: InstallSpec,
+    backend: Backend,
+    state: Snapshot,
+    wheels: Sequence[str],
+    site: str,
     tests: Sequence[str] | None,
-) -> TestRun:  # fmt: skip
+) -> TestRun:
     """The repository's tests under the grader's own configuration; only plugins of installed wheels are loaded."""
     loaded = "".join(f" -p {plugin}" for name in wheels for plugin in spec.wheels[name][1])
     ini = "\n".join(["[pytest]", f"addopts = -p no:cacheprovider{loaded}", *spec.ini]) + "\n"

@@ -86,9 +86,15 @@ async def run_node(
 
 
 async def _run_file(
-    box: Sandbox, name: str, source: str, workdir: str, timeout: float, test_timeout: float, trace: Sequence[str],
+    box: Sandbox,
+    name: str,
+    source: str,
+    workdir: str,
+    timeout: float,
+    test_timeout: float,
+    trace: Sequence[str],
     values: bool,
-) -> TestRun:  # fmt: skip
+) -> TestRun:
     nonce = secrets.token_hex(16)
     framework = framework_of(source)
     request = request_of(name, source, workdir, test_timeout) | {"nonce": nonce, "trace": list(trace), "values": values}

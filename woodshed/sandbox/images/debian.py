@@ -23,9 +23,14 @@ _NOT_READ = ("doc", "man", "info", "locale", "lintian", "bug", "doc-base")
 
 
 def build_debian(
-    store: RootStore, packages: Sequence[str], *, suite: str = "", essential: bool = True, refresh: bool = False,
+    store: RootStore,
+    packages: Sequence[str],
+    *,
+    suite: str = "",
+    essential: bool = True,
+    refresh: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> str:  # fmt: skip
+) -> str:
     """Make a root with ``packages`` of ``suite`` (default: this machine's release); return its name.
 
     A request that was made before returns the same root; ``refresh`` makes it again from the mirror's present state.

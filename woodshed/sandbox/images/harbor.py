@@ -89,10 +89,17 @@ _LIMITS = Limits(memory=4 << 30, processes=1024, cpu_seconds=None, file_size=Non
 
 
 async def build_harbor(
-    store: RootStore, folder: Path, backend: Backend, *, base: str = "", minimal: bool = False,
-    egress: Egress | None = None, refresh: bool = False, seconds: float = 1800.0,
+    store: RootStore,
+    folder: Path,
+    backend: Backend,
+    *,
+    base: str = "",
+    minimal: bool = False,
+    egress: Egress | None = None,
+    refresh: bool = False,
+    seconds: float = 1800.0,
     say: Callable[[str], None] = lambda text: None,
-) -> str:  # fmt: skip
+) -> str:
     """Make the root that the ``Dockerfile`` in ``folder`` describes; return its name.
 
     A folder whose root was made before returns that one, unless ``refresh``. ``base``: Debian release to use in place

@@ -33,7 +33,7 @@ class Pair:
 
     @property
     def is_channel(self) -> bool:
-        """Whether this is a covert channel: ``use`` looks for a signal of the attacker, so it differs between boxes."""
+        """True for a covert channel, where ``use`` looks for a signal of the attacker and so differs between boxes."""
         return self.take.__module__.endswith("channels")
 
 

@@ -81,9 +81,16 @@ def grader_files(task: Refactoring) -> dict[str, bytes]:
 
 
 def save_refactoring(
-    out: Path, slug: str, task: Refactoring, repository: Repository, level: str, found: Found,
-    runner: Package, layers: tuple[str, ...], test_timeout: float,
-) -> Task:  # fmt: skip
+    out: Path,
+    slug: str,
+    task: Refactoring,
+    repository: Repository,
+    level: str,
+    found: Found,
+    runner: Package,
+    layers: tuple[str, ...],
+    test_timeout: float,
+) -> Task:
     """Write the task directory. ``runner``: what needs the ``layers``; ``test_timeout``: least seconds for one test."""
     project = task.repository.removesuffix("_refactor")
     info = TaskInfo(
@@ -160,9 +167,14 @@ async def build_refactorbench(source: str, context: BuildContext) -> tuple[list[
 
 
 def _attempts(
-    folder: Path, tasks: list[Refactoring], settings: PackageTaskSettings, backend: Backend, layers: LayerStore,
-    runner: Package, names: tuple[str, ...],
-) -> Iterator[Attempt]:  # fmt: skip
+    folder: Path,
+    tasks: list[Refactoring],
+    settings: PackageTaskSettings,
+    backend: Backend,
+    layers: LayerStore,
+    runner: Package,
+    names: tuple[str, ...],
+) -> Iterator[Attempt]:
     """One for each task; a repository is read when its first task comes, and forgotten after its last."""
     for name, members in groupby(tasks, key=lambda task: task.repository):
         trial = _Trial(read_workspace(folder, name), settings, backend, layers, runner, names)

@@ -57,9 +57,18 @@ def command_line(disk: int | None, interpreter: str, initrd: int, khz: int | Non
 
 
 def arguments(
-    *, accelerator: str, memory: str, size: int, boot: bool, state: str, images: Mapping[str, str], kernel: str,
-    initrd: str, append: str, firmware: list[str],
-) -> list[str]:  # fmt: skip
+    *,
+    accelerator: str,
+    memory: str,
+    size: int,
+    boot: bool,
+    state: str,
+    images: Mapping[str, str],
+    kernel: str,
+    initrd: str,
+    append: str,
+    firmware: list[str],
+) -> list[str]:
     """Return QEMU's arguments; the inherited sockets 3 and 4 are the agent's channel and the control socket.
 
     ``boot``: boot the kernel, and write the guest's memory to the file ``memory``. Otherwise the machine goes on from
