@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -24,13 +25,22 @@ def write_result(name: str, figures: dict[str, float | None], detail: dict[str, 
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware(),
-        "figures": figures,
-        "detail": detail,
+        "figures": without_nan(figures),
+        "detail": without_nan(detail),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     print(json.dumps(figures, indent=1))
     print(f"written to {path}")
+
+
+def without_nan(value: Any) -> Any:
+    """Return ``value`` with None for every nan and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shown(word: str) -> str:

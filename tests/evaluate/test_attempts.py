@@ -64,3 +64,4 @@ def test_the_best_baseline_is_never_rl() -> None:
 
 def test_the_lowest_of_equally_good_temperatures() -> None:
     assert best_temperature({1.0: 0.5, 0.3: 0.5, 0.6: 0.4}) == 0.3 and best_temperature({0.3: 0.1, 1.0: 0.2}) == 1.0
+    assert best_temperature({0.3: math.nan, 0.6: 0.0, 1.0: math.nan}) == 0.6, "no sample says nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -110,8 +111,8 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
 
 
 def best_temperature(tried: dict[float, float]) -> float:
-    """The temperature with the best mean; of equal ones the lowest."""
-    return max(sorted(tried), key=lambda at: tried[at])
+    """Return the temperature with the best mean, the lowest of equal ones. A mean of nan counts as the worst."""
+    return max(sorted(tried), key=lambda at: -math.inf if math.isnan(tried[at]) else tried[at])
 
 
 def _drawn(tasks: Sequence[Task], most: int) -> list[Task]:

@@ -112,7 +112,7 @@ def build_report(run: Run, console: Console) -> dict[str, Any]:
     title = titles(_verified(run.root))
     temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
     summary = _summary(run, arms, transfer, title, temperatures)
-    (run.root / "summary.json").write_text(json.dumps(summary, indent=1))
+    (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
     body = [_headline(tables, gain, before, transfer), _curves(steps, trainer), _behaviour(arms, title)]
     if after:
@@ -145,8 +145,8 @@ def _summary(
                 "temperature": temperatures[name],
                 "pass1": vars(arm.pass1),
                 "best": vars(arm.best),
-                "first_attempts": arm.first_attempts,
-                "later_attempts": arm.later_attempts,
+                "first_attempts": _known(arm.first_attempts),
+                "later_attempts": _known(arm.later_attempts),
                 "submitted": arm.submitted,
                 "statuses": arm.statuses,
                 "effort": arm.effort,
@@ -181,6 +181,11 @@ _LEGEND = (
     "Intervals: 95 %, bootstrap over tasks. T: sampling temperature. first, later: share of the first and of all later "
     "attempts at a repair that passed. submitted: share of episodes that the agent ended."
 )
+
+
+def _known(value: float) -> float | None:
+    """None for nan, which JSON does not have."""
+    return None if math.isnan(value) else value
 
 
 def _share(value: float) -> str:
