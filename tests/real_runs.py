@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ROOT / "recipes" / "smoke.toml"
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 4, 2, 4
-OVERRIDES = ("--set", f"rl.steps={STEPS}", "--set", "tasks.synthetic.train=16")
+OVERRIDES = ("--set", f"rl.steps={STEPS}", "--set", "tasks.synthetic.train=24")
 
 
 def command(*arguments: str | Path) -> list[str]:
