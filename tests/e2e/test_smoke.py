@@ -21,8 +21,10 @@ from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import load_recipe
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
+from woodshed.run.curves import expected_curves
 from woodshed.stages.demonstrations import demonstrate
 from woodshed.stages.examples import load_examples
+from woodshed.view.expected import read_curve
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +83,14 @@ def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     assert {"gain", "best_gain"} <= set(summary)
     for arm in summary["arms"].values():
         assert arm["temperature"] in (0.3, 1.0) and sum(arm["statuses"].values()) == 8
+
+
+def test_the_history_is_as_expected(smoke: SmokeRun) -> None:
+    """Two-sided, and a value that is not a number is an error, wherever it is."""
+    expected = expected_curves(load_recipe("smoke"))
+    assert expected is not None, "make it again: python benchmarks/expected.py RUN RUN..."
+    assert {name for name in expected.curves if not len(read_curve(smoke.root, name)[0])} == set()
+    assert expected.departures(smoke.root) == []
 
 
 def test_transformers_opens_the_final_policy(smoke: SmokeRun) -> None:
