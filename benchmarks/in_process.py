@@ -32,7 +32,7 @@ from woodshed.record.trajectory import ToolEvent
 from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
 
-EDITS = ("edit_line", "edit_file")
+EDITS = ("edit_line", "edit_words", "edit_file")
 
 
 class Tests:

@@ -121,7 +121,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
             box = await create_box(backend, spec, task.info.start)
             try:
                 if family == "synthetic":
-                    script = line_script(task, rng, settings)
+                    script = line_script(task, rng, settings, recipe.harness.tools)
                 else:
                     view, by_line = recipe.harness.output.file_lines, "edit_file" not in recipe.harness.tools
                     script = package_script(task, rng, settings, view, by_line=by_line)
