@@ -124,7 +124,7 @@ def firing(history: History, settings: AlarmSettings) -> dict[str, str]:
     """What is wrong after the newest step, by alarm, liveness first; alarms that are off are left out."""
     found = {}
     for name, alarm in {**LIVENESS, **LEARNING}.items():
-        if getattr(settings, name) != "off" and (message := alarm(history, settings)):
+        if settings.actions[name] != "off" and (message := alarm(history, settings)):
             found[name] = message
     return found
 

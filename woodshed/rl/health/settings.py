@@ -61,3 +61,18 @@ class AlarmSettings(Settings):
     """The tool mix collapses, to the terminal for example."""
     tools_floor: float = Field(default=0.5, gt=0)
     """Share of the effective number of tools of the first steps: exp of the entropy of the mix of calls, in nats."""
+
+    @property
+    def actions(self) -> dict[str, Action]:
+        """Action by name of the alarm."""
+        return {
+            "stall": self.stall,
+            "infra": self.infra,
+            "flat": self.flat,
+            "truncation": self.truncation,
+            "entropy": self.entropy,
+            "ratio": self.ratio,
+            "pass_rate": self.pass_rate,
+            "edits": self.edits,
+            "tools": self.tools,
+        }

@@ -73,7 +73,7 @@ class HealthWatch:
             self._firing.discard("stall")
 
     def _fire(self, name: str, step: int, message: str) -> None:
-        pauses = getattr(self.settings, name) == "pause" and step < self.steps
+        pauses = self.settings.actions[name] == "pause" and step < self.steps
         if name not in self._firing or pauses:
             action = "pause" if pauses else "warn"
             row = {"step": step, "time": self.clock(), "alarm": name, "action": action, "message": message}
