@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 from gateway.parts import ADMIN, HERMES, ScriptedEngine
-from grading import toy
 
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
@@ -33,6 +32,7 @@ from woodshed.rollout.rollout import Arena
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, Limits
+from woodshed.tasks.generators.synthetic import draw_synthetic, write_synthetic
 from woodshed.train.batch import TrainBatch
 
 DONE = HERMES.encode('<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call><|im_end|>', allow_special=True)
@@ -123,7 +123,8 @@ async def trained(
 
     app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN, follow=follow)
     layers, backend = LayerStore(folder / "layers"), NamespaceBackend(folder / "boxes")
-    task = toy.toy_task(folder / "toy", toy.pytest_layer(layers))
+    (spec,) = draw_synthetic(1, split="train", seed=5, workers=1)
+    task = write_synthetic(spec, folder / "synthetic")
     tasks = [Task(task.path, f"t/{n:02d}", task.instruction, task.info, task.config) for n in range(count)]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         arena = Arena(
