@@ -74,7 +74,14 @@ def test_the_key_of_the_run_survives_a_resume_and_is_in_no_record(smoke: SmokeRu
 
 def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     page = (smoke.root / "report.html").read_text()
-    for section in ("Learning", "Behaviour", "The same task, before and after", "Monitors", "Where the time went"):
+    for section in (
+        "Learning",
+        "Health of RL",
+        "Behaviour",
+        "The same task, before and after",
+        "Monitors",
+        "Where the time went",
+    ):
         assert f"<h2>{section}</h2>" in page
     assert page.count("<svg") >= 5 and "<script" not in page and "src=" not in page, "it opens without a network"
     summary = json.loads((smoke.root / "summary.json").read_text())

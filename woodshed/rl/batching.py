@@ -27,7 +27,7 @@ from .algorithms import Algorithm, Weights
 @dataclass
 class BatchStats:
     """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``quarantined`` and
-    ``unpaired`` add up to ``rollouts``.
+    ``unpaired`` add up to ``rollouts``; ``fates`` has ``trained`` or the reason (``conservation.py``) by id.
 
     ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
     of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
@@ -48,6 +48,7 @@ class BatchStats:
     reward_mean: float = 0.0
     reward_best_mean: float = 0.0
     reward_terms: dict[str, float] = field(default_factory=dict)
+    fates: dict[str, str] = field(default_factory=dict)
 
 
 def build_batch(
@@ -83,21 +84,23 @@ def build_batch(
         lost = sum(t.status == "infra_error" for t in group)
         stats.infra_errors += lost
         stats.quarantined += len(group) - lost - len(valid)
+        stats.fates |= {t.id: "infra_error" if t.status == "infra_error" else "quarantined" for t in group}
         rewards += [t.reward for t in valid]
         paid += [t.rewards for t in valid]
         best += [max(t.reward for t in valid)] if valid else []
         if len(valid) < algorithm.least:
             stats.unpaired += len(valid)
+            stats.fates |= {t.id: "unpaired" for t in valid}
             continue
         annotated = algorithm.annotate(valid)
         learnt = [any(weight.any() for weights in segments for weight in weights.values()) for segments in annotated]
         stats.zero_groups += not any(learnt)
         for trajectory, segments, any_weight in zip(valid, annotated, learnt):
-            if not any_weight and not kl_beta:
-                stats.zero_advantage += 1
-                continue
-            stats.trained += 1
-            rows += _sequences(trajectory, segments, kl_beta, stats, grammars)
+            made = _sequences(trajectory, segments, kl_beta, stats, grammars) if any_weight or kl_beta else []
+            stats.trained += bool(made)
+            stats.zero_advantage += not made
+            stats.fates[trajectory.id] = "trained" if made else "zero_advantage"
+            rows += made
     terms = {name for row in paid for name in row}
     stats.reward_terms = {name: float(np.mean([row.get(name, 0.0) for row in paid])) for name in sorted(terms)}
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
@@ -112,6 +115,16 @@ def build_batch(
 def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -> list[Trajectory]:
     """What an algorithm sees of a group: neither what was lost to infrastructure nor what is quarantined."""
     return [t for t in group if t.status != "infra_error" and not left_out(t)]
+
+
+def is_flat(group: Sequence[Trajectory], algorithm: Algorithm, left_out: Callable[[Trajectory], bool]) -> bool:
+    """Whether no token of a group would weigh anything, so that nothing can be learned from it."""
+    valid = shown(group, left_out)
+    if len(valid) < algorithm.least:
+        return True
+    return not any(
+        weight.any() for segments in algorithm.annotate(valid) for part in segments for weight in part.values()
+    )
 
 
 @dataclass

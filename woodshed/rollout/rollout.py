@@ -47,8 +47,9 @@ class Arena:
     temperature: float = 1.0
     attempts: int = 3
     """Maximum number of tries of one rollout."""
-    max_failures: int = 16
-    """Number of consecutive episodes with infrastructure errors that ends a run."""
+    max_infra_rate: float = 0.5
+    """Share of the last ``infra_window`` episodes with infrastructure errors above which a run ends."""
+    infra_window: int = 32
     patience: float = 180.0
     """Seconds to wait for a gateway that is down before the next try."""
     limits: Limits = field(default_factory=Limits)

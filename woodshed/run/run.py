@@ -40,7 +40,11 @@ from woodshed.weights.fence import Head
 
 from .placed import PlacedBoxes, placed_boxes
 from .plan import Stage, plan
-from .screen import screen_for
+from .screen import AlarmNews, screen_for
+
+CHANGEABLE = ("rl.alarms.", "rl.dynamic_sampling.", "rl.max_infra_rate", "rl.infra_window")
+"""Fields of the recipe of an existing run that may be changed: they decide when the run stops, and nothing that is
+finished depends on them."""
 
 
 class RunError(Exception):
@@ -127,7 +131,11 @@ def _settle_recipe(run: RunDirectory, recipe: Recipe) -> None:
     except RecipeError as error:
         raise RunError(f"{error}\nthis is the recipe of an earlier run; start over with --fresh") from None
     if known != resolved:
-        fields = ", ".join(_differences(tomllib.loads(known), tomllib.loads(resolved))[:8])
+        different = _differences(tomllib.loads(known), tomllib.loads(resolved))
+        if all(field.startswith(CHANGEABLE) for field in different):
+            write_text(run.recipe, resolved)
+            return
+        fields = ", ".join(different[:8])
         raise RunError(
             f"{run.root} holds a run of another recipe (different: {fields}); continue it with "
             f"`woodshed run {run.root}`, choose another directory with --out, or start over with --fresh"
@@ -246,6 +254,7 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
     finished = {s.name for s in plan(recipe, run)} - {s.name for s in waiting}
     running: dict[str, tuple[Stage, Supervisor, float]] = {}
     mirror, noted = TensorBoardMirror(run.root), 0.0
+    alarms = AlarmNews(run.stage_metrics("alarms"))
     before = run.read_clock()
     try:
         with screen_for(run, plan(recipe, run), console) as screen:
@@ -257,7 +266,7 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
                     for program in stage.programs():
                         supervisor.start(program)
                     break
-                for news in boxes.check():
+                for news in (*boxes.check(), *alarms.check()):
                     screen.notice(news)
                 for name, (stage, supervisor, started) in list(running.items()):
                     for died in supervisor.check():

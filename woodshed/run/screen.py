@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from woodshed.record.run_directory import RunDirectory
+from woodshed.rl.health.watch import read_alarms
 from woodshed.view.bar import SECONDS_PER_LINE, clock
 
 from .plan import Stage
@@ -106,6 +108,24 @@ class LineScreen:
                 self._shown[name] = time.monotonic()
                 progress = _got_on(self.run.read_progress(name))
                 self.notice(f"      {stage.title}, {clock(time.time() - started)}  {progress}".rstrip())
+
+
+class AlarmNews:
+    """What the alarms of RL have told since this was made."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._read = log, len(read_alarms(log))
+        self._size = -1
+
+    def check(self) -> list[str]:
+        """What is new, as notices. Reads the file only where it has grown."""
+        size = self._log.stat().st_size if self._log.exists() else 0
+        if size == self._size:
+            return []
+        self._size = size
+        rows = read_alarms(self._log)
+        new, self._read = rows[self._read :], len(rows)
+        return [f"alarm {row['alarm']} ({row['action']}), step {row['step']}: {row['message']}" for row in new]
 
 
 def _got_on(progress: Mapping[str, Any]) -> str:

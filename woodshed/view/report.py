@@ -17,6 +17,7 @@ from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 
+from .health import conserved, health_section
 from .plots import bars, lines
 from .summary import EFFORT, Evaluation, evaluation, flagged, gains, telling_pairs
 
@@ -112,9 +113,15 @@ def build_report(run: Run, console: Console) -> dict[str, Any]:
     title = titles(_verified(run.root))
     temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
     summary = _summary(run, arms, transfer, title, temperatures)
+    stored = [row["id"] for row in store.rows("source = 'train'")]
+    metrics = run.stage_metrics("rollouts").parent
+    rollouts = conserved(run.root / "state.sqlite", stored, metrics, finished=run.stage_result("rl") is not None)
+    if rollouts is not None:
+        summary["rollouts"] = rollouts
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
-    body = [_headline(tables, gain, before, transfer), _curves(steps, trainer), _behaviour(arms, title)]
+    body = [_headline(tables, gain, before, transfer), _curves(steps, trainer)]
+    body += [health_section(rollouts, metrics), _behaviour(arms, title)]
     if after:
         body.append(_trajectories(store, before, after))
     body.append(_monitors(before, after, flagged(store.rows("source = 'train'"))))
@@ -122,6 +129,8 @@ def build_report(run: Run, console: Console) -> dict[str, Any]:
     name = html.escape(run.root.name)
     page = f"<!doctype html><meta charset=utf-8><title>{name}</title><style>{_STYLE}</style><h1>{name}</h1>"
     run.report.write_text(page + "".join(body), encoding="utf-8")
+    if rollouts is not None:
+        console.print(rollouts["error"] or rollouts["text"], style="red" if rollouts["error"] else None)
     _print(console, tables, gain, before, transfer, run)
     store.close()
     return summary
