@@ -34,10 +34,12 @@ from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import Index, PackageError
 from woodshed.tasks.packages.source import is_cached
 from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.view.expected import ExpectedError
 from woodshed.view.tensorboard import TensorBoardMirror
 from woodshed.weights.errors import ChainError
 from woodshed.weights.fence import Head
 
+from .curves import CurveWatch, expected_curves
 from .placed import PlacedBoxes, placed_boxes
 from .plan import Stage, plan
 from .screen import AlarmNews, screen_for
@@ -255,9 +257,10 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
     running: dict[str, tuple[Stage, Supervisor, float]] = {}
     mirror, noted = TensorBoardMirror(run.root), 0.0
     alarms = AlarmNews(run.stage_metrics("alarms"))
+    curves = CurveWatch(run.root, expected_curves(recipe))
     before = run.read_clock()
     try:
-        with screen_for(run, plan(recipe, run), console) as screen:
+        with screen_for(run, plan(recipe, run), curves, console) as screen:
             while waiting or running:
                 for stage in [s for s in waiting if _may_start(s, running, finished)]:
                     waiting.remove(stage)
@@ -266,7 +269,7 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
                     for program in stage.programs():
                         supervisor.start(program)
                     break
-                for news in (*boxes.check(), *alarms.check()):
+                for news in (*boxes.check(), *alarms.check(), *curves.news()):
                     screen.notice(news)
                 for name, (stage, supervisor, started) in list(running.items()):
                     for died in supervisor.check():
@@ -304,6 +307,7 @@ def write_report(root: Path, console: Console) -> None:
     from woodshed.view.report import ReportError, build_report
 
     try:
-        build_report(RunDirectory(root.absolute()), console)
-    except (ReportError, DirectoryError) as error:
+        run = RunDirectory(root.absolute())
+        build_report(run, console, expected_curves(load_recipe(run.recipe)))
+    except (ReportError, DirectoryError, ExpectedError, RecipeError) as error:
         raise RunError(str(error)) from None

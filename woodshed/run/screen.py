@@ -21,6 +21,7 @@ from woodshed.record.run_directory import RunDirectory
 from woodshed.rl.health.watch import read_alarms
 from woodshed.view.bar import SECONDS_PER_LINE, clock
 
+from .curves import CurveWatch
 from .plan import Stage
 
 Running = Mapping[str, tuple[Stage, Any, float]]
@@ -37,13 +38,15 @@ class Screen(Protocol):
     def __exit__(self, *details: Any) -> None: ...
 
 
-def screen_for(run: RunDirectory, stages: list[Stage], console: Console) -> Screen:
-    return TableScreen(run, stages, console) if console.is_terminal else LineScreen(run, stages, console)
+def screen_for(run: RunDirectory, stages: list[Stage], curves: CurveWatch, console: Console) -> Screen:
+    if console.is_terminal:
+        return TableScreen(run, stages, curves, console)
+    return LineScreen(run, stages, console)
 
 
 class TableScreen:
-    def __init__(self, run: RunDirectory, stages: list[Stage], console: Console):
-        self.run, self.stages = run, stages
+    def __init__(self, run: RunDirectory, stages: list[Stage], curves: CurveWatch, console: Console):
+        self.run, self.stages, self.curves = run, stages, curves
         self.notices: deque[str] = deque(maxlen=4)
         self._live = Live(console=console, refresh_per_second=2, transient=False)
 
@@ -72,7 +75,10 @@ class TableScreen:
                 done, total = progress.get("done", 0), progress.get("total", 0)
                 bar = ProgressBar(total=total or None, completed=done, width=24, pulse=not total)
                 elapsed = clock(time.time() - running[stage.name][2])
-                table.add_row("[cyan]now[/]", stage.title, elapsed, Group(bar, Text(_got_on(progress))))
+                shown: list[RenderableType] = [bar, Text(_got_on(progress))]
+                if curve := self.curves.drawn(stage.name):
+                    shown.append(Text(curve, style="green"))
+                table.add_row("[cyan]now[/]", stage.title, elapsed, Group(*shown))
             else:
                 table.add_row("[dim]-[/]", f"[dim]{stage.title}[/]", "", "")
         return Group(table, *(Text(n, style="yellow") for n in self.notices))

@@ -8,6 +8,7 @@ wrong.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from woodshed.record.jsonl import read_jsonl
+
+from .plots import lines
 
 CURVES: dict[str, tuple[str, str, float]] = {
     "pretraining loss": ("pretrain", "loss", 0.05),
@@ -181,6 +184,26 @@ def expected_of(
         if band is not None:
             curves[name] = band
     return Expected(recipe, digest, list(seeds), hardware, commit, list(minutes), dict(figures or {}), curves)
+
+
+def expected_section(root: Path, expected: Expected | None) -> str:
+    """HTML of the report: the run's curves over their bands; '' where nothing is expected of its recipe."""
+    if expected is None:
+        return ""
+    found = expected.departures(root)
+    seeds = ", ".join(map(str, expected.seeds))
+    said = "".join(f"<li>{html.escape(str(departure))}</li>" for departure in found)
+    verdict = f"<ul class='bad'>{said}</ul>" if found else "<p>No curve left its band.</p>"
+    plots = []
+    for name, band in expected.curves.items():
+        steps, values = read_curve(root, name)
+        if len(steps):
+            area = (band.steps, band.low, band.high)
+            curve = (list(map(float, steps)), list(map(float, values)))
+            plots.append(lines({name: curve}, x="step", y=name, smooth=band.window, band=area))
+    drawn = "".join(f"<div class=half>{plot}</div>" for plot in plots)
+    where = f"Bands of seeds {seeds} on {html.escape(expected.hardware)}, commit {html.escape(expected.commit)}."
+    return f"<h2>Beside what is expected</h2>{verdict}<p><small>{where}</small></p><div class=row>{drawn}</div>"
 
 
 def _number(value: Any) -> float:
