@@ -56,7 +56,7 @@ class CurveWatch:
         smooth = smoothed(values, band.window if band else max(1, len(values) // 20))
         shown = smooth[:: max(1, -(-len(smooth) // width))]
         low, high = float(shown.min()), float(shown.max())
-        marks = "".join(_LEVELS[int((v - low) / (high - low or 1.0) * (len(_LEVELS) - 1))] for v in shown)
+        marks = "".join(_LEVELS[round((v - low) / (high - low or 1.0) * (len(_LEVELS) - 1))] for v in shown)
         text = f"{name} {marks} {smooth[-1]:.3g}"
         if band is not None:
             last = max((i for i, step in enumerate(band.steps) if step <= steps[-1]), default=None)
