@@ -12,6 +12,7 @@ from woodshed.record.settings import Settings, is_reference
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm
+from .hints.settings import HintSettings
 
 
 class CurriculumSettings(Settings):
@@ -60,6 +61,8 @@ class RLSettings(Settings):
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
     holds that policy too."""
+    hints: HintSettings = HintSettings()
+    """Hints for messages that went wrong, and what learning from them weighs."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
     rewards: RewardTerms = {}

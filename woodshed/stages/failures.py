@@ -8,6 +8,7 @@ from pathlib import Path
 from woodshed.recipe.load import RecipeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import TaskError
+from woodshed.rl.hints import HintError
 from woodshed.rl.ledger import OutOfTasks
 from woodshed.rollout.agent import ProgramFailed
 from woodshed.rollout.failures import RunFailing
@@ -26,7 +27,7 @@ class StageFailed(Exception):
 
 HOPELESS = (
     StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
-    RewardError, RunFailing,
+    RewardError, RunFailing, HintError,
 )  # fmt: skip
 """Errors of a stage whose message is all there is to say."""
 

@@ -20,8 +20,8 @@ FLOOR = -1e4
 
 @dataclass(frozen=True)
 class HintTokens:
-    """``[C]`` tokens: ``value_C`` with a gradient, gated but not weighted; ``gap_C`` log q - log p of the sampled token;
-    ``gate_C`` what the value was multiplied by, 0 to 1."""
+    """Tensors ``[C]``: ``value_C``, in nats, has a gradient and is gated, not weighted; ``gap_C`` is log q - log p of
+    the sampled token; ``gate_C``, 0 to 1, is what the value was multiplied by."""
 
     value_C: Tensor
     gap_C: Tensor

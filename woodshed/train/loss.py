@@ -29,8 +29,8 @@ class TokenStats:
 
     ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour where a part of the policy
     gradient weighs. ``importance``: what its gradient is multiplied by beside the weight, likewise. ``gap``: logp - ref
-    where ``ref_kl`` weighs. ``entropy``: nats, of every weighted token. ``hint_value``, ``hint_gap``, ``hint_gate``: see
-    ``divergence.HintTokens``, where ``hint_kl`` weighs.
+    where ``ref_kl`` weighs. ``entropy``: nats, of every weighted token. ``hint_value``, ``hint_gap`` and
+    ``hint_gate`` where ``hint_kl`` weighs: see ``divergence.HintTokens``.
     """
 
     loss: dict[str, float] = field(default_factory=dict)
@@ -93,8 +93,8 @@ def _logits_grad(
     """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
 
     The parts but ``hint_kl`` depend on the network through logp alone, so the gradient is slope * (onehot - softmax),
-    with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade have probability
-    0 here as they had where the target was sampled, so no gradient.
+    with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade
+    have probability 0 here as they had where the target was sampled, so no gradient.
     """
     logits_CV, forbidden_CV = among_allowed(logits_CV, micro, span)
     target_C1 = micro.target_M[span, None]

@@ -130,7 +130,8 @@ class HintKlSettings(Settings):
 
     teacher: Literal["live", "lagged", "frozen"] = "live"
     """Weights that read the hint. ``live``: those of the step, before it; ``frozen``: those that RL starts from;
-    ``lagged``: those after the last multiple of ``teacher_steps`` steps. The last two hold a second policy in memory."""
+    ``lagged``: those after the last multiple of ``teacher_steps`` steps. The last two keep a second policy in
+    memory."""
 
     teacher_steps: int = Field(default=10, ge=1)
     """Of ``lagged``."""

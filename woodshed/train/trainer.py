@@ -77,16 +77,18 @@ class Trainer:
         of all sequences, those that were not computed because rows share them), ``sequences``,
         ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``, ``skipped``.
 
-        ``teacher`` reads the hints of the batch, and is the policy itself where it is None; ``teacher_tokens`` says how
-        many positions that took. A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as ``skipped``;
-        the step is consumed all the same. Raises BatchError where
-        ``ref_kl`` weighs tokens and the batch lacks their log-probabilities under the reference.
+        ``teacher`` reads the hints of the batch, by default the policy itself; ``teacher_tokens``: how many positions
+        that took. A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as
+        ``skipped``; the step is consumed all the same. Raises BatchError where ``ref_kl`` weighs tokens and the batch
+        lacks their log-probabilities under the reference.
         """
         started = time.perf_counter()
         used_N = weighted(batch)
         lengths = input_lengths(batch, used_N)
         seen, tokens, padded, spared = TokenStats(), 0, 0, 0
-        read = read_hints(teacher or self.decoder, batch, self.settings) if weighs_hints(batch) else None
+        read = None
+        if weighs_hints(batch):
+            read = read_hints(self.decoder if teacher is None else teacher, batch, self.settings)
         for rows in micro_batches(lengths, self.settings.microbatch_tokens):
             micro = collate(batch, rows, lengths, used_N, self.decoder.device)
             backward(self.decoder, micro, batch.denominators, self.settings, seen, read)
