@@ -22,7 +22,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.batching import History, build_batch
 from woodshed.rl.controller import Controller
-from woodshed.rl.hints import Hinter, renderer
+from woodshed.rl.hints import Hinter, renderer, usages
 from woodshed.rl.ledger import Ledger
 from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.pool import Pool
@@ -56,17 +56,13 @@ def _hinter(recipe: Recipe, run: RunDirectory, tasks: Mapping[str, Task]) -> Hin
 
     own = recipe.policy.format if is_reference(recipe.policy.format) else None
     config, tokenizer, chat, _ = load_chat(run.policy("sft"), format=own)
-    tools = [schema["function"] for schema in registry_for(recipe.harness).schemas()]
-    if chat.name == "compact":
-        words = [tool.get("x-compact", {}).get("verb", tool["name"]) for tool in tools]
-    else:
-        words = [tool["name"] for tool in tools]
     try:
         render = renderer(chat, tokenizer, settings.role)
     except ValueError as error:
         raise StageFailed(str(error)) from None
-    shown = () if recipe.harness.program is not None else words
-    return Hinter(settings, tasks, tools=shown, render=render, max_positions=config.max_positions)
+    own_agent = recipe.harness.program is None
+    tools = usages(chat, registry_for(recipe.harness).schemas()) if own_agent else {}
+    return Hinter(settings, tasks, tools=tools, render=render, max_positions=config.max_positions)
 
 
 async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:

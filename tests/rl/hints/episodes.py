@@ -78,7 +78,7 @@ async def _episode(
     sampling: Mapping[str, Any] | None,
 ) -> Trajectory:
     app = build_app(engine, get_format(format), tokenizer, admin_key=ADMIN)
-    box = FolderBox(FILES)
+    box: Any = FolderBox(FILES)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         admin = GatewayAdmin("http://gateway", ADMIN, client=client)
         key = await admin.open(name, task=TASK.name, group="g")

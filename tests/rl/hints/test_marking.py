@@ -33,10 +33,10 @@ from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
 from woodshed.weights.settings import WeightSettings
 
-from .episodes import HERMES, TASKS, episode, scripted
+from .episodes import HERMES, TASKS, Call, episode, scripted
 
 DEFAULT = load_algorithm("mean_baseline", budget=10)
-SCRIPT = (
+SCRIPT: tuple[list[Call], ...] = (
     [("read_file", {"path": "ridge.py"})],
     [("bash", {"command": "one"})],
     [("read_file", {})],
@@ -47,7 +47,13 @@ SCRIPT = (
 def hinter(format: str = "hermes", role: str = "user", **settings: Any) -> Hinter:
     render = renderer(get_format(format), TOKENIZERS[format], role)
     chosen = HintSettings(**{"weight": 0.5, "role": role, **settings})
-    return Hinter(chosen, TASKS, tools=("read_file", "finish"), render=render, max_positions=20_000)
+    return Hinter(
+        chosen,
+        TASKS,
+        tools={"read_file": "read_file(path)", "finish": "finish([message])"},
+        render=render,
+        max_positions=20_000,
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,8 +77,8 @@ def test_the_teacher_reads_the_conversation_with_one_more_message(format: str, r
     hints, stats = hinter(format, role), HintStats()
     (marked,) = hints.mark(run, stats)
     texts = {
-        1: "Hint: There is no tool 'bash'. The tools are: read_file, finish.",
-        2: "Hint: Write a call of read_file",
+        1: "Hint: There is no tool 'bash'. The tools are: read_file(path); finish([message])",
+        2: "Hint: Write such a call as: read_file(path)",
     }
     assert len(marked) == 2 and stats.messages == 2
     (segment,) = run.segments
@@ -160,7 +166,9 @@ def test_who_gets_hints() -> None:
     batch, stats = built(group_of(1.0, 0.0), hinter(per_trajectory=1))
     assert len(batch.hinted or ()) == 2 and stats.hints.over_limit == 2
     short = hinter()
-    short.max_positions = len(equal[0].segments[0]) - 10
+    whole, _ = built(group_of(1.0, 0.0), hinter())
+    assert whole.hinted is not None
+    short.max_positions = int(whole.hinted.lengths.max()) - 1
     batch, stats = built(group_of(1.0, 0.0), short)
     assert stats.hints.too_long == 2 and stats.hints.messages == 2, "the later message is too long with its hint"
 

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.gateway.parts import TOKENIZERS
 from woodshed.gateway.segments_wire import Finished
-from woodshed.harness.settings import LimitSettings, SummarySettings
+from woodshed.harness.loop import registry_for
+from woodshed.harness.settings import LimitSettings, OutputSettings, SummarySettings
+from woodshed.policy.formats import get_format
 from woodshed.record.segment import Segment, Span
 from woodshed.record.trajectory import ToolEvent, Trajectory
-from woodshed.rl.hints import TRIGGERS, Hint, Hinter, HintError, HintSettings, HintStats, SeenEpisode, load_trigger
+from woodshed.rl.hints import (
+    TRIGGERS,
+    Hint,
+    Hinter,
+    HintError,
+    HintSettings,
+    HintStats,
+    SeenEpisode,
+    load_trigger,
+    usages,
+)
 from woodshed.rl.hints.replies import Unplaced, places_of, replies_of
 from woodshed.rollout.observed import observe
 from woodshed.rollout.program import ProgramExit
 
-from .episodes import HERMES, TASK, TASKS, scripted
+from .episodes import HERMES, TASK, TASKS, Call, scripted
 
+TOOLS = {"read_file": "read {path}", "finish": "submit"}
 EDIT = {"path": "ridge.py", "old_string": "return x\n", "new_string": "return x + 1\n"}
 BROKEN = {"path": "ridge.py", "old_string": "def f(x):", "new_string": "def f(x:"}
 
 
 def found(trajectory: Trajectory) -> dict[str, list[int]]:
     """Trigger -> numbers of the replies that it marks."""
-    seen = SeenEpisode(TASK, trajectory, replies_of(trajectory), ("read_file", "finish"))
+    seen = SeenEpisode(TASK, trajectory, replies_of(trajectory), TOOLS)
     hits = {name: [hint.reply for hint in trigger(seen)] for name, trigger in TRIGGERS.items()}
     return {name: numbers for name, numbers in hits.items() if numbers}
 
 
 def texts(trajectory: Trajectory, name: str) -> list[str]:
-    seen = SeenEpisode(TASK, trajectory, replies_of(trajectory), ("read_file", "finish"))
+    seen = SeenEpisode(TASK, trajectory, replies_of(trajectory), TOOLS)
     return [hint.text for hint in TRIGGERS[name](seen)]
 
 
@@ -60,8 +73,8 @@ def test_each_trigger_marks_the_reply_that_it_is_about() -> None:
         "edited_tests": [6],
         "untested_finish": [9],
     }
-    assert texts(run, "unknown_tool") == ["There is no tool 'bash'. The tools are: read_file, finish."]
-    assert "path: Field required" in texts(run, "invalid_arguments")[0]
+    assert texts(run, "unknown_tool") == ["There is no tool 'bash'. The tools are: read {path}; submit"]
+    assert texts(run, "invalid_arguments") == ["Write such a call as: read {path}"]
     assert texts(run, "unread_edit")[0] == "Read ridge.py before you edit it."
     assert "was never closed" in texts(run, "syntax_error")[0]
 
@@ -90,6 +103,9 @@ def test_calls_of_one_reply_and_notices_about_replies_stay_apart() -> None:
     assert [run.events[i].error for i in replies[2].events] == [None, "malformed_call"]
     hits = found(run)
     assert hits["unknown_tool"] == [0, 0, 3] and hits["invalid_arguments"] == [1, 2]
+    assert texts(run, "invalid_arguments")[0].startswith(
+        "Write a call that can be read; this one fails: malformed call: "
+    )
     stats = HintStats()
     Hinter(HintSettings(), TASKS).mark(run, stats)
     assert stats.found["unknown_tool"] == 2, "a trigger counts once per reply"
@@ -98,7 +114,7 @@ def test_calls_of_one_reply_and_notices_about_replies_stay_apart() -> None:
 def test_replies_are_found_in_the_segment_that_sampled_them() -> None:
     """The context is summarised twice; mistakes before and after it, and in a summary, keep their place."""
     settings = HERMES.model_copy(update={"summary": SummarySettings(trigger_tokens=3000, max_tokens=200, max_count=2)})
-    script = [
+    script: list[str | Sequence[Call]] = [
         [("bash", {"command": "one"})],
         [("run_command", {"command": "seq 1 300"})],
         [("read_file", {"path": "ridge.py"})],
@@ -129,23 +145,43 @@ def test_replies_are_found_in_the_segment_that_sampled_them() -> None:
 
 def test_what_does_not_fit_is_counted_and_nothing_is_guessed() -> None:
     run = scripted([("bash", {})], [("finish", {"message": "x"})])
-    lost: list[tuple[Any, type[Exception] | None]] = [
-        (replace(run, events=[*run.events, ToolEvent(9, "bash", None, "")]), Unplaced),
-        (replace(run, events=run.events[::-1]), Unplaced),
-        (replace(run, segments=run.segments * 3), Unplaced),
-        (replace(run, segments=[]), Unplaced),
-    ]
-    for damaged, error in lost:
-        with pytest.raises(error):
+    lost = (
+        replace(run, events=[*run.events, ToolEvent(9, "bash", None, "")]),
+        replace(run, events=run.events[::-1]),
+        replace(run, segments=run.segments * 3),
+        replace(run, segments=[]),
+    )
+    for damaged in lost:
+        with pytest.raises(Unplaced):
             replies_of(damaged)
             places_of(damaged)
     stats = HintStats()
     hinter = Hinter(HintSettings(weight=1.0), TASKS, render=lambda text: [1], max_positions=10_000)
-    for damaged, _ in lost:
+    for damaged in lost:
         assert not any(hinter.mark(damaged, stats))
     assert (stats.episodes, stats.unplaced, stats.messages) == (4, 4, 0)
     # the box died before the last reply's calls had results
     assert [len(r.events) for r in replies_of(replace(run, events=run.events[:1]))] == [1, 0]
+
+
+def test_how_calls_are_written() -> None:
+    schemas = registry_for(HERMES).schemas()
+    assert (
+        usages(get_format("hermes"), schemas)["edit_file"] == "edit_file(path, old_string, new_string, [replace_all])"
+    )
+    tiny = HERMES.model_copy(update={"tools": ("read_file", "edit_line", "finish")})
+    written = usages(get_format("compact"), registry_for(tiny).schemas())
+    assert written["edit_line"] == "edit {path}\n{line}{text}" and set(written) == {"read_file", "edit_line", "finish"}
+
+
+def test_a_verb_that_does_not_exist_is_no_invalid_argument() -> None:
+    """The compact format answers it twice: as a call of an unknown tool, and as one that it cannot read."""
+    settings = HERMES.model_copy(update={"tools": ("read_file", "finish"), "output": OutputSettings(separator="")})
+    run = scripted("nosuch ridge.py", "read", "submit", settings=settings, format="compact")
+    errors = [run.events[i].error for i in replies_of(run)[0].events]
+    assert errors == ["unknown_tool", "malformed_call"]
+    hits = found(run)
+    assert hits["unknown_tool"] == [0] and hits["invalid_arguments"] == [1]
 
 
 def own_trigger(seen: SeenEpisode) -> list[Hint]:

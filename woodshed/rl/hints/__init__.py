@@ -1,7 +1,7 @@
 """Targeted textual feedback (Composer 2.5): triggers mark a message of an episode and write the hint that would have
 helped; the trainer distils that message from the policy that reads the hint (``train/divergence.py``)."""
 
-from .marking import Hinter, HintError, HintStats, renderer
+from .marking import Hinter, HintError, HintStats, renderer, usages
 from .settings import HintSettings
 from .triggers import TRIGGERS, Hint, SeenEpisode, Trigger, load_trigger
 
@@ -16,4 +16,5 @@ __all__ = [
     "Trigger",
     "load_trigger",
     "renderer",
+    "usages",
 ]

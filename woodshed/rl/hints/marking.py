@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -70,6 +70,22 @@ def renderer(chat: ChatFormat, tokenizer: Tokenizer, role: str) -> Render:
     return render
 
 
+def usages(chat: ChatFormat, schemas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """How a call of each tool is written, by its name, for ``SeenEpisode.tools``: the form that the ``compact`` format
+    asks for, else the names of the arguments, those that may be left out in brackets."""
+    from woodshed.policy.formats.verbs import verbs_of
+
+    if chat.name == "compact":
+        return {name: verb.usage for name, verb in verbs_of(schemas).by_name.items()}
+    found = {}
+    for function in (schema["function"] for schema in schemas):
+        parameters = function.get("parameters", {})
+        needed = parameters.get("required", ())
+        names = [n if n in needed else f"[{n}]" for n in parameters.get("properties", {})]
+        found[function["name"]] = f"{function['name']}({', '.join(names)})"
+    return found
+
+
 class Hinter:
     """Finds what to improve in episodes and marks it.
 
@@ -82,13 +98,13 @@ class Hinter:
         settings: HintSettings,
         tasks: Mapping[str, Task],
         *,
-        tools: Sequence[str] = (),
+        tools: Mapping[str, str] | None = None,
         render: Render | None = None,
         max_positions: int = 0,
     ) -> None:
         if settings.weight and (render is None or max_positions < 1):
             raise ValueError("Hinter: a weight above 0 needs render and max_positions")
-        self.settings, self.tasks, self.tools = settings, tasks, tuple(tools)
+        self.settings, self.tasks, self.tools = settings, tasks, dict(tools or {})
         self.render, self.max_positions = render, max_positions
         self.triggers = {name: load_trigger(name) for name in settings.triggers}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from woodshed.monitors import MONITORS, MonitoredEpisode
 from woodshed.record.settings import is_reference, load_reference
@@ -35,13 +35,13 @@ class Hint:
 
 @dataclass(frozen=True)
 class SeenEpisode:
-    """One episode, after it. ``tools``: what the policy writes to call each of its tools; empty where the agent is a
+    """One episode, after it. ``tools``: how a call of each tool is written, by its name; empty where the agent is a
     program of others."""
 
     task: Task
     trajectory: Trajectory
     replies: Sequence[Reply]
-    tools: tuple[str, ...] = ()
+    tools: Mapping[str, str] = field(default_factory=dict)
 
     def calls(self) -> Iterator[tuple[int, ToolEvent]]:
         """(number of the reply, event) of every call and notice."""
@@ -65,16 +65,20 @@ def unknown_tool(seen: SeenEpisode) -> Iterator[Hint]:
     """A call of a tool that does not exist."""
     for number, event in seen.calls():
         if event.error == "unknown_tool":
-            there = f" The tools are: {', '.join(seen.tools)}." if seen.tools else ""
+            there = f" The tools are: {'; '.join(seen.tools.values())}" if seen.tools else ""
             yield Hint(number, f"There is no tool {event.name[:40]!r}.{there}")
 
 
 def invalid_arguments(seen: SeenEpisode) -> Iterator[Hint]:
-    """A call whose arguments do not fit its tool, or that could not be read."""
-    for number, event in seen.calls():
-        if event.error in ("invalid_arguments", "malformed_call"):
-            what = f"a call of {event.name[:40]}" if event.name else "the call"
-            yield Hint(number, f"Write {what} exactly as its description says; this one fails: {_detail(event)}")
+    """A call of a tool that exists whose arguments do not fit, or a call that could not be read."""
+    for reply in seen.replies:
+        events = [seen.trajectory.events[index] for index in reply.events]
+        wrong = [event for event in events if event.error == "invalid_arguments"]
+        unread = [event for event in events if event.error == "malformed_call"]
+        if wrong and wrong[0].name in seen.tools:
+            yield Hint(reply.number, f"Write such a call as: {seen.tools[wrong[0].name]}")
+        elif wrong or (unread and not any(event.error == "unknown_tool" for event in events)):
+            yield Hint(reply.number, f"Write a call that can be read; this one fails: {_detail([*wrong, *unread][0])}")
 
 
 def unread_edit(seen: SeenEpisode) -> Iterator[Hint]:
