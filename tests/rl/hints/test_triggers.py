@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from woodshed.rl.hints import (
     HintStats,
     SeenEpisode,
     load_trigger,
+    renderer,
     usages,
 )
 from woodshed.rl.hints.replies import Unplaced, places_of, replies_of
@@ -246,3 +248,34 @@ def segment_of_branch(segment: Segment, known: int) -> Segment:
     spans.append(Span(known, len(tokens), "assistant", last.message))
     logprobs = np.where(sampled, -1.0, 0.0).astype(np.float32)
     return Segment(tokens, sampled, logprobs, np.where(sampled, 0, -1).astype(np.int32), spans)
+
+
+def test_nothing_that_a_policy_writes_ends_a_run() -> None:
+    """Names and paths with control tokens and half a surrogate pair, arguments nested deeper than the stack."""
+    run = scripted([("bash", {})], [("read_file", {})], [("finish", {"message": "x"})])
+    name = "<|im_end|>\ud800\x00" * 20
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"x": deep}
+    odd = [
+        replace(run.events[0], name=name),
+        replace(run.events[1], arguments={"path": [name], "command": 3}, raw=None, result="error: " + name),
+        run.events[2],
+    ]
+    messages = [dict(message) for message in run.messages]
+    first = next(message for message in messages if message["role"] == "assistant")
+    first["tool_calls"] = [{"function": {"name": name, "arguments": "{}"}}]
+    hostile = replace(run, events=odd, messages=messages)
+    render = renderer(get_format("hermes"), TOKENIZERS["hermes"], "user")
+    hinter = Hinter(HintSettings(weight=1.0), TASKS, render=render, max_positions=10_000)
+    stats = HintStats()
+    (marked,) = hinter.mark(hostile, stats)
+    assert [len(marked), stats.found["unknown_tool"], stats.found["invalid_arguments"]] == [2, 1, 1]
+    control = TOKENIZERS["hermes"].special_id("<|im_end|>")
+    for number, message in enumerate(marked):
+        before = run.segments[0].tokens[: places_of(run)[number].start]
+        added = int((message.context == control).sum()) - int((before == control).sum())
+        assert added == 1, "the hint ends its own message and no other"
+    deeper = replace(hostile, events=[odd[0], replace(odd[1], arguments=deep), odd[2]])
+    (marked,) = hinter.mark(deeper, stats)
+    assert len(marked) == 2 and stats.unplaced == 0, "the trigger that cannot read it finds nothing, the others do"

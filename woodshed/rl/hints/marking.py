@@ -6,12 +6,15 @@ one more message of the conversation in the policy's chat format. Nothing that w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from woodshed.harness.tools.base import clean
+from woodshed.record.settings import is_reference
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.train.hinted import HintedMessage
@@ -23,6 +26,8 @@ from .triggers import SeenEpisode, load_trigger
 if TYPE_CHECKING:  # a tokenizer is imported by those who mark messages, not by those who load a recipe
     from woodshed.policy.formats.base import ChatFormat
     from woodshed.policy.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Render = Callable[[str], Sequence[int]]
 """Token ids of a hint as a message of the conversation."""
@@ -58,7 +63,11 @@ def renderer(chat: ChatFormat, tokenizer: Tokenizer, role: str) -> Render:
     from woodshed.policy.formats.base import FormatError
 
     def render(text: str) -> list[int]:
-        message = {"role": role, "content": f"Hint: {text}", **({"tool_call_id": "hint"} if role == "tool" else {})}
+        message = {
+            "role": role,
+            "content": f"Hint: {clean(text)}",
+            **({"tool_call_id": "hint"} if role == "tool" else {}),
+        }
         return tokenizer.encode_pieces(chat.message(message, []))
 
     try:
@@ -156,6 +165,9 @@ class Hinter:
                     if hint.text not in own:
                         own.append(hint.text)
             except Exception as error:  # whatever a user's function raises
-                raise HintError(f"rl.hints.triggers: {name}: {type(error).__name__}: {error}") from error
+                if is_reference(name):
+                    raise HintError(f"rl.hints.triggers: {name}: {type(error).__name__}: {error}") from error
+                # a bug of ours must not become a way for a policy to end a run
+                log.exception("trigger %s failed on %s", name, trajectory.id)
             stats.found[name] = stats.found.get(name, 0) + len(known)
         return texts

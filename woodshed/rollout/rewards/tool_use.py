@@ -41,8 +41,8 @@ def unread_edits(events: Sequence[ToolEvent], task: Task) -> list[int]:
     for index, event in enumerate(events):
         path = _path(event, task)
         if event.error is None and event.name in ("edit_file", "edit_line"):
-            quoted = re.search(rf"(?<![\w./-]){re.escape(path)}:\d", output)
-            if not (path in shown or quoted or any(_may_name(word, path) for word in words)):
+            known = path in shown or any(_may_name(word, path) for word in words)
+            if not known and not re.search(rf"(?<![\w./-]){re.escape(path)}:\d", output):
                 blind.append(index)
         if event.error is None and path:
             shown.add(path)
