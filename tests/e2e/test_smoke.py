@@ -140,6 +140,16 @@ def test_monitors_are_counted_and_shown(smoke: SmokeRun) -> None:
     assert unknown.returncode == 2 and "there are: solution_retrieved" in unknown.stderr
 
 
+def test_hints_are_found_and_distilled(smoke: SmokeRun) -> None:
+    found = [line["hints"] for line in read_jsonl(smoke.root / "metrics" / "rollouts.jsonl")]
+    trained = read_jsonl(smoke.root / "metrics" / "trainer.jsonl")
+    assert len(found) == len(trained) == STEPS and sum(hints["messages"] for hints in found) > 0
+    for hints, line in zip(found, trained):
+        assert hints["unplaced"] == 0 and hints["episodes"] > 0
+        assert line.get("hint_tokens", 0) == hints["tokens"]
+        assert not hints["tokens"] or (line["hint_kl"] > 0 and line["hint_gap"] != 0)
+
+
 def test_agent_works_on_a_task(smoke: SmokeRun) -> None:
     task = next((smoke.root / "tasks" / "synthetic-heldout").iterdir())
     result = woodshed(smoke.scratch, "agent", "--run", smoke.root, "--task", task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Trained:
             batch, stats = build_batch(
                 groups, algorithm, step=step, batch_id=f"step-{step}", generation_budget=settings.generation_budget
             )
-            return batch, {**vars(stats), **measure(groups, step)}
+            return batch, {**asdict(stats), **measure(groups, step)}
 
         controller = Controller(
             self.arena,

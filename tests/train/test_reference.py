@@ -20,9 +20,10 @@ from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
 from woodshed.train.batch import TrainBatch
 from woodshed.train.checkpoint import CheckpointError
+from woodshed.train.reference import Reference, needs_reference
 from woodshed.train.settings import ImportanceSettings, KlSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from woodshed.train.trainer import Trainer
-from woodshed.train.worker import Reference, Worker, batch_path, needs_reference
+from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
 from woodshed.weights.settings import WeightSettings
 

@@ -20,8 +20,10 @@ from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms.base import predicted
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
+from woodshed.train.hinted import HintedMessage
 
 from .algorithms import Algorithm, Weights
+from .hints import Hinter, HintStats, Marks
 
 
 @dataclass
@@ -32,6 +34,7 @@ class BatchStats:
     ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
     of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
     token. ``reward_terms``: mean of each term over the rollouts that were compared; they add up to ``reward_mean``.
+    ``hints``: what the triggers found in those that an algorithm compared.
     """
 
     groups: int = 0
@@ -49,6 +52,7 @@ class BatchStats:
     reward_best_mean: float = 0.0
     reward_terms: dict[str, float] = field(default_factory=dict)
     fates: dict[str, str] = field(default_factory=dict)
+    hints: HintStats = field(default_factory=HintStats)
 
 
 def build_batch(
@@ -62,6 +66,7 @@ def build_batch(
     kl_beta: float = 0.0,
     left_out: Callable[[Trajectory], bool] = lambda _: False,
     grammars: Callable[[], Grammars] | None = None,
+    hints: Hinter | None = None,
 ) -> tuple[TrainBatch, BatchStats]:
     """(batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens (Dr. GRPO).
 
@@ -69,7 +74,8 @@ def build_batch(
     batch, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of a compared
     rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the reference.
     ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of the policy's vocabulary, for
-    tokens that were sampled under one. Raises ValueError for a group that mixes tasks, and where grammars are missing.
+    tokens that were sampled under one. ``hints`` marks messages of compared rollouts, which the loss part ``hint_kl``
+    weighs. Raises ValueError for a group that mixes tasks, and where grammars are missing; HintError.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
@@ -96,7 +102,10 @@ def build_batch(
         learnt = [any(weight.any() for weights in segments for weight in weights.values()) for segments in annotated]
         stats.zero_groups += not any(learnt)
         for trajectory, segments, any_weight in zip(valid, annotated, learnt):
-            made = _sequences(trajectory, segments, kl_beta, stats, grammars) if any_weight or kl_beta else []
+            marks: Marks = [()] * len(segments) if hints is None else hints.mark(trajectory, stats.hints)
+            gamma = 0.0 if hints is None else hints.weight
+            used = any_weight or kl_beta or any(marks)
+            made = _sequences(trajectory, segments, kl_beta, gamma, marks, stats, grammars) if used else []
             stats.trained += bool(made)
             stats.zero_advantage += not made
             stats.fates[trajectory.id] = "trained" if made else "zero_advantage"
@@ -107,6 +116,7 @@ def build_batch(
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
     count = rollouts if rollouts is not None else max(1, stats.rollouts)
     parts = (*algorithm.parts, *(("ref_kl",) if kl_beta else ()))
+    parts += ("hint_kl",) if hints is not None and hints.weight else ()
     denominators = {part: float(count * generation_budget) for part in parts}
     batch = pack(rows, id=batch_id, step=step, denominators=denominators, info={"stats": asdict(stats)})
     return batch, stats
@@ -149,11 +159,13 @@ def _sequences(
     trajectory: Trajectory,
     annotated: Sequence[Weights],
     kl_beta: float,
+    gamma: float,
+    marks: Sequence[Sequence[HintedMessage]],
     stats: BatchStats,
     grammars: Callable[[], Grammars] | None,
 ) -> list[TrainSequence]:
     rows = []
-    for segment, given in zip(trajectory.segments, annotated, strict=True):
+    for segment, given, marked in zip(trajectory.segments, annotated, marks, strict=True):
         stats.segments += 1
         sampled = predicted(segment.sampled)
         if not sampled.any():
@@ -163,6 +175,10 @@ def _sequences(
         weights = dict(given)
         if kl_beta:
             weights["ref_kl"] = np.where(sampled, kl_beta, 0).astype(np.float32)
+        if marked:
+            weights["hint_kl"] = np.zeros(len(segment), np.float32)
+            for message in marked:
+                weights["hint_kl"][message.start : message.end] = gamma
         if segment.penalties:
             first = segment.penalties[0]
             raise ValueError(
@@ -183,6 +199,7 @@ def _sequences(
                 trajectory=trajectory.id,
                 allowed=allowed,
                 allowed_of=allowed_of,
+                hinted=tuple(marked),
             )
         )
     return rows

@@ -13,6 +13,7 @@ from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin,
 
 from .algorithms import Algorithm, load_algorithm
 from .health.settings import AlarmSettings
+from .hints.settings import HintSettings
 
 
 class CurriculumSettings(Settings):
@@ -85,6 +86,8 @@ class RLSettings(Settings):
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
     holds that policy too."""
+    hints: HintSettings = HintSettings()
+    """Hints for messages that went wrong, and what learning from them weighs."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
     rewards: RewardTerms = {}

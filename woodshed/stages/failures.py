@@ -9,6 +9,7 @@ from woodshed.recipe.load import RecipeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import TaskError
 from woodshed.rl.conservation import ConservationError
+from woodshed.rl.hints import HintError
 from woodshed.rl.ledger import LedgerError, OutOfTasks
 from woodshed.rollout.agent import ProgramFailed
 from woodshed.rollout.failures import RunFailing, RunPaused
@@ -27,7 +28,7 @@ class StageFailed(Exception):
 
 HOPELESS = (
     StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
-    RewardError, RunFailing, RunPaused, ConservationError, LedgerError,
+    RewardError, RunFailing, RunPaused, ConservationError, LedgerError, HintError,
 )  # fmt: skip
 """Errors of a stage whose message is all there is to say."""
 

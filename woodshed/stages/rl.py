@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -11,17 +12,21 @@ import numpy as np
 import uvloop
 
 from woodshed.engine.grammar import Grammars
+from woodshed.harness.loop import registry_for
 from woodshed.monitors import count, quarantined
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
+from woodshed.record.settings import is_reference
 from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.batching import History, build_batch, is_flat
 from woodshed.rl.conservation import check_conservation
 from woodshed.rl.controller import Controller
 from woodshed.rl.health.measure import measure
 from woodshed.rl.health.watch import HealthWatch
+from woodshed.rl.hints import Hinter, renderer, usages
 from woodshed.rl.ledger import Ledger
 from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.pool import Pool
@@ -29,6 +34,7 @@ from woodshed.train.batch import TrainBatch
 from woodshed.weights.fence import Head
 
 from .arena import open_arena
+from .failures import StageFailed
 from .pace import Pace
 from .tasks import key_digest, load_split, with_key
 
@@ -43,6 +49,24 @@ def _grammars(run: RunDirectory) -> Grammars:
     from woodshed.policy.hf import load_chat
 
     return Grammars(load_chat(run.policy("sft"))[1])
+
+
+def _hinter(recipe: Recipe, run: RunDirectory, tasks: Mapping[str, Task]) -> Hinter:
+    """Raises StageFailed where the policy's chat format cannot show a hint."""
+    settings = recipe.rl.hints
+    if not settings.weight:
+        return Hinter(settings, tasks)
+    from woodshed.policy.hf import load_chat  # imports torch
+
+    own = recipe.policy.format if is_reference(recipe.policy.format) else None
+    config, tokenizer, chat, _ = load_chat(run.policy("sft"), format=own)
+    try:
+        render = renderer(chat, tokenizer, settings.role)
+    except ValueError as error:
+        raise StageFailed(str(error)) from None
+    own_agent = recipe.harness.program is None
+    tools = usages(chat, registry_for(recipe.harness).schemas()) if own_agent else {}
+    return Hinter(settings, tasks, tools=tools, render=render, max_positions=config.max_positions)
 
 
 async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
@@ -64,6 +88,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
         return [store.group(group) for group in ledger.batches().get(step, [])]
 
     history = History(algorithm, groups_of, left_out)
+    tasks = load_split(run, recipe.tasks.family, "train")
+    hints = _hinter(recipe, run, {task.name: task for task in tasks})
 
     def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
         history.until(step)
@@ -77,8 +103,9 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             kl_beta=settings.kl_beta,
             left_out=left_out,
             grammars=lambda: _grammars(run),
+            hints=hints,
         )
-        statistics = {**vars(counts), **describe(groups), **measure(groups, step), "boxes": boxes()}
+        statistics = {**asdict(counts), **describe(groups), **measure(groups, step), "boxes": boxes()}
         note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
         speed = pace.at(step * settings.groups_per_step * settings.group_size)
         run.write_progress("rl", step, settings.steps, f"{note}  {speed}; {_last_action(groups)}")
@@ -96,7 +123,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     async with open_arena(recipe, run, grading=grading, training=True) as arena:
         controller = Controller(
             arena,
-            load_split(run, recipe.tasks.family, "train"),
+            tasks,
             ledger,
             store,
             settings,

@@ -20,10 +20,14 @@ from safetensors.numpy import save as safetensors_bytes
 
 from woodshed.record.atomic import write_whole
 
+from .hinted import Hinted, HintedMessage, pack_hinted
+
 PARTS = {
     "rl": ("behaviour",), "ppo": ("behaviour",), "gspo": ("behaviour",), "ce": (), "ref_kl": ("behaviour", "reference"),
+    "hint_kl": ("behaviour", "hint"),
 }  # fmt: skip
-"""The loss parts (see ``parts.py``) and what they need of a token: who sampled it, the reference's log-probability."""
+"""The loss parts (see ``parts.py``) and what they need of a token: who sampled it, the reference's log-probability,
+a hint (``hinted``)."""
 _FORMAT = "woodshed-batch-1"
 
 
@@ -44,6 +48,7 @@ class Sequence:
     trajectory: str = ""
     allowed: NDArray[np.uint8] | None = None
     allowed_of: NDArray[np.int32] | None = None
+    hinted: tuple[HintedMessage, ...] = ()
 
 
 @dataclass
@@ -57,7 +62,8 @@ class TrainBatch:
     ``allowed`` uint8 ``[K, ceil(V / 8)]`` are sets of tokens as bits (little endian) and ``allowed_of`` int32 ``[N]``
     says from which of them a token was sampled, -1 for the whole vocabulary; both are None where every token was
     sampled from that. ``step`` counts from 1: training on the batch of step n makes PolicyVersion n. S may be 0 (a step
-    in which there was nothing to learn).
+    in which there was nothing to learn). ``hinted``: what the teacher of ``hint_kl`` reads, None where no message is
+    marked.
     """
 
     id: str
@@ -74,6 +80,7 @@ class TrainBatch:
     info: dict[str, Any] = field(default_factory=dict)
     allowed: NDArray[np.uint8] | None = None
     allowed_of: NDArray[np.int32] | None = None
+    hinted: Hinted | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -101,6 +108,8 @@ class TrainBatch:
         if self.routes is not None and self.routes.ndim != 3:
             raise BatchError(f"{where}: routes has shape {self.routes.shape}, expected [{n}, layers, k]")
         self._check_allowed(where)
+        if self.hinted is not None and (problem := self.hinted.problem(self.tokens, self.offsets)):
+            raise BatchError(f"{where}: {problem}")
         for part, weight in self.weights.items():
             self._check_part(part, weight, where)
 
@@ -133,6 +142,12 @@ class TrainBatch:
             raise BatchError(f"{where}: weights[{part!r}] weighs a token that was not sampled (no behaviour_logprobs)")
         if "reference" in PARTS[part] and self.ref_logprobs is not None and np.isnan(self.ref_logprobs[used]).any():
             raise BatchError(f"{where}: weights[{part!r}] needs ref_logprobs at every weighted token")
+        if "hint" in PARTS[part]:
+            marked = np.zeros(len(self.tokens), np.bool_)
+            if self.hinted is not None:
+                marked[self.hinted.batch_targets()] = True
+            if np.any(used & ~marked):
+                raise BatchError(f"{where}: weights[{part!r}] weighs a token of a message that has no hint (hinted)")
 
     def save(self, path: Path | str, *, fsync: bool = False) -> None:
         """Write one safetensors file; it appears whole or not at all."""
@@ -143,6 +158,8 @@ class TrainBatch:
         arrays |= {
             k: v for k in ("ref_logprobs", "routes", "allowed", "allowed_of") if (v := getattr(self, k)) is not None
         }
+        if self.hinted is not None:
+            arrays |= {f"hinted.{k}": getattr(self.hinted, k) for k in Hinted.FIELDS}
         meta = {
             "format": _FORMAT,
             "id": self.id,
@@ -181,6 +198,7 @@ class TrainBatch:
                 meta["info"],
                 arrays.get("allowed"),
                 arrays.get("allowed_of"),
+                Hinted(*(arrays[f"hinted.{k}"] for k in Hinted.FIELDS)) if "hinted.at" in arrays else None,
             )
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise BatchError(f"{path}: not a batch file ({type(error).__name__}: {error})") from None
@@ -213,6 +231,7 @@ def pack(
         np.full(total, np.nan, np.float32) if any(r.ref_logprobs is not None for r in rows) else None,
         None if route is None else np.full((total, *route.shape[1:]), -1, np.int16),
         info=dict(info or {}),
+        hinted=pack_hinted((r.tokens, r.hinted) for r in rows),
     )
     if any(r.allowed is not None for r in rows):
         batch.allowed, batch.allowed_of = _pack_allowed(rows, total)

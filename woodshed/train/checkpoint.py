@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
 _NAME = re.compile(r"step-(\d{6,})")
-_REFERENCE = re.compile(r"reference-(\d{6,})\.safetensors")
 
 
 class CheckpointError(Exception):
@@ -95,25 +94,33 @@ def save_checkpoint(
 
 
 def save_reference(
-    folder: Path | str, step: int, model: Mapping[str, Tensor], *, keep: int, fsync: bool = True
+    folder: Path | str,
+    step: int,
+    model: Mapping[str, Tensor],
+    *,
+    keep: int,
+    fsync: bool = True,
+    name: str = "reference",
 ) -> None:
-    """Note the policy as it is after ``step``, which becomes a reference; all but the ``keep`` newest are deleted."""
+    """Note the policy as it is after ``step``, which becomes a reference; all but the ``keep`` newest of that ``name``
+    are deleted."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     blob = save({k: v.detach().to("cpu", torch.float32, copy=True).contiguous() for k, v in model.items()})
-    write_whole(folder / f"reference-{step:06d}.safetensors", blob, fsync=fsync)
-    found = sorted(int(m[1]) for p in folder.iterdir() if (m := _REFERENCE.fullmatch(p.name)))
+    write_whole(folder / f"{name}-{step:06d}.safetensors", blob, fsync=fsync)
+    names = re.compile(rf"{re.escape(name)}-(\d{{6,}})\.safetensors")
+    found = sorted(int(m[1]) for p in folder.iterdir() if (m := names.fullmatch(p.name)))
     for old in found[:-keep]:
-        (folder / f"reference-{old:06d}.safetensors").unlink(missing_ok=True)
+        (folder / f"{name}-{old:06d}.safetensors").unlink(missing_ok=True)
 
 
-def load_reference(folder: Path | str, step: int) -> dict[str, Tensor]:
+def load_reference(folder: Path | str, step: int, name: str = "reference") -> dict[str, Tensor]:
     """What ``save_reference`` noted. Raises CheckpointError."""
-    path = Path(folder) / f"reference-{step:06d}.safetensors"
+    path = Path(folder) / f"{name}-{step:06d}.safetensors"
     try:
         return load(path.read_bytes())
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not the reference of train.kl.reference_steps ({error})") from None
+        raise CheckpointError(f"{path}: not the {name} of the steps after {step} ({error})") from None
 
 
 def load_checkpoint(path: Path | str) -> Checkpoint:

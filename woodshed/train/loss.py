@@ -18,7 +18,9 @@ from woodshed.policy.decoder import Decoder
 from . import parts
 from .batch import BatchError
 from .collate import MicroBatch
+from .divergence import hint_divergence
 from .settings import TrainSettings
+from .teacher import Teacher
 
 
 @dataclass
@@ -27,7 +29,8 @@ class TokenStats:
 
     ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour where a part of the policy
     gradient weighs. ``importance``: what its gradient is multiplied by beside the weight, likewise. ``gap``: logp - ref
-    where ``ref_kl`` weighs. ``entropy``: nats, of every weighted token.
+    where ``ref_kl`` weighs. ``entropy``: nats, of every weighted token. ``hint_value``, ``hint_gap`` and
+    ``hint_gate`` where ``hint_kl`` weighs: see ``divergence.HintTokens``.
     """
 
     loss: dict[str, float] = field(default_factory=dict)
@@ -35,18 +38,29 @@ class TokenStats:
     importance: list[Tensor] = field(default_factory=list)
     gap: list[Tensor] = field(default_factory=list)
     entropy: list[Tensor] = field(default_factory=list)
+    hint_value: list[Tensor] = field(default_factory=list)
+    hint_gap: list[Tensor] = field(default_factory=list)
+    hint_gate: list[Tensor] = field(default_factory=list)
     trained_tokens: int = 0
 
 
 def backward(
-    decoder: Decoder, micro: MicroBatch, denominators: Mapping[str, float], settings: TrainSettings, seen: TokenStats
+    decoder: Decoder,
+    micro: MicroBatch,
+    denominators: Mapping[str, float],
+    settings: TrainSettings,
+    seen: TokenStats,
+    teacher: Teacher | None = None,
 ) -> None:
     """Add this micro-batch's gradient to ``.grad`` of the decoder's parameters and its figures to ``seen``.
 
-    Raises BatchError where ``ref_kl`` weighs tokens whose log-probabilities under the reference are not there.
+    ``teacher`` has read the hints of the batch. Raises BatchError where ``ref_kl`` weighs tokens whose
+    log-probabilities under the reference are not there, or ``hint_kl`` weighs tokens without a teacher.
     """
     if micro.ref_M is None and "ref_kl" in micro.weights and bool(micro.weights["ref_kl"].any()):
         raise BatchError("weights['ref_kl'] needs ref_logprobs; let Reference fill them in")
+    if teacher is None and "hint_kl" in micro.weights and bool(micro.weights["hint_kl"].any()):
+        raise BatchError("weights['hint_kl'] needs a teacher that has read the hints (read_hints)")
     hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn, routes=micro.routes_NLK)
     hidden_MD = hidden_ND.index_select(0, micro.at_M)
     grad_MD = torch.empty_like(hidden_MD)
@@ -57,7 +71,7 @@ def backward(
         leaf_CD = hidden_MD[span].detach().requires_grad_()
         with torch.enable_grad():
             logits_CV = decoder.logits(leaf_CD)
-        grad_CV = _logits_grad(logits_CV.detach(), micro, span, gaps, denominators, settings, seen)
+        grad_CV = _logits_grad(logits_CV.detach(), micro, span, gaps, denominators, settings, seen, teacher)
         logits_CV.backward(grad_CV)
         assert leaf_CD.grad is not None
         grad_MD[span] = leaf_CD.grad
@@ -74,12 +88,13 @@ def _logits_grad(
     denominators: Mapping[str, float],
     settings: TrainSettings,
     seen: TokenStats,
+    teacher: Teacher | None,
 ) -> Tensor:
     """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
 
-    The parts depend on the network through logp alone, so the gradient is slope * (onehot - softmax), with the slope
-    d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade have probability
-    0 here as they had where the target was sampled, so no gradient.
+    The parts but ``hint_kl`` depend on the network through logp alone, so the gradient is slope * (onehot - softmax),
+    with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade
+    have probability 0 here as they had where the target was sampled, so no gradient.
     """
     logits_CV, forbidden_CV = among_allowed(logits_CV, micro, span)
     target_C1 = micro.target_M[span, None]
@@ -92,11 +107,45 @@ def _logits_grad(
     slope_C = torch.zeros_like(logp_C)
     for part, weight_M in micro.weights.items():
         used_C = weight_M[span] != 0
-        if bool(used_C.any()):
+        if part != "hint_kl" and bool(used_C.any()):
             tokens = _tokens(logp_C[used_C], weight_M[span][used_C], micro, span, used_C, gaps.get(part), settings)
             slope_C[used_C] += _slope(part, tokens, denominators[part], settings, seen)
     grad_CV = prob_CV.mul_(-slope_C[:, None])
-    return grad_CV.scatter_add_(1, target_C1, slope_C[:, None])
+    grad_CV.scatter_add_(1, target_C1, slope_C[:, None])
+    if teacher is not None and "hint_kl" in micro.weights:
+        used_C = micro.weights["hint_kl"][span] != 0
+        if bool(used_C.any()):
+            grad_CV[used_C] += _hint_grad(logits_CV, micro, span, used_C, teacher, denominators, settings, seen)
+    return grad_CV
+
+
+def _hint_grad(
+    logits_CV: Tensor,
+    micro: MicroBatch,
+    span: slice,
+    used_C: Tensor,
+    teacher: Teacher,
+    denominators: Mapping[str, float],
+    settings: TrainSettings,
+    seen: TokenStats,
+) -> Tensor:
+    """d loss / d logits ``[U, V]`` of ``hint_kl``, for the U tokens of a chunk that it weighs."""
+    index_U = micro.index_M[span][used_C.cpu().numpy()]
+    student_UV = logits_CV[used_C]
+    teacher_UV = teacher.logits(index_U).masked_fill(student_UV == -torch.inf, -torch.inf)
+    target_U, weight_U = micro.target_M[span][used_C], micro.weights["hint_kl"][span][used_C]
+    logp_U = student_UV.gather(1, target_U[:, None]).squeeze(1) - student_UV.logsumexp(-1)
+    importance_U = parts.importance(logp_U, micro.behaviour_M[span][used_C], settings.importance)
+    with torch.enable_grad():
+        found = hint_divergence(student_UV.requires_grad_(), teacher_UV, target_U, importance_U, settings.hint_kl)
+        value = (weight_U * found.value_C).sum()
+        (grad_UV,) = torch.autograd.grad(value, student_UV)
+    total = float((weight_U * found.value_C.detach()).sum(dtype=torch.float64))
+    seen.loss["hint_kl"] = seen.loss.get("hint_kl", 0.0) + total / denominators["hint_kl"]
+    seen.hint_value.append(found.value_C.detach())
+    seen.hint_gap.append(found.gap_C)
+    seen.hint_gate.append(found.gate_C)
+    return grad_UV / denominators["hint_kl"]
 
 
 def _tokens(

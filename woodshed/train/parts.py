@@ -2,7 +2,8 @@
 
 A part gets C weighted tokens and gives ``[C]`` values, of which ``loss.backward`` sums up, divides by the part's
 denominator, and takes the derivative with respect to ``Tokens.logp_C``. To add one: write the function, and name it in
-``PARTS`` here and, with what it needs, in ``batch.PARTS``.
+``PARTS`` here and, with what it needs, in ``batch.PARTS``. ``hint_kl`` needs the logits of two policies instead
+(``divergence.py``).
 """
 
 from __future__ import annotations

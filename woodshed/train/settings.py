@@ -113,6 +113,54 @@ class KlSettings(Settings):
     from, always."""
 
 
+class HintKlSettings(Settings):
+    """The loss part ``hint_kl``: distil a policy that reads a hint into the one that did not; ``rl.hints`` says which
+    messages get one, and ``rl.hints.weight`` is the weight. p is the trained policy, q the teacher."""
+
+    form: Literal["sampled", "forward", "reverse", "jsd"] = "reverse"
+    """``sampled``: log p - log q of the sampled token, detached inside the advantage. Over the vocabulary: ``forward``
+    KL(q || p); ``reverse`` KL(p || q); ``jsd``, between the two."""
+
+    top_k: int = Field(default=0, ge=0)
+    """Compare the teacher's so many likeliest tokens, and all others together as one; 0 compares the whole vocabulary.
+    Not for ``sampled``."""
+
+    jsd_beta: float = Field(default=0.5, gt=0, lt=1)
+    """Of ``jsd``: the share of q in the mixture that both are compared with."""
+
+    teacher: Literal["live", "lagged", "frozen"] = "live"
+    """Weights that read the hint. ``live``: those of the step, before it; ``frozen``: those that RL starts from;
+    ``lagged``: those after the last multiple of ``teacher_steps`` steps. The last two keep a second policy in
+    memory."""
+
+    teacher_steps: int = Field(default=10, ge=1)
+    """Of ``lagged``."""
+
+    gate_low: float = Field(default=0.0, ge=0)
+    """Tokens of which teacher and student differ by less than this count 0; nats of log-probability of the sampled
+    token."""
+
+    gate_high: float = Field(default=0.0, ge=0)
+    """Tokens of which they differ by more than this count 0; 0: no such limit."""
+
+    gate_slope: float = Field(default=0.0, ge=0)
+    """Above 0: tokens count sigmoid(gate_slope * (log q - log p)), so those that the teacher endorses count more than
+    those that it rejects (SDAR, arXiv:2605.15155)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> HintKlSettings:
+        if self.form == "sampled" and self.top_k:
+            raise ValueError(
+                'hint_kl.top_k compares distributions: set hint_kl.top_k = 0 or another form than "sampled"'
+            )
+        if self.gate_high and self.gate_high <= self.gate_low:
+            raise ValueError(
+                f"hint_kl.gate_high is {self.gate_high}, not above gate_low = {self.gate_low}: no token would count; "
+                "raise it, or set it to 0 for no limit"
+            )
+        return self
+
+
 class TrainSettings(Settings):
     """One training stage."""
 
@@ -123,7 +171,8 @@ class TrainSettings(Settings):
     """The learning rate schedule."""
 
     importance: ImportanceSettings = ImportanceSettings()
-    """Correction for off-policy tokens; touches the ``rl`` and ``ref_kl`` loss parts only."""
+    """Correction for off-policy tokens; touches the loss parts ``rl``, ``ref_kl`` and, in its form
+    ``sampled``, ``hint_kl``."""
 
     clip: ClipSettings = ClipSettings()
     """Of the loss part ``ppo``, for ratios of tokens."""
@@ -133,6 +182,9 @@ class TrainSettings(Settings):
 
     kl: KlSettings = KlSettings()
     """Of the loss part ``ref_kl``."""
+
+    hint_kl: HintKlSettings = HintKlSettings()
+    """Of the loss part ``hint_kl``."""
 
     clip_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this global L2 norm; 0 turns clipping off."""

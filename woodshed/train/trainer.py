@@ -16,6 +16,7 @@ from .collate import collate, input_lengths, micro_batches, weighted
 from .loss import TokenStats, backward
 from .optim import Optimizer, lr_factor
 from .settings import TrainSettings
+from .teacher import read_hints, weighs_hints
 
 
 def summarise(seen: TokenStats) -> dict[str, float]:
@@ -26,7 +27,9 @@ def summarise(seen: TokenStats) -> dict[str, float]:
     r - 1 - log r with r = pi / behaviour, an estimate of KL(behaviour || pi) in nats. ``ess``: effective sample size
     (sum r)^2 / (n sum r^2), 1 when on-policy. ``masked_share``: tokens whose importance weight is 0, or that are
     clipped. ``kl``: mean of logp - ref, k1 of the divergence from the reference, in nats per token. ``entropy``: nats
-    per token.
+    per token. Of the tokens of marked messages: ``hint_kl``, mean divergence from the teacher after the gate, in nats;
+    ``hint_gap``, mean of teacher's minus student's log-probability of the sampled token; ``hint_gated_share``, 1 minus
+    the mean gate; ``hint_tokens``, their number.
     """
     out = {f"loss_{part}": value for part, value in seen.loss.items()}
     out["loss"] = sum(seen.loss.values())
@@ -35,6 +38,11 @@ def summarise(seen: TokenStats) -> dict[str, float]:
         out["entropy"] = float(torch.cat(seen.entropy).mean())
     if seen.gap:
         out["kl"] = float(torch.cat(seen.gap).mean())
+    if seen.hint_gap:
+        out["hint_kl"] = float(torch.cat(seen.hint_value).double().mean())
+        out["hint_gap"] = float(torch.cat(seen.hint_gap).double().mean())
+        out["hint_gated_share"] = 1 - float(torch.cat(seen.hint_gate).double().mean())
+        out["hint_tokens"] = float(sum(map(len, seen.hint_gap)))
     if seen.dlogp:
         log_ratio = torch.cat(seen.dlogp).double()
         gap = log_ratio.abs().sort().values
@@ -67,30 +75,36 @@ class Trainer:
         self.optimizer = Optimizer(decoder, settings.optimizer)
         self.step_count = 0
 
-    def step(self, batch: TrainBatch) -> dict[str, float]:
+    def step(self, batch: TrainBatch, teacher: Decoder | None = None) -> dict[str, float]:
         """Train on ``batch`` and return its metrics (see ``metrics.summarise``), plus ``grad_norm`` (before
         clipping), ``lr``, ``tokens`` (computed, without padding), ``padding_share``, ``spared_share`` (of the tokens
         of all sequences, those that were not computed because rows share them), ``sequences``, ``rollouts`` (that have
         a sequence), ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``,
         ``skipped``.
 
-        A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as ``skipped``;
-        the step is consumed all the same. Raises BatchError where
-        ``ref_kl`` weighs tokens and the batch lacks their log-probabilities under the reference.
+        ``teacher`` reads the hints of the batch, by default the policy itself; ``teacher_tokens``: how many positions
+        that took. A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as
+        ``skipped``; the step is consumed all the same. Raises BatchError where ``ref_kl`` weighs tokens and the batch
+        lacks their log-probabilities under the reference.
         """
         started = time.perf_counter()
         used_N = weighted(batch)
         lengths = input_lengths(batch, used_N)
         seen, tokens, padded, spared = TokenStats(), 0, 0, 0
+        read = None
+        if weighs_hints(batch):
+            read = read_hints(self.decoder if teacher is None else teacher, batch, self.settings)
         for rows in micro_batches(lengths, self.settings.microbatch_tokens):
             micro = collate(batch, rows, lengths, used_N, self.decoder.device)
-            backward(self.decoder, micro, batch.denominators, self.settings, seen)
+            backward(self.decoder, micro, batch.denominators, self.settings, seen, read)
             tokens += micro.real_tokens
             padded += micro.tokens_N.numel()
             spared += micro.spared_tokens
         metrics = summarise(seen)
         metrics |= {"tokens": float(tokens), "padding_share": 1 - tokens / padded if padded else 0.0}
         metrics["spared_share"] = spared / (tokens + spared) if tokens else 0.0
+        if read is not None:
+            metrics["teacher_tokens"] = float(read.tokens)
         metrics |= {"sequences": float(len(batch)), "rollouts": float(len(set(batch.trajectories)))}
         metrics |= _staleness(batch)
         metrics |= self._update(skip=not tokens)

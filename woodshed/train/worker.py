@@ -12,11 +12,9 @@ import logging
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,45 +28,12 @@ from woodshed.weights.chain import Publisher
 from woodshed.weights.errors import ChainError
 
 from .batch import BatchError, TrainBatch
-from .checkpoint import CheckpointError, latest_checkpoint, load_reference, save_checkpoint, save_reference, steps
-from .collate import collate, input_lengths, micro_batches
-from .loss import target_logps
+from .checkpoint import CheckpointError, latest_checkpoint, save_checkpoint, steps
 from .metrics_log import MetricsLog
-from .settings import TrainSettings
+from .reference import LaggedPolicy, Reference, needs_reference
+from .teacher import weighs_hints
 from .trainer import Trainer
 from .worker_config import WorkerConfig
-
-
-def needs_reference(batch: TrainBatch) -> bool:
-    """Whether ``ref_kl`` weighs tokens and their log-probabilities under the reference are not there yet."""
-    return batch.ref_logprobs is None and "ref_kl" in batch.weights and bool(batch.weights["ref_kl"].any())
-
-
-class Reference:
-    """A frozen policy: the one that RL started from, or one that follows the trained one in steps."""
-
-    def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
-        self.decoder, self.settings = decoder.requires_grad_(False), settings
-
-    @torch.no_grad()
-    def fill(self, batch: TrainBatch) -> TrainBatch:
-        """``batch`` with the log-probabilities of the tokens that ``ref_kl`` weighs, among those that grammars allowed.
-        Experts are the reference's own choice, not the replayed ones."""
-        used_N = batch.weights["ref_kl"] != 0
-        lengths = input_lengths(batch, used_N)
-        ref_N = np.full(len(batch.tokens), np.nan, np.float32)
-        chunk = max(1, self.settings.logits_elements // self.decoder.config.vocab_size)
-        bare = replace(batch, routes=None)
-        for rows in micro_batches(lengths, self.settings.microbatch_tokens):
-            micro = collate(bare, rows, lengths, used_N, self.decoder.device)
-            hidden_ND = self.decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn)
-            hidden_MD = hidden_ND.index_select(0, micro.at_M)
-            for start in range(0, len(hidden_MD), chunk):
-                span = slice(start, start + chunk)
-                logp_C = target_logps(self.decoder, hidden_MD[span], micro, span)
-                ref_N[micro.index_M[span]] = logp_C.float().cpu().numpy()
-        return replace(batch, ref_logprobs=ref_N)
-
 
 log = logging.getLogger("woodshed.train.worker")
 
@@ -83,8 +48,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self.stopping = False
-        decoder = load_decoder(config.policy, device=resolve(config.device), dtype=torch.float32)
-        self.trainer = Trainer(decoder, config.train)
+        self.trainer = Trainer(self._start(), config.train)
         chain = config.chain
         publisher = Publisher(
             config.weights,
@@ -96,7 +60,8 @@ class Worker:
         )
         self.publisher = BackgroundPublisher(publisher)
         self.metrics = MetricsLog(config.metrics)
-        self._reference: Reference | None = None
+        self._reference = self._lagged("reference", config.train.kl.reference_steps)
+        self._teacher = self._make_teacher()
         self.last_batch = ""
         self._mark = time.perf_counter()
         self._resume()
@@ -143,9 +108,13 @@ class Worker:
         return None
 
     def _train(self, batch: TrainBatch, *, idle: float) -> None:
+        before = batch.step - 1
         if needs_reference(batch):
-            batch = self._load_reference().fill(batch)
-        line: dict[str, Any] = {"step": batch.step, "batch": batch.id, **self.trainer.step(batch)}
+            batch = Reference(self._reference.decoder(before), self.config.train).fill(batch)
+        teacher = None
+        if self._teacher is not None and weighs_hints(batch):
+            teacher = self._teacher.decoder(before)
+        line: dict[str, Any] = {"step": batch.step, "batch": batch.id, **self.trainer.step(batch, teacher)}
         now = time.perf_counter()
         # Saving and publishing of the step before are busy time of this one: idle and busy add up to the wall time.
         line |= {"idle_seconds": idle, "busy_seconds": now - self._mark - idle, "time": time.time()}
@@ -168,29 +137,28 @@ class Worker:
         if self.config.delete_batches:
             self._delete_batches()
 
-    def _load_reference(self) -> Reference:
-        """The policy that training started from, or the one of the last multiple of ``kl.reference_steps``. Read when a
-        batch first asks for it: it is as large as the policy."""
-        if self._reference is None:
-            decoder = load_decoder(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
-            if since := self._reference_step(self.trainer.step_count):
-                load_hf_state(decoder, load_reference(self.config.checkpoints, since))
-            self._reference = Reference(decoder, self.config.train)
-        return self._reference
+    def _start(self) -> Decoder:
+        """The policy that training started from."""
+        return load_decoder(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
 
-    def _reference_step(self, step: int) -> int:
-        """The step after which the policy was what the reference is after ``step``; 0: where training started."""
-        every = self.config.train.kl.reference_steps
-        return step - step % every if every else 0
+    def _lagged(self, name: str, every: int) -> LaggedPolicy:
+        keep = self.config.train.keep_checkpoints + 1
+        return LaggedPolicy(name, every, self._start, self.config.checkpoints, keep)
+
+    def _make_teacher(self) -> LaggedPolicy | None:
+        """Who reads hints; None for the trained policy itself. A policy that is the reference too is held once."""
+        hint_kl = self.config.train.hint_kl
+        if hint_kl.teacher == "live":
+            return None
+        every = hint_kl.teacher_steps if hint_kl.teacher == "lagged" else 0
+        return self._reference if every == self._reference.every else self._lagged("teacher", every)
 
     def _follow(self, step: int) -> None:
-        """Make the policy the reference where that is due; before the checkpoint, which is nothing without it."""
-        if self._reference_step(step) != step:
-            return
-        state = hf_state(self.trainer.decoder)
-        save_reference(self.config.checkpoints, step, state, keep=self.config.train.keep_checkpoints + 1)
-        if self._reference is not None:
-            load_hf_state(self._reference.decoder, state)
+        """Make the policy the reference and the teacher where that is due; before the checkpoint, which is nothing
+        without them."""
+        self._reference.follow(step, self.trainer.decoder)
+        if self._teacher is not None and self._teacher is not self._reference:
+            self._teacher.follow(step, self.trainer.decoder)
 
     def _publish(self) -> None:
         dtype = getattr(torch, self.config.chain.dtype)

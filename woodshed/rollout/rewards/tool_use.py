@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 
 from woodshed.harness.errors import ToolError
@@ -32,18 +32,24 @@ def unread_edit(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: i
     Seen: read or written before, named in a command, or quoted with a line number by a search or a command. A listing
     of names shows no text. ``write_file`` is free: it may make a new file.
     """
-    shown, words, output, blind = set[str](), set[str](), "", 0
-    for event in trajectory.events:
+    return -float(min(len(unread_edits(trajectory.events, task)), most))
+
+
+def unread_edits(events: Sequence[ToolEvent], task: Task) -> list[int]:
+    """Indices of the events that ``unread_edit`` counts."""
+    shown, words, output, blind = set[str](), set[str](), "", list[int]()
+    for index, event in enumerate(events):
         path = _path(event, task)
         if event.error is None and event.name in ("edit_file", "edit_line", "edit_words"):
-            quoted = re.search(rf"(?<![\w./-]){re.escape(path)}:\d", output)
-            blind += not (path in shown or quoted or any(_may_name(word, path) for word in words))
+            known = path in shown or any(_may_name(word, path) for word in words)
+            if not known and not re.search(rf"(?<![\w./-]){re.escape(path)}:\d", output):
+                blind.append(index)
         if event.error is None and path:
             shown.add(path)
         if event.name in ("run_command", "grep"):
             words.update(str((event.arguments or {}).get("command", "")).split())
             output += f"\n{event.result}"
-    return -float(min(blind, most))
+    return blind
 
 
 def repeated_failure(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
@@ -51,15 +57,21 @@ def repeated_failure(task: Task, trajectory: Trajectory, outcome: Outcome, *, mo
 
     A command fails by its exit code. An accepted edit, or a command that succeeds, may have changed something.
     """
-    failed, repeats = set[tuple[str, str]](), 0
-    for event in trajectory.events:
+    return -float(min(len(repeated_failures(trajectory.events)), most))
+
+
+def repeated_failures(events: Sequence[ToolEvent]) -> list[int]:
+    """Indices of the events that ``repeated_failure`` counts."""
+    failed, repeats = set[tuple[str, str]](), list[int]()
+    for index, event in enumerate(events):
         call = (event.name, json.dumps(event.arguments, sort_keys=True) if event.arguments else event.raw or "")
         if event.error is not None or _FAILED.search(event.result):
-            repeats += call in failed
+            if call in failed:
+                repeats.append(index)
             failed.add(call)
         elif event.name in EDITS or event.name == "run_command":
             failed.clear()
-    return -float(min(repeats, most))
+    return repeats
 
 
 def unfinished_todos(task: Task, trajectory: Trajectory, outcome: Outcome, *, tool: str = "todo_write") -> float:

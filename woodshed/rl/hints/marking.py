@@ -1,0 +1,173 @@
+"""From what the triggers find to the sequences that the teacher of ``hint_kl`` reads.
+
+The teacher's context of a message is what the policy had read before it, token by token as recorded, and the hint as
+one more message of the conversation in the policy's chat format. Nothing that was recorded is encoded again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from woodshed.harness.tools.base import clean
+from woodshed.record.settings import is_reference
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Trajectory
+from woodshed.train.hinted import HintedMessage
+
+from .replies import Reply, Unplaced, places_of, replies_of
+from .settings import HintSettings
+from .triggers import SeenEpisode, load_trigger
+
+if TYPE_CHECKING:  # a tokenizer is imported by those who mark messages, not by those who load a recipe
+    from woodshed.policy.formats.base import ChatFormat
+    from woodshed.policy.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+Render = Callable[[str], Sequence[int]]
+"""Token ids of a hint as a message of the conversation."""
+Marks = list[tuple[HintedMessage, ...]]
+"""For each segment of a trajectory, its marked messages."""
+
+
+class HintError(Exception):
+    """A trigger of the user's own raised, or gave what is no hint for a reply; the message names it."""
+
+
+@dataclass
+class HintStats:
+    """Of the episodes of a batch that were compared, weighed or not.
+
+    ``found``: findings per trigger; ``rate``: the same per episode. ``messages``, ``tokens``: how many were marked.
+    ``over_limit``: messages beyond ``per_trajectory``; ``too_long``: those whose context with the hint is longer than
+    the policy takes. ``unplaced``: episodes whose conversation, calls and tokens do not fit together.
+    """
+
+    episodes: int = 0
+    found: dict[str, int] = field(default_factory=dict)
+    rate: dict[str, float] = field(default_factory=dict)
+    messages: int = 0
+    tokens: int = 0
+    over_limit: int = 0
+    too_long: int = 0
+    unplaced: int = 0
+
+
+def renderer(chat: ChatFormat, tokenizer: Tokenizer, role: str) -> Render:
+    """How a hint is rendered. Raises ValueError where the chat format cannot show a message of that role."""
+    from woodshed.policy.formats.base import FormatError
+
+    def render(text: str) -> list[int]:
+        message = {
+            "role": role,
+            "content": f"Hint: {clean(text)}",
+            **({"tool_call_id": "hint"} if role == "tool" else {}),
+        }
+        return tokenizer.encode_pieces(chat.message(message, []))
+
+    try:
+        shown = bool(render("x"))
+    except FormatError as error:
+        raise ValueError(f"rl.hints.role: chat format {chat.name}: {error}") from None
+    if not shown:
+        raise ValueError(f"rl.hints.role: chat format {chat.name} shows no {role} messages; choose another role")
+    return render
+
+
+def usages(chat: ChatFormat, schemas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """How a call of each tool is written, by its name, for ``SeenEpisode.tools``: the form that the ``compact`` format
+    asks for, else the names of the arguments, those that may be left out in brackets."""
+    from woodshed.policy.formats.verbs import verbs_of
+
+    if chat.name == "compact":
+        return {name: verb.usage for name, verb in verbs_of(schemas).by_name.items()}
+    found = {}
+    for function in (schema["function"] for schema in schemas):
+        parameters = function.get("parameters", {})
+        needed = parameters.get("required", ())
+        names = [n if n in needed else f"[{n}]" for n in parameters.get("properties", {})]
+        found[function["name"]] = f"{function['name']}({', '.join(names)})"
+    return found
+
+
+class Hinter:
+    """Finds what to improve in episodes and marks it.
+
+    ``tasks`` by name; ``tools``: see ``SeenEpisode``. ``render`` and ``max_positions``, the longest sequence that the
+    policy takes, are needed where ``settings.weight`` is above 0.
+    """
+
+    def __init__(
+        self,
+        settings: HintSettings,
+        tasks: Mapping[str, Task],
+        *,
+        tools: Mapping[str, str] | None = None,
+        render: Render | None = None,
+        max_positions: int = 0,
+    ) -> None:
+        if settings.weight and (render is None or max_positions < 1):
+            raise ValueError("Hinter: a weight above 0 needs render and max_positions")
+        self.settings, self.tasks, self.tools = settings, tasks, dict(tools or {})
+        self.render, self.max_positions = render, max_positions
+        self.triggers = {name: load_trigger(name) for name in settings.triggers}
+
+    @property
+    def weight(self) -> float:
+        return self.settings.weight
+
+    def mark(self, trajectory: Trajectory, stats: HintStats) -> Marks:
+        """The marked messages of each segment, and the counts in ``stats``. Raises HintError."""
+        marks: list[list[HintedMessage]] = [[] for _ in trajectory.segments]
+        stats.episodes += 1
+        try:
+            texts = self._find(trajectory, replies_of(trajectory), stats)
+            places = places_of(trajectory) if texts and self.weight else []
+        except Unplaced:
+            stats.unplaced += 1
+            texts, places = {}, []
+        for name in self.triggers:
+            stats.rate[name] = stats.found.get(name, 0) / stats.episodes
+        if not places or self.render is None:
+            return [()] * len(marks)
+        chosen = sorted(texts)[: self.settings.per_trajectory]
+        stats.over_limit += len(texts) - len(chosen)
+        for number in chosen:
+            place = places[number]
+            tokens = trajectory.segments[place.segment].tokens
+            hint = np.array(self.render("\n".join(texts[number])), np.int32)
+            context = np.concatenate((tokens[: place.begin], hint, tokens[place.begin : place.start]))
+            if len(context) + place.end - place.start > self.max_positions:
+                stats.too_long += 1
+                continue
+            marks[place.segment].append(HintedMessage(place.start, place.end, context))
+            stats.messages += 1
+            stats.tokens += place.end - place.start
+        return [tuple(messages) for messages in marks]
+
+    def _find(self, trajectory: Trajectory, replies: Sequence[Reply], stats: HintStats) -> dict[int, list[str]]:
+        """Number of a reply -> texts of its hints, each once. A trigger counts once per reply."""
+        seen = SeenEpisode(self.tasks[trajectory.task], trajectory, replies, self.tools)
+        texts: dict[int, list[str]] = {}
+        for name, trigger in self.triggers.items():
+            known: set[int] = set()
+            try:
+                for hint in trigger(seen):
+                    if not 0 <= hint.reply < len(replies) or not isinstance(hint.text, str) or not hint.text.strip():
+                        raise ValueError(f"{hint!r} is no hint for one of {len(replies)} replies")
+                    known.add(hint.reply)
+                    own = texts.setdefault(hint.reply, [])
+                    if hint.text not in own:
+                        own.append(hint.text)
+            except Exception as error:  # whatever a user's function raises
+                if is_reference(name):
+                    raise HintError(f"rl.hints.triggers: {name}: {type(error).__name__}: {error}") from error
+                # a bug of ours must not become a way for a policy to end a run
+                log.exception("trigger %s failed on %s", name, trajectory.id)
+            stats.found[name] = stats.found.get(name, 0) + len(known)
+        return texts

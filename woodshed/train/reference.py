@@ -1,0 +1,88 @@
+"""Policies that the trained one is compared with: frozen, or following it in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.state import hf_state, load_hf_state
+
+from .batch import TrainBatch
+from .checkpoint import load_reference, save_reference
+from .collate import collate, input_lengths, micro_batches
+from .loss import target_logps
+from .settings import TrainSettings
+
+
+def needs_reference(batch: TrainBatch) -> bool:
+    """Whether ``ref_kl`` weighs tokens and their log-probabilities under the reference are not there yet."""
+    return batch.ref_logprobs is None and "ref_kl" in batch.weights and bool(batch.weights["ref_kl"].any())
+
+
+class Reference:
+    """Log-probabilities under a policy that is not trained."""
+
+    def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
+        self.decoder, self.settings = decoder.requires_grad_(False), settings
+
+    @torch.no_grad()
+    def fill(self, batch: TrainBatch) -> TrainBatch:
+        """``batch`` with the log-probabilities of the tokens that ``ref_kl`` weighs, among those that grammars allowed.
+        Experts are the reference's own choice, not the replayed ones."""
+        used_N = batch.weights["ref_kl"] != 0
+        lengths = input_lengths(batch, used_N)
+        ref_N = np.full(len(batch.tokens), np.nan, np.float32)
+        chunk = max(1, self.settings.logits_elements // self.decoder.config.vocab_size)
+        bare = replace(batch, routes=None)
+        for rows in micro_batches(lengths, self.settings.microbatch_tokens):
+            micro = collate(bare, rows, lengths, used_N, self.decoder.device)
+            hidden_ND = self.decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn)
+            hidden_MD = hidden_ND.index_select(0, micro.at_M)
+            for start in range(0, len(hidden_MD), chunk):
+                span = slice(start, start + chunk)
+                logp_C = target_logps(self.decoder, hidden_MD[span], micro, span)
+                ref_N[micro.index_M[span]] = logp_C.float().cpu().numpy()
+        return replace(batch, ref_logprobs=ref_N)
+
+
+@dataclass
+class LaggedPolicy:
+    """The policy as it was after the last multiple of ``every`` steps; 0: as it was where training started.
+
+    ``name`` is the beginning of its files in ``checkpoints``, of which the newest ``keep`` stay. ``load`` gives the
+    policy that training started from; it is called when the decoder is first asked for, which is as large as the
+    policy.
+    """
+
+    name: str
+    every: int
+    load: Callable[[], Decoder]
+    checkpoints: Path
+    keep: int
+    _decoder: Decoder | None = field(default=None, init=False)
+
+    def decoder(self, step: int) -> Decoder:
+        """The policy to compare with in the step after ``step``. Raises CheckpointError where its file is missing."""
+        if self._decoder is None:
+            self._decoder = self.load().requires_grad_(False)
+            if since := self._since(step):
+                load_hf_state(self._decoder, load_reference(self.checkpoints, since, self.name))
+        return self._decoder
+
+    def follow(self, step: int, policy: Decoder) -> None:
+        """Take over ``policy`` as it is after ``step`` where that is due; before the checkpoint of that step, which is
+        nothing without it."""
+        if self._since(step) != step:
+            return
+        state = hf_state(policy)
+        save_reference(self.checkpoints, step, state, keep=self.keep, name=self.name)
+        if self._decoder is not None:
+            load_hf_state(self._decoder, state)
+
+    def _since(self, step: int) -> int:
+        return step - step % self.every if self.every else 0

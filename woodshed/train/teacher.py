@@ -1,0 +1,80 @@
+"""The teacher of ``hint_kl``: the final hidden states of marked messages, read with their hints, without a gradient.
+
+Hidden states ``[H, D]`` are kept instead of logits ``[H, V]``: the loss computes the teacher's logits again chunk by
+chunk, beside the student's, so every form of the divergence sees the whole vocabulary and none stores it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from woodshed.policy.decoder import Decoder
+
+from .batch import TrainBatch
+from .collate import collate, input_lengths, micro_batches
+from .settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """``hidden_HD`` of the tokens before each marked one, ``row_N`` int64 ``[N]``: which of them belongs to a token of
+    the batch (-1: none). ``tokens``: positions that were computed for it."""
+
+    decoder: Decoder
+    hidden_HD: Tensor
+    row_N: NDArray[np.int64]
+    tokens: int
+
+    @torch.no_grad()
+    def logits(self, index_C: NDArray[np.int64]) -> Tensor:
+        """float32 ``[C, V]`` for marked tokens, given by their indices in the batch."""
+        rows_C = torch.from_numpy(self.row_N[index_C]).to(self.hidden_HD.device)
+        return self.decoder.logits(self.hidden_HD.index_select(0, rows_C))
+
+
+def weighs_hints(batch: TrainBatch) -> bool:
+    """Whether ``hint_kl`` weighs a token, so that a teacher is needed."""
+    return "hint_kl" in batch.weights and bool(batch.weights["hint_kl"].any())
+
+
+@torch.no_grad()
+def read_hints(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> Teacher:
+    """Read the hinted sequences of ``batch``. Experts are the teacher's own choice: its context is another one."""
+    hinted = batch.hinted
+    assert hinted is not None, "TrainBatch.check sees to it that hints come with their weights"
+    own_H, count = hinted.own_targets(), len(hinted.tokens)
+    used_Q = np.zeros(count, np.bool_)
+    used_Q[own_H] = True
+    sequences = replace(
+        batch,
+        tokens=hinted.tokens,
+        lengths=hinted.lengths,
+        weights={},
+        behaviour_logprobs=np.full(count, np.nan, np.float32),
+        versions=np.full(count, -1, np.int32),
+        trajectories=[""] * len(hinted),
+        ref_logprobs=None,
+        routes=None,
+        allowed=None,
+        allowed_of=None,
+        hinted=None,
+    )
+    lengths = input_lengths(sequences, used_Q)
+    order_Q = np.full(count, -1, np.int64)
+    order_Q[own_H] = np.arange(len(own_H))
+    hidden_HD = torch.empty((len(own_H), decoder.config.d_model), dtype=decoder.dtype, device=decoder.device)
+    computed = 0
+    for rows in micro_batches(lengths, settings.microbatch_tokens):
+        micro = collate(sequences, rows, lengths, used_Q, decoder.device)
+        hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn)
+        place_M = torch.from_numpy(order_Q[micro.index_M]).to(decoder.device)
+        hidden_HD.index_copy_(0, place_M, hidden_ND.index_select(0, micro.at_M))
+        computed += micro.real_tokens
+    row_N = np.full(len(batch.tokens), -1, np.int64)
+    row_N[hinted.batch_targets()] = np.arange(len(own_H))
+    return Teacher(decoder, hidden_HD, row_N, computed)
