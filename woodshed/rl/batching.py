@@ -20,6 +20,7 @@ from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms.base import predicted
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
+from woodshed.train.token_sets import SetTable, TokenSets
 
 from .algorithms import Algorithm, Weights
 
@@ -158,7 +159,8 @@ def _sequences(
                 "to be trained on without presence_penalty, frequency_penalty and repetition_penalty"
             )
         allowed = allowed_of = None
-        if segment.constraints:
+        if segment.constraints or segment.kept:
+            _check_kept(trajectory.id, segment)
             allowed, allowed_of = allowed_sets(segment, None if grammars is None else grammars())
         rows.append(
             TrainSequence(
@@ -175,32 +177,51 @@ def _sequences(
     return rows
 
 
-def allowed_sets(segment: Segment, grammars: Grammars | None) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """``allowed`` and ``allowed_of`` (see ``TrainBatch``) of a segment: its grammars are followed once more.
+def _check_kept(id: str, segment: Segment) -> None:
+    """Raise ValueError if kept sets of the segment are unknown."""
+    for kept in segment.kept:
+        if not kept.known:
+            raise ValueError(
+                f"trajectory {id}: tokens {kept.start} to {kept.end} of a segment were sampled with top_p, top_k or "
+                "min_p by an engine that does not report which tokens it kept, so the trainer cannot renormalise over "
+                "them; sample what is to be trained on from the whole distribution, or with the local engine"
+            )
 
-    Raises ValueError where that cannot be done, or a token turns out to be forbidden.
+
+def allowed_sets(segment: Segment, grammars: Grammars | None) -> tuple[TokenSets, NDArray[np.int32]]:
+    """``allowed`` and ``allowed_of`` (see ``TrainBatch``) of a segment: kept sets as recorded, of other tokens under a
+    grammar the sets that it allows, which is followed once more.
+
+    Truncation comes after the grammar, so a kept set is part of what the grammar allows. Raises ValueError where that
+    cannot be done, or a token turns out to be forbidden.
     """
-    known: dict[bytes, int] = {}
+    table = SetTable()
     of_T = np.full(len(segment), -1, np.int32)
+    kept_T = np.zeros(len(segment), np.bool_)
+    for kept in segment.kept:
+        kept_T[kept.start : kept.end] = True
+        of_T[kept.start : kept.end] = [table.add_ids(ids) for ids in kept.sets()]
     for constraint in segment.constraints:
+        if kept_T[constraint.start : constraint.end].all():
+            continue
         if grammars is None:
             raise ValueError("tokens were sampled under a grammar, and there are no grammars to follow it with")
         if constraint.library != library():
             message = f"tokens were sampled under a grammar of {constraint.library}; this is {library() or 'not there'}"
             raise ValueError(message)
-        _follow(segment, constraint, grammars, known, of_T)
-    return np.frombuffer(b"".join(known), np.uint8).reshape(len(known), -1).copy(), of_T
+        _follow(segment, constraint, grammars, table, of_T)
+    return table.build(of_T)
 
 
 def _follow(
-    segment: Segment, constraint: Constraint, grammars: Grammars, known: dict[bytes, int], of_T: NDArray[np.int32]
+    segment: Segment, constraint: Constraint, grammars: Grammars, table: SetTable, of_T: NDArray[np.int32]
 ) -> None:
     tokens = segment.tokens[constraint.start : constraint.end].tolist()
     try:
         matcher = grammars.start(constraint.grammar, constraint.stop_ids)
         for at, token in enumerate(tokens, constraint.start):
             bits = matcher.allowed()
-            of_T[at] = known.setdefault(bits.tobytes(), len(known))
+            of_T[at] = table.add_bits(bits)
             if not bits[token >> 3] >> (token & 7) & 1:
                 raise GrammarError(f"token {token} at {at} is forbidden")
             if token not in constraint.stop_ids:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from woodshed.engine.settings import Truncation
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.monitors import load_monitor
 from woodshed.record.settings import Settings, is_reference
@@ -50,6 +51,10 @@ class RLSettings(Settings):
     """Tries per rollout before an infrastructure error is recorded as its outcome."""
     max_failures: int = Field(default=16, ge=1)
     """Rollouts in a row that end so before the run stops and says what fails."""
+    sampling: Truncation = Truncation()
+    """Truncation of the rollouts' sampling, such as ``{ top_p = 0.95 }``. The kept set of each token is recorded and
+    the trainer renormalises over it, so importance ratios stay unbiased. Evaluation samples from the whole
+    distribution."""
     algorithm: str = "mean_baseline"
     """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
     deviation), leave_one_out, grpo, gspo, reinforce, or ``"module:Class"`` of your own."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from woodshed.engine.settings import Truncation
 from woodshed.gateway.errors import CONTEXT_FULL
 from woodshed.gateway.key_limits import LIMIT_REACHED, KeyLimits, TurnUsage
 from woodshed.gateway.segments_wire import Finished
@@ -17,7 +18,7 @@ from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent
 from .program import ProgramExit
 
 
-def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None) -> KeyLimits:
+def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits:
     """The harness's limits as limits of a key: external programs do not enforce them, so the gateway does."""
     return KeyLimits(
         turns=limits.turns,
@@ -27,6 +28,7 @@ def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None) -
         temperature=temperature,
         seed=seed,
         feedback=False,
+        **truncation.changed(),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from woodshed.engine.settings import Truncation
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.grading.settings import GradingSettings, MonitorSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
@@ -45,6 +46,7 @@ class Arena:
     policy: str
     """Name of the policy; agents use it as the model's name, trajectories store it."""
     temperature: float = 1.0
+    truncation: Truncation = field(default_factory=Truncation)
     attempts: int = 3
     """Maximum number of tries of one rollout."""
     max_failures: int = 16
@@ -133,10 +135,15 @@ async def _attempt(
 ) -> Trajectory:
     """One try of a rollout. Raises what ``rollout`` retries."""
     agent = arena.agent
-    limits = agent.limits(temperature=arena.temperature, seed=seed)
+    limits = agent.limits(temperature=arena.temperature, seed=seed, truncation=arena.truncation)
     key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels, limits=limits)
     access = PolicyAccess(
-        base_url=arena.base_url, key=key, model=arena.policy, temperature=arena.temperature, seed=seed
+        base_url=arena.base_url,
+        key=key,
+        model=arena.policy,
+        temperature=arena.temperature,
+        seed=seed,
+        truncation=arena.truncation,
     )
     spec = agent_box_spec(task, arena.layers, limits=arena.limits, egress=arena.egress)
     box = await create_box(arena.backend, agent.box(spec, arena.base_url), task.info.start)
