@@ -66,7 +66,8 @@ class Trajectory:
     counts the tries, of which all but the last ended in infrastructure errors. ``messages`` is the conversation in
     OpenAI chat form, for people; the trainer reads only ``segments``. ``rewards`` are named terms; the training reward
     is their sum. ``ignored``: fields of the agent's requests that the gateway accepted without effect, with the number
-    of requests that had them. ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
+    of requests that had them. ``changed``: final text of each file of code that the submission changes or adds.
+    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
     seconds.
     """
 
@@ -82,6 +83,7 @@ class Trajectory:
     events: list[ToolEvent] = field(default_factory=list)
     outcome: Outcome | None = None
     effort: Effort = field(default_factory=Effort)
+    changed: dict[str, str] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
     feedback: list[dict[str, Any]] = field(default_factory=list)

@@ -8,7 +8,7 @@ the rest; nothing else is ever left out of a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -33,6 +33,7 @@ class BatchStats:
     ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
     of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
     token. ``reward_terms``: mean of each term over the rollouts that were compared; they add up to ``reward_mean``.
+    ``reward_term_shares``: share of those rollouts in which a term is not 0, ``reward_term_capped``: at its cap.
     """
 
     groups: int = 0
@@ -49,6 +50,8 @@ class BatchStats:
     reward_mean: float = 0.0
     reward_best_mean: float = 0.0
     reward_terms: dict[str, float] = field(default_factory=dict)
+    reward_term_shares: dict[str, float] = field(default_factory=dict)
+    reward_term_capped: dict[str, float] = field(default_factory=dict)
 
 
 def build_batch(
@@ -62,14 +65,16 @@ def build_batch(
     kl_beta: float = 0.0,
     left_out: Callable[[Trajectory], bool] = lambda _: False,
     grammars: Callable[[], Grammars] | None = None,
+    caps: Mapping[str, float] | None = None,
 ) -> tuple[TrainBatch, BatchStats]:
     """(batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
     batch, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of a compared
     rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the reference.
-    ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of the policy's vocabulary, for
-    tokens that were sampled under one. Raises ValueError for a group that mixes tasks, and where grammars are missing.
+    ``caps``: caps of reward terms, for the statistics. ``left_out``: whether a graded rollout is quarantined.
+    ``grammars`` gives those of the policy's vocabulary, for tokens that were sampled under one. Raises ValueError for a
+    group that mixes tasks, and where grammars or kept sets are missing.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
@@ -99,8 +104,12 @@ def build_batch(
                 continue
             stats.trained += 1
             rows += _sequences(trajectory, segments, kl_beta, stats, grammars)
-    terms = {name for row in paid for name in row}
-    stats.reward_terms = {name: float(np.mean([row.get(name, 0.0) for row in paid])) for name in sorted(terms)}
+    for name in sorted({name for row in paid for name in row}):
+        values = np.array([row.get(name, 0.0) for row in paid])
+        stats.reward_terms[name] = float(values.mean())
+        stats.reward_term_shares[name] = float((values != 0).mean())
+        if caps and name in caps:
+            stats.reward_term_capped[name] = float((np.abs(values) >= caps[name]).mean())
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
     count = rollouts if rollouts is not None else max(1, stats.rollouts)

@@ -69,8 +69,8 @@ class RLSettings(Settings):
     """Order of the training tasks."""
     rewards: RewardTerms = {}
     """Reward terms by name: outcome, effort, invalid_call, unread_edit, repeated_failure, unfinished_todos,
-    untested_finish, unfounded_claim, silent_finish, or ``"module:function"`` of your own. The training reward is their
-    weighted sum; evaluation always reports the raw outcome."""
+    untested_finish, unfounded_claim, silent_finish, style, commented_out, tool_collapse, or ``"module:function"`` of
+    your own. The training reward is their weighted sum; evaluation always reports the raw outcome."""
     monitors: MonitorSettings = MonitorSettings()
     """What looks like a reward hack, and what follows from it; ``"module:function" = "flag"`` adds one of your own."""
     judge: JudgeSettings | None = None
@@ -106,6 +106,10 @@ class RLSettings(Settings):
                 '; raise rl.group_size, or choose rl.algorithm="reinforce"'
             )
         return made
+
+    def reward_caps(self) -> dict[str, float]:
+        """The ``cap`` of each reward term that has one."""
+        return {name: term.cap for name, term in self.rewards.items() if term.cap is not None}
 
     def make_reward(self) -> RewardFunction:
         """The training reward of ``rewards``. Raises ValueError."""

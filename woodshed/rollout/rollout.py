@@ -156,6 +156,14 @@ async def _attempt(
     episode = await agent.episode(work, finished, arena.admin)
     # The final state counts whether or not the agent said that it was done (docs/measured.md).
     outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades, settings=arena.grading)
+    seen = MonitoredEpisode(
+        task=task,
+        events=episode.events,
+        messages=episode.messages,
+        effort=episode.effort,
+        submission=submission,
+        requests=box.stats().get("egress", {}),
+    )
     trajectory = Trajectory(
         id=id,
         task=task.name,
@@ -169,20 +177,15 @@ async def _attempt(
         events=episode.events,
         outcome=outcome,
         effort=episode.effort,
+        changed={path: after for path, _, after in seen.changed()},
         labels=dict(labels),
         prefix_breaks=finished.prefix_breaks,
         ignored=finished.ignored,
         ended=time.time(),
         error=episode.error,
     )
-    trajectory = replace(trajectory, rewards=arena.reward(task, trajectory, outcome))
-    seen = MonitoredEpisode(
-        task=task,
-        events=episode.events,
-        messages=episode.messages,
-        effort=episode.effort,
-        submission=submission,
-        requests=box.stats().get("egress", {}),
-    )
+    # in a thread: terms may run programs (``style``) or read large files
+    rewards = await asyncio.to_thread(arena.reward, task, trajectory, outcome)
+    trajectory = replace(trajectory, rewards=rewards)
     ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None
     return watch(trajectory, seen, arena.monitors, training=source == "train", ruling=ruling)
