@@ -72,11 +72,20 @@ class CommandSettings(Settings):
     """Whether each ``run_command`` starts in the final working directory of the one before."""
 
 
+REQUEST = (
+    "Summarize our conversation so far, so that you can continue from the summary alone: the goal, what was done, what "
+    "was learned, what is still broken, what to do next, the files that matter. Do not call a tool."
+)
+
+
 class SummarySettings(Settings):
     """Self-summarisation: the policy condenses its own context (Composer 2 report, 4.1)."""
 
     trigger_tokens: int = Field(default=0, ge=0)
     """Context length in tokens at which a summary is requested; 0 turns it off."""
+    request: str = Field(default=REQUEST, min_length=1)
+    """The message that asks for a summary. A tiny policy, which learns from demonstrations what it means, needs one
+    word."""
     max_tokens: int = Field(default=2048, ge=1)
     """Maximum tokens sampled for one summary, thinking included."""
     max_count: int = Field(default=16, ge=1)

@@ -84,6 +84,7 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
     head["outcome"] = Outcome(**head["outcome"]) if head["outcome"] else None
     head["effort"] = Effort(**head["effort"])
     head["events"] = [ToolEvent(**event) for event in head["events"]]
+    head["summaries"] = [(segment, start, end) for segment, start, end in head.get("summaries", ())]
     return Trajectory(**head, segments=segments)
 
 

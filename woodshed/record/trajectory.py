@@ -56,6 +56,9 @@ class Effort:
     final_message_tokens: int = 0
     test_runs: int = 0
     edits: int = 0
+    summaries: int = 0
+    summary_tokens: int = 0
+    """Sampled tokens of the replies that are summaries, thinking included."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Trajectory:
     OpenAI chat form, for people; the trainer reads only ``segments``. ``rewards`` are named terms; the training reward
     is their sum. ``ignored``: fields of the agent's requests that the gateway accepted without effect, with the number
     of requests that had them. ``changed``: final text of each file of code that the submission changes or adds.
+    ``summaries``: (segment, start, end) of the tokens that the policy sampled for each summary of its context.
     ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
     seconds.
     """
@@ -84,6 +88,7 @@ class Trajectory:
     outcome: Outcome | None = None
     effort: Effort = field(default_factory=Effort)
     changed: dict[str, str] = field(default_factory=dict)
+    summaries: list[tuple[int, int, int]] = field(default_factory=list)
     rewards: dict[str, float] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
     feedback: list[dict[str, Any]] = field(default_factory=list)

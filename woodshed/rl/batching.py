@@ -66,13 +66,15 @@ def build_batch(
     left_out: Callable[[Trajectory], bool] = lambda _: False,
     grammars: Callable[[], Grammars] | None = None,
     caps: Mapping[str, float] | None = None,
+    train_summaries: bool = True,
 ) -> tuple[TrainBatch, BatchStats]:
     """(batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
     batch, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of a compared
     rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the reference.
-    ``caps``: caps of reward terms, for the statistics. ``left_out``: whether a graded rollout is quarantined.
+    ``caps``: caps of reward terms, for the statistics. ``train_summaries``: whether the tokens of summaries weigh what
+    the algorithm says, or nothing. ``left_out``: whether a graded rollout is quarantined.
     ``grammars`` gives those of the policy's vocabulary, for tokens that were sampled under one. Raises ValueError for a
     group that mixes tasks, and where grammars or kept sets are missing.
     """
@@ -103,7 +105,7 @@ def build_batch(
                 stats.zero_advantage += 1
                 continue
             stats.trained += 1
-            rows += _sequences(trajectory, segments, kl_beta, stats, grammars)
+            rows += _sequences(trajectory, segments, kl_beta, stats, grammars, train_summaries=train_summaries)
     for name in sorted({name for row in paid for name in row}):
         values = np.array([row.get(name, 0.0) for row in paid])
         stats.reward_terms[name] = float(values.mean())
@@ -148,9 +150,11 @@ def _sequences(
     kl_beta: float,
     stats: BatchStats,
     grammars: Callable[[], Grammars] | None,
+    *,
+    train_summaries: bool,
 ) -> list[TrainSequence]:
     rows = []
-    for segment, given in zip(trajectory.segments, annotated, strict=True):
+    for number, (segment, given) in enumerate(zip(trajectory.segments, annotated, strict=True)):
         stats.segments += 1
         sampled = predicted(segment.sampled)
         if not sampled.any():
@@ -160,6 +164,11 @@ def _sequences(
         weights = dict(given)
         if kl_beta:
             weights["ref_kl"] = np.where(sampled, kl_beta, 0).astype(np.float32)
+        for summarised, start, end in () if train_summaries else trajectory.summaries:
+            if summarised == number:
+                outside = np.ones(len(segment), np.bool_)
+                outside[start:end] = False
+                weights = {part: np.where(outside, weight, 0).astype(np.float32) for part, weight in weights.items()}
         if segment.penalties:
             first = segment.penalties[0]
             raise ValueError(

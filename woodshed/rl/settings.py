@@ -65,6 +65,9 @@ class RLSettings(Settings):
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
     holds that policy too."""
+    train_summaries: bool = True
+    """Whether the summaries that the policy wrote of its own context (``harness.summary``) are trained like its other
+    tokens. False is the control of an ablation."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
     rewards: RewardTerms = {}

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from woodshed.engine.settings import Truncation
 from woodshed.gateway.errors import CONTEXT_FULL
 from woodshed.gateway.key_limits import LIMIT_REACHED, KeyLimits, TurnUsage
@@ -124,3 +126,16 @@ def _object(text: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def summary_tokens(finished: Finished, replies: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(segment, start, end) of the tokens of some replies, given by their position among the answered requests."""
+    found = []
+    for reply in replies:
+        segment = int(finished.usage[reply]["segment"])
+        before = [int(turn["sampled_tokens"]) for turn in finished.usage[:reply] if turn["segment"] == segment]
+        sampled = np.flatnonzero(finished.segments[segment].sampled)[sum(before) :]
+        count = int(finished.usage[reply]["sampled_tokens"])
+        if count:
+            found.append((segment, int(sampled[0]), int(sampled[count - 1]) + 1))
+    return found

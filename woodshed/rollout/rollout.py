@@ -28,6 +28,7 @@ from woodshed.sandbox.taskbox import agent_box_spec
 
 from .agent import Agent, PolicyAccess, ProgramFailed
 from .failures import FAULT, INFRA, RETRIED, source_of
+from .observed import summary_tokens
 from .rewards import RewardError, RewardFunction, raw_outcome
 
 log = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ async def _attempt(
         outcome=outcome,
         effort=episode.effort,
         changed={path: after for path, _, after in seen.changed()},
+        summaries=summary_tokens(finished, episode.summary_replies),
         labels=dict(labels),
         prefix_breaks=finished.prefix_breaks,
         ignored=finished.ignored,

@@ -43,7 +43,12 @@ class ScriptedEndpoint:
         self.lost_seconds, self.failing = 0.0, ""
 
     async def complete(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        call_tools: bool = True,
     ) -> Reply:
         try:
             if self._turn == 0:
