@@ -169,7 +169,7 @@ def test_a_summary_request_reuses_the_cache_of_its_context(played: Played) -> No
 
 
 def test_scratch_thinking_is_trained_and_not_carried_over() -> None:
-    """A scripted policy thinks before its summary: both are sampled tokens, only the summary begins the next context."""
+    """A scripted policy thinks before its summary: both are sampled, only the summary is in the next context."""
 
     def say(prompt: list[int]) -> list[int]:
         asked = HERMES.decode(prompt).rpartition("user\n")[2]

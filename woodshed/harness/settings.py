@@ -178,6 +178,12 @@ class HarnessSettings(Settings):
             raise ValueError("harness.tools is empty; name at least one tool")
         if "finish" not in self.tools and not self.plain_message_ends:
             raise ValueError("harness: the agent could never end; add the tool finish or set plain_message_ends = true")
+        most, trigger = self.limits.context_tokens, self.summary.trigger_tokens
+        if most and trigger >= most:
+            raise ValueError(
+                f"harness.summary.trigger_tokens is {trigger}, and a context ends at harness.limits.context_tokens = "
+                f"{most}: lower the one or raise the other"
+            )
         if not self.workdir.startswith("/"):
             raise ValueError(f"harness.workdir must be absolute, got {self.workdir!r}")
         return self
