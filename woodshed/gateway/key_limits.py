@@ -71,9 +71,11 @@ class KeyLimits(Settings):
     """Sample at this temperature, and from the whole distribution apart from ``top_p``, ``top_k`` and ``min_p`` here,
     whatever the client requests."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Top-p of a key that has a ``temperature``."""
     top_k: int = Field(default=0, ge=0)
+    """Top-k of a key that has a ``temperature``."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Used with ``temperature`` only."""
+    """Min-p of a key that has a ``temperature``."""
     seed: int | None = None
     """Sample with this seed, whatever the client requests."""
     feedback: bool = True
