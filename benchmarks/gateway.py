@@ -78,6 +78,9 @@ class Letters:
     def grammars_refused(self) -> str | None:
         return "it says what it is told"
 
+    def kept_sets_refused(self) -> str | None:
+        return None
+
     def release(self, session: str) -> None:
         return None
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -41,7 +42,7 @@ def test_raw_reports_are_of_the_policy_and_the_record_stays_what_it_is(kind):
         async with KINDS[kind](decoder()) as engine:
             plain = await engine.generate(prompt(12), replace(RAW, raw_logprobs=False, top_logprobs=0))
             done = await engine.generate(prompt(12), RAW)
-            assert plain.reports is None
+            assert [(report.logprob, report.top) for report in plain.reports] == [(p, ()) for p in plain.logprobs]
             assert (done.tokens, done.logprobs) == (plain.tokens, plain.logprobs)
             check_raw(prompt(12), done, 4)
             greedy = await engine.generate(prompt(12), replace(RAW, temperature=0.0))
@@ -113,6 +114,7 @@ reports = st.lists(
         TokenReport,
         st.floats(-50, 0, width=32),
         st.lists(st.tuples(st.integers(0, 1 << 20), st.floats(-50, 0, width=32)), max_size=20).map(tuple),
+        st.lists(st.integers(0, 1 << 20), max_size=20).map(lambda ids: np.array(ids, "<i4").tobytes()),
     ),
     min_size=1,
     max_size=20,

@@ -27,7 +27,12 @@ class Failing:
         self.began = time.monotonic()
 
     async def complete(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        call_tools: bool = True,
     ) -> Reply:
         self.asked += 1
         if self.failing:

@@ -91,6 +91,9 @@ class ScriptedEngine:
     def grammars_refused(self) -> str | None:
         return "it says what it is told"
 
+    def kept_sets_refused(self) -> str | None:
+        return None
+
     def release(self, session: str) -> None:
         self.released.append(session)
 

@@ -107,9 +107,10 @@ async def recorded(real: Real, name: str) -> list[Segment]:
         with torch.no_grad():
             hidden = real.decoder.forward(tokens[None], torch.arange(len(tokens))[None], causal_attend())
             logits = real.decoder.logits(hidden)[0]
-        bits = np.unpackbits(allowed, axis=1, bitorder="little", count=logits.shape[1]).astype(np.bool_)
         for at in np.flatnonzero(segment.sampled & (of_T >= 0)):
-            row = logits[at - 1].masked_fill(~torch.from_numpy(bits[of_T[at]]), -torch.inf)
+            forbidden = torch.ones(logits.shape[1], dtype=torch.bool)
+            forbidden[allowed.of(of_T[at])] = False
+            row = logits[at - 1].masked_fill(forbidden, -torch.inf)
             row[HERMES.special_ids["<think>"]] -= 100  # the bias of the request
             assert abs(float(row.log_softmax(-1)[tokens[at]]) - segment.logprobs[at]) < 1e-4
     return segments

@@ -94,6 +94,24 @@ def test_penalties_reach_the_engine_and_are_refused_for_training(path: str, name
     run(scripted(*["ok<|im_end|>"] * 3), test, format="hermes")
 
 
+@pytest.mark.parametrize("name,value", [("top_p", 0.5), ("top_k", 3), ("min_p", 0.1)])
+def test_truncation_without_kept_sets_is_refused_for_training_and_marked_elsewhere(name: str, value: float) -> None:
+    async def test(site: Site) -> None:
+        refused = await site.chat(**{name: value})
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["param"] == name and "renormalise" in error["message"]
+        assert not site.engine.calls
+        assert (await site.chat(temperature=0, **{name: value})).status_code == 200, "greedy decoding truncates nothing"
+        site.key = await site.admin.open("live", source="live")
+        assert (await site.chat(**{name: value})).status_code == 200
+        (segment,) = (await site.admin.finish("live")).segments
+        assert [(k.known, k.end) for k in segment.kept] == [(False, len(segment))]
+
+    engine = scripted(*["ok<|im_end|>"] * 2)
+    engine.kept_sets_refused = lambda: "it reports no sets"  # type: ignore[method-assign]
+    run(engine, test, format="hermes")
+
+
 def test_top_k_of_minus_one_is_off() -> None:
     engine = scripted("ok<|im_end|>")
 

@@ -57,6 +57,11 @@ def test_a_temperature_means_the_whole_distribution() -> None:
     assert sampled == Sampling(max_tokens=100, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=9)
 
 
+def test_a_temperature_comes_with_the_truncation_of_the_key() -> None:
+    sampled = KeyLimits(temperature=1.0, top_p=0.9, top_k=40, min_p=0.01).apply(ASKED, KeyUsage(), 0)
+    assert (sampled.top_p, sampled.top_k, sampled.min_p, sampled.logit_bias) == (0.9, 40, 0.01, {})
+
+
 def test_what_is_used_up_is_refused() -> None:
     for limits in (KeyLimits(turns=3), KeyLimits(sampled_tokens=40)):
         with pytest.raises(ApiError, match="this key may") as refused:

@@ -11,8 +11,15 @@ from woodshed.harness.endpoint import HttpEndpoint, pooled_client
 from woodshed.harness.episode import Episode, Moment, Observer
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import run_episode
-from woodshed.harness.prompt import REQUEST, summary_text
-from woodshed.harness.settings import ALL_TOOLS, HarnessSettings, LimitSettings, RetrySettings, SummarySettings
+from woodshed.harness.prompt import summary_text
+from woodshed.harness.settings import (
+    ALL_TOOLS,
+    REQUEST,
+    HarnessSettings,
+    LimitSettings,
+    RetrySettings,
+    SummarySettings,
+)
 from woodshed.harness.tools.base import ToolResult
 from woodshed.sandbox.protocol import SandboxError
 
@@ -233,11 +240,13 @@ def test_self_summary(box: FolderBox) -> None:
         call(("finish", {}), prompt=45, sampled=4),
         settings=settings,
     )
-    assert episode.status == "submitted" and episode.summaries == 1 and episode.effort.turns == 4
+    assert episode.status == "submitted" and episode.effort.summaries == 1 and episode.effort.turns == 4
     asked, continued = script.requests[2], script.requests[3]
     assert asked["messages"][:-1] == script.requests[1]["messages"] + asked["messages"][-3:-1]
     assert asked["messages"][-1] == {"role": "user", "content": REQUEST} and asked["max_tokens"] == 99
     assert asked["tools"] == script.requests[0]["tools"]
+    assert [request.get("tool_choice") for request in script.requests] == [None, None, "none", None, None]
+    assert episode.summary_replies == [2] and episode.effort.summary_tokens == 20
     system, user = continued["messages"]
     assert system == {"role": "system", "content": "sys"}
     assert user["content"] == (
@@ -253,7 +262,7 @@ def test_summaries_are_bounded_and_survive_a_policy_that_writes_none(box: Folder
     settings = SETTINGS.model_copy(update={"summary": SummarySettings(trigger_tokens=1, max_count=2)})
     settings = settings.model_copy(update={"limits": LimitSettings(turns=4)})
     episode, script = play(box, call(READ, prompt=5, sampled=1), settings=settings)
-    assert episode.status == "limit" and episode.summaries == 2 and episode.effort.invalid_calls == 2
+    assert episode.status == "limit" and episode.effort.summaries == 2 and episode.effort.invalid_calls == 2
     assert "(none was written)" in script.requests[2]["messages"][1]["content"]
     for message in episode.messages:
         if message["role"] == "assistant":

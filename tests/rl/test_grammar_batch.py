@@ -100,7 +100,6 @@ def test_the_sets_are_those_of_trying_every_token() -> None:
     for trajectory in sampled(decoder()):
         (segment,) = trajectory.segments
         allowed, of_T = allowed_sets(segment, GRAMMARS)
-        bits = np.unpackbits(allowed, axis=1, bitorder="little", count=97)
         inside = np.zeros(len(segment), np.bool_)
         for constraint in segment.constraints:
             where = slice(constraint.start, constraint.end)
@@ -108,8 +107,8 @@ def test_the_sets_are_those_of_trying_every_token() -> None:
             for at, expected in zip(
                 range(where.start, where.stop), spans_of(language, segment.tokens[where], TOKENIZER)
             ):
-                assert set(np.flatnonzero(bits[of_T[at]]).tolist()) == expected
-        assert ((of_T >= 0) == inside).all() and len(np.unique(allowed, axis=0)) == len(allowed)
+                assert set(allowed.of(of_T[at]).tolist()) == expected
+        assert ((of_T >= 0) == inside).all() and len(np.unique(allowed.bits, axis=0)) == len(allowed)
 
 
 def test_at_step_zero_the_trainer_finds_the_engines_log_probabilities_and_ratios_of_one(tmp_path: Any) -> None:
@@ -176,7 +175,7 @@ def test_what_cannot_be_renormalised_is_refused() -> None:
     segment.constraints[0] = kept
     batch = batch_of(group)
     assert batch.allowed is not None
-    batch.allowed[:] = 0
+    batch.allowed.bits[:] = 0
     with pytest.raises(BatchError, match="sampled from"):
         batch.check()
 

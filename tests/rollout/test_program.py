@@ -16,6 +16,7 @@ from gateway.parts import HERMES, ScriptedEngine
 from grading import toy
 from programs import play, recorded_as_sampled, served
 
+from woodshed.engine.settings import Truncation
 from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSettings
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
@@ -50,6 +51,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, LayerStore]:
     return toy.toy_task(root / "toy", toy.pytest_layer(layers)), layers
 
 
+WHOLE = Truncation()
+
+
 @pytest.fixture
 def place(task: tuple[Task, LayerStore], tmp_path: Path) -> Iterator[Place]:
     engine = ScriptedEngine(lambda _: [], context=4096)
@@ -59,7 +63,13 @@ def place(task: tuple[Task, LayerStore], tmp_path: Path) -> Iterator[Place]:
     (folder / "bin/tiny-agent").chmod(0o755)
     with served(engine) as url:
 
-        def run(command: str, *replies: str, temperature: float = 1.0, **limits: float) -> Trajectory:
+        def run(
+            command: str,
+            *replies: str,
+            temperature: float = 1.0,
+            truncation: Truncation = WHOLE,
+            **limits: float,
+        ) -> Trajectory:
             said = iter(replies)
             engine.say = lambda _: HERMES.encode(next(said), allow_special=True)
             program = ProgramSettings(command=command, folder=folder)
@@ -71,11 +81,18 @@ def place(task: tuple[Task, LayerStore], tmp_path: Path) -> Iterator[Place]:
                     harness,
                     limits=Limits(memory=1 << 30, disk=64 << 20),
                     temperature=temperature,
+                    truncation=truncation,
                     egress_log=tmp_path / "egress.jsonl",
                 )
             )
 
         yield Place(engine, run, tmp_path / "egress.jsonl")
+
+
+def test_a_program_samples_with_the_truncation_of_the_recipe(place: Place) -> None:
+    cut = Truncation(top_p=0.9, top_k=40)
+    place.run("tiny-agent", "Nothing to do.<|im_end|>", truncation=cut)
+    assert [(s.temperature, s.top_p, s.top_k, s.min_p) for s in place.engine.samplings] == [(1.0, 0.9, 40, 0.0)]
 
 
 def test_what_it_does_is_recorded_token_by_token_and_graded(place: Place) -> None:

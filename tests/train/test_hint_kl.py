@@ -26,6 +26,7 @@ from woodshed.train.hinted import HintedMessage
 from woodshed.train.loss import TokenStats, backward
 from woodshed.train.settings import HintKlSettings, ImportanceSettings, OptimizerSettings, TrainSettings
 from woodshed.train.teacher import read_hints
+from woodshed.train.token_sets import TokenSets
 from woodshed.train.trainer import Trainer, summarise
 from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
@@ -243,7 +244,7 @@ def by_hand(
             target = int(allowed[: batch.tokens[at]].sum())
             value = float(batch.weights["hint_kl"][at]) * expected(mine, row, target, 1.0, form)
             total = total + value / batch.denominators["hint_kl"]
-            own += float(value) / batch.denominators["hint_kl"]
+            own += float(value.detach()) / batch.denominators["hint_kl"]
     total.backward()
     return {n: p.grad for n, p in student.named_parameters() if p.grad is not None}, own
 
@@ -297,7 +298,11 @@ def test_under_a_grammar_both_choose_among_the_allowed_tokens(form: HintKlSettin
     may[np.arange(len(may)), batch.tokens] = True
     may[::3] = True
     bits = np.packbits(may, axis=1, bitorder="little")
-    masked = replace(batch, allowed=bits, allowed_of=np.arange(len(may), dtype=np.int32))
+    masked = replace(
+        batch,
+        allowed=TokenSets(bits, np.zeros(0, np.int32), np.zeros(0, np.int64)),
+        allowed_of=np.arange(len(may), dtype=np.int32),
+    )
     masked.check()
     got, seen = gradients(student, masked, TrainSettings(importance=OFF, hint_kl=form, logits_elements=300), teacher)
     assert_close(got, by_hand(student, teacher, masked, form, may)[0])

@@ -22,6 +22,7 @@ from woodshed.train.batch import TrainBatch
 from woodshed.train.checkpoint import CheckpointError
 from woodshed.train.reference import Reference, needs_reference
 from woodshed.train.settings import ImportanceSettings, KlSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from woodshed.train.token_sets import SetTable
 from woodshed.train.trainer import Trainer
 from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
@@ -57,7 +58,10 @@ def test_under_a_grammar_the_reference_chooses_among_the_allowed_tokens(decoder,
     may[np.arange(len(batch.tokens)), batch.tokens] = True
     of = np.arange(len(batch.tokens), dtype=np.int32)
     of[::3] = -1
-    masked = replace(batch, allowed=np.packbits(may, axis=1, bitorder="little"), allowed_of=of)
+    table = SetTable()
+    numbers = np.array([table.add_ids(np.flatnonzero(row)) for row in may], np.int32)
+    allowed, numbers = table.build(np.where(of >= 0, numbers, -1).astype(np.int32))
+    masked = replace(batch, allowed=allowed, allowed_of=numbers)
     filled = Reference(decoder, TrainSettings(microbatch_tokens=40, logits_elements=200)).fill(masked)
     assert filled.ref_logprobs is not None
     used = batch.weights["ref_kl"] != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,15 +21,20 @@ from .drafting import Drafter, MtpDrafter, NgramDrafter
 from .graphs import DecodeGraphs, Record
 from .protocol import Sampling, TokenReport, point_mass
 from .request import Request
-from .sampler import adjusted_logits, draw
+from .sampler import adjusted_logits, draw, kept_sets
 from .scheduler import Step
 
 
 def token_reports(
-    raw_BV: Tensor, adjusted_BV: Tensor, samplings: Sequence[Sampling], ids: Sequence[int]
+    raw_BV: Tensor,
+    adjusted_BV: Tensor,
+    samplings: Sequence[Sampling],
+    ids: Sequence[int],
+    logprobs: Sequence[float],
 ) -> list[TokenReport | None]:
-    """One report per row; None for rows that request none. ``raw_BV`` are the policy's logits, ``adjusted_BV`` those
-    that were sampled from. Greedy rows report a point mass unless they request ``raw_logprobs``."""
+    """One report per row; None for rows that have none. ``raw_BV`` are the policy's logits, ``adjusted_BV`` those that
+    were sampled from, ``logprobs`` those of the sampled ``ids``. Greedy rows report a point mass unless they request
+    ``raw_logprobs``."""
     reports: list[TokenReport | None] = [None] * len(samplings)
     for raw in (False, True):
         rows = [
@@ -44,6 +49,9 @@ def token_reports(
     for row, s in enumerate(samplings):
         if s.reported and reports[row] is None:
             reports[row] = point_mass(ids[row], s)
+    truncated = [row for row, s in enumerate(samplings) if s.truncated]
+    for row, kept in zip(truncated, kept_sets(adjusted_BV, truncated)):
+        reports[row] = replace(reports[row] or TokenReport(logprobs[row]), kept=kept)
     return reports
 
 
@@ -202,8 +210,8 @@ class Forward:
         adjusted_NV = adjusted_logits(raw_NV, samplings, allowed, penalised)
         ids, logprobs = draw(adjusted_NV, samplings, uniforms)
         reports: list[TokenReport | None] = [None] * len(ids)
-        if any(sampling.reported for sampling in samplings):
-            reports = token_reports(raw_NV, adjusted_NV, samplings, ids)
+        if any(sampling.with_reports for sampling in samplings):
+            reports = token_reports(raw_NV, adjusted_NV, samplings, ids, logprobs)
         results, start = [], 0
         for request, first, width in due:
             count = request.agreeing(ids[start : start + width])

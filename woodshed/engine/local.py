@@ -192,6 +192,10 @@ class LocalEngine:
             return "it was opened without the policy's tokenizer"
         return None if library() else MISSING
 
+    def kept_sets_refused(self) -> str | None:
+        """None: kept sets are in the reports."""
+        return None
+
     def release(self, session: str) -> None:
         """Forget a session; its unfinished requests end with stop reason ``cancelled``."""
         with self._wake:

@@ -31,7 +31,8 @@ class Sampling:
     ``repetition_penalty`` those of the prompt as well (see ``engine/sampler.py``).
 
     ``raw_logprobs`` or ``top_logprobs`` request a ``TokenReport`` for each token: under the policy itself (temperature
-    1, full vocabulary, no bias) with ``raw_logprobs``, else under the distribution that is sampled from.
+    1, full vocabulary, no bias) with ``raw_logprobs``, else under the distribution that is sampled from. With
+    ``top_p``, ``top_k`` or ``min_p`` there is a report for each token too, for its kept set.
     """
 
     max_tokens: int = 256
@@ -56,9 +57,19 @@ class Sampling:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
+    def truncated(self) -> bool:
+        """Whether tokens are sampled from kept sets (top-k, top-p, min-p) instead of the whole vocabulary."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
     def reported(self) -> bool:
-        """Whether each token has a ``TokenReport``."""
+        """Whether the caller requests log-probabilities in reports."""
         return self.raw_logprobs or self.top_logprobs > 0
+
+    @property
+    def with_reports(self) -> bool:
+        """Whether each token has a ``TokenReport``."""
+        return self.reported or self.truncated
 
     @property
     def plain(self) -> bool:
@@ -70,10 +81,12 @@ class Sampling:
 @dataclass(frozen=True)
 class TokenReport:
     """Log-probability of one sampled token, and the most likely tokens at its position with theirs, most likely first.
-    Tokens of probability 0 are left out."""
+    Tokens of probability 0 are left out. ``kept``: ids of the kept set that the token was sampled from, int32 little
+    endian, ascending; empty if the request does not truncate, or if the engine cannot report it."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    kept: bytes = b""
 
 
 def point_mass(token: int, sampling: Sampling) -> TokenReport:
@@ -138,6 +151,10 @@ class Engine(Protocol):
 
     def grammars_refused(self) -> str | None:
         """Why this engine refuses ``Sampling.grammar``; None if it accepts one."""
+        ...
+
+    def kept_sets_refused(self) -> str | None:
+        """Why this engine cannot report the kept sets of top-p, top-k and min-p; None if it does."""
         ...
 
     def release(self, session: str) -> None: ...

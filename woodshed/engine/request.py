@@ -168,7 +168,7 @@ class Request:
             routes=completion_routes,
             prompt_routes=prompt_routes,
             cached_tokens=self.cached,
-            reports=self.reports if self.sampling.reported else None,
+            reports=self.reports if self.sampling.with_reports else None,
         )
 
 

@@ -94,6 +94,19 @@ def truncate(logits_BV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
     return torch.empty_like(logits_BV).scatter_(-1, order_BV, sorted_BV)
 
 
+def kept_sets(adjusted_BV: Tensor, rows: Sequence[int]) -> list[bytes]:
+    """Ids of the tokens that can be sampled in each of ``rows``: int32 little endian, ascending.
+
+    ``adjusted_BV`` float32 ``[B, V]`` as ``adjusted_logits`` returns them: everything outside the set is at -inf.
+    """
+    if not rows:
+        return []
+    kept_RV = adjusted_BV[torch.tensor(rows, device=adjusted_BV.device)] > -torch.inf
+    ends = kept_RV.sum(-1).cumsum(0).tolist()
+    ids = kept_RV.nonzero()[:, 1].to(torch.int32).cpu().numpy().astype("<i4", copy=False)
+    return [part.tobytes() for part in np.split(ids, ends[:-1])]
+
+
 def adjusted_logits(
     logits_BV: Tensor, samplings: Sequence[Sampling], allowed: Allowed = (), penalised: Penalised = ()
 ) -> Tensor:

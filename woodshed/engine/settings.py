@@ -14,6 +14,21 @@ KvPolicy = Literal["keep", "recompute", "drain"]
 """How a weight swap treats keys and values of the old weights; see ``LocalEngine.update_weights``."""
 
 
+class Truncation(Settings):
+    """Which tokens may be sampled: top-k, then top-p, then min-p (``engine/sampler.py``)."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep this many of the most likely tokens; 0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Keep tokens with at least this times the largest probability; 0 keeps all."""
+
+    def changed(self) -> dict[str, float]:
+        """The fields that truncate, for a request or the limits of a key."""
+        return self.model_dump(exclude_defaults=True)
+
+
 class EngineSettings(Settings):
     """How the engine batches, caches and swaps weights."""
 

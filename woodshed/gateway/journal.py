@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from woodshed.record.kept import KeptSets
 from woodshed.record.segment import Constraint, Penalties, Span
 
 from .key_limits import KeyUsage, TurnUsage
@@ -250,6 +251,8 @@ def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUs
         head["constraints"] = constraints
     if penalties := [p.to_json() for p in segment.penalties if p.start >= start]:
         head["penalties"] = penalties
+    if kept := [k.to_json() for k in segment.kept if k.start >= start]:
+        head["kept"] = kept
     arrays = [
         segment.tokens[start:].tobytes(),
         bytes(segment.sampled[start:]),
@@ -298,3 +301,4 @@ def _replay(recorder: Recorder, head: dict[str, Any], data: bytes) -> None:
     segment.pending = tuple(head["pending"])
     segment.constraints += [Constraint.from_json(c) for c in head.get("constraints", ())]
     segment.penalties += [Penalties.from_json(p) for p in head.get("penalties", ())]
+    segment.kept += [KeptSets.from_json(k) for k in head.get("kept", ())]

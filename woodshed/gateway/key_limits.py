@@ -68,7 +68,14 @@ class KeyLimits(Settings):
     context_tokens: int = Field(default=0, ge=0)
     """Maximum number of tokens of prompt and reply together."""
     temperature: float | None = Field(default=None, ge=0)
-    """Sample at this temperature and from the whole distribution, whatever the client requests."""
+    """Sample at this temperature, and from the whole distribution apart from ``top_p``, ``top_k`` and ``min_p`` here,
+    whatever the client requests."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Top-p of a key that has a ``temperature``."""
+    top_k: int = Field(default=0, ge=0)
+    """Top-k of a key that has a ``temperature``."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Min-p of a key that has a ``temperature``."""
     seed: int | None = None
     """Sample with this seed, whatever the client requests."""
     feedback: bool = True
@@ -110,9 +117,9 @@ class KeyLimits(Settings):
             changed = replace(
                 changed,
                 temperature=self.temperature,
-                top_p=1.0,
-                top_k=0,
-                min_p=0.0,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                min_p=self.min_p,
                 logit_bias={},
                 presence_penalty=0.0,
                 frequency_penalty=0.0,

@@ -20,6 +20,7 @@ import numpy as np
 from woodshed.engine.grammar import library
 from woodshed.engine.protocol import Completion, Sampling, TokenReport
 from woodshed.policy.tokenizer import TooManyTokens
+from woodshed.record.kept import KeptSets
 from woodshed.record.segment import Constraint, Penalties, Segment, Span
 
 from .errors import ContextTooLong
@@ -47,6 +48,7 @@ class Before(NamedTuple):
     undelivered: bool
     constraints: list[Constraint]
     penalties: list[Penalties]
+    kept: list[KeptSets]
     reports: list[TokenReport] | None
 
 
@@ -58,7 +60,8 @@ class OpenSegment:
 
     ``pending`` are ids that the next request must prepend to its own: the missing stop token of a completion cut by
     length. ``undelivered``: the last reply may not have reached the client, because the client disconnected or the
-    server crashed. ``reports`` are those of the last reply, in case it has to be sent again; they are not recorded.
+    server crashed. ``reports`` are those of the last reply, in case it has to be sent again; of them only the kept sets
+    are recorded.
     """
 
     tools: Tools
@@ -76,6 +79,7 @@ class OpenSegment:
     undelivered: bool = False
     constraints: list[Constraint] = field(default_factory=list)
     penalties: list[Penalties] = field(default_factory=list)
+    kept: list[KeptSets] = field(default_factory=list)
     reports: list[TokenReport] | None = None
 
     def add_context(self, ids: Sequence[int]) -> None:
@@ -95,13 +99,14 @@ class OpenSegment:
     def before(self) -> Before:
         """The state that ``put_back`` restores."""
         lists = self.messages, list(self.ends), list(self.spans)
-        marks = list(self.constraints), list(self.penalties)
+        marks = list(self.constraints), list(self.penalties), list(self.kept)
         return Before(len(self.tokens), *lists, self.pending, self.undelivered, *marks, self.reports)
 
     def put_back(self, before: Before) -> None:
         """Restore the state before a turn."""
         end, self.messages, self.ends, self.spans, self.pending, self.undelivered, *_ = before
         self.constraints, self.penalties, self.reports = before.constraints, before.penalties, before.reports
+        self.kept = before.kept
         for held in (self.tokens, self.sampled, self.logprobs, self.versions):
             del held[end:]
         self.routes.forget(end)
@@ -125,6 +130,7 @@ class OpenSegment:
             routes=self.routes.freeze(len(self.tokens)),
             constraints=list(self.constraints),
             penalties=list(self.penalties),
+            kept=list(self.kept),
         )
         segment.check()
         return segment
@@ -227,6 +233,9 @@ class Recorder:
         if (given := turn.sampling) is not None and given.penalised and completion.tokens:
             amounts = given.presence_penalty, given.frequency_penalty, given.repetition_penalty
             segment.penalties.append(Penalties(start, total, *amounts))
+        if given is not None and given.truncated and completion.tokens:
+            reports = completion.reports or [TokenReport(0.0)] * len(completion.tokens)
+            segment.kept.append(KeptSets.of(start, [report.kept for report in reports]))
         if turn.grammar is not None and completion.tokens:
             made_by = library() or ""
             segment.constraints.append(Constraint(start, total, turn.grammar, self.rendering.stop_ids, made_by))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from woodshed.record.kept import KeptSets
 from woodshed.record.segment import Constraint, Penalties, Segment, Span
 
 CONTENT_TYPE = "application/x-woodshed-segments"
@@ -58,6 +59,8 @@ def encode(finished: Finished) -> bytes:
             shapes[-1]["constraints"] = [constraint.to_json() for constraint in segment.constraints]
         if segment.penalties:
             shapes[-1]["penalties"] = [penalties.to_json() for penalties in segment.penalties]
+        if segment.kept:
+            shapes[-1]["kept"] = [kept.to_json() for kept in segment.kept]
         parts += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
         if segment.routes is not None:
             parts.append(np.ascontiguousarray(segment.routes, "<i2").tobytes())
@@ -106,8 +109,9 @@ def _segment(data: bytes, position: int, shape: dict[str, Any]) -> tuple[Segment
         routes, position = _take(data, position, "<i2", shape["routes"])
     constraints = [Constraint.from_json(c) for c in shape.get("constraints", ())]
     penalties = [Penalties.from_json(p) for p in shape.get("penalties", ())]
+    kept = [KeptSets.from_json(k) for k in shape.get("kept", ())]
     spans = [Span(*span) for span in shape["spans"]]
-    segment = Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties)
+    segment = Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties, kept=kept)
     segment.check()
     return segment, position
 

@@ -313,6 +313,9 @@ class Turns:
             sampling = replace(sampling, seed=sampling.seed + request.choice)
         if sampling.penalised and trajectory.about.get("source") == "train":
             raise _untrainable(sampling)
+        unrecorded = self.engine.kept_sets_refused() if sampling.truncated else None
+        if unrecorded and trajectory.about.get("source") == "train":
+            raise _unrecorded(sampling, unrecorded)
         turn.sampling = sampling
         on_token = None if watch is None else _listening(watch)
         if trajectory.limits.bounded:
@@ -411,6 +414,17 @@ def _untrainable(sampling: Sampling) -> ApiError:
     message = (
         "a trajectory for training is sampled without penalties, because the trainer cannot account for them; open "
         "the trajectory with source live or eval, or with limits.temperature, which removes penalties"
+    )
+    return invalid(name, message, "unsupported_value")
+
+
+def _unrecorded(sampling: Sampling, why: str) -> ApiError:
+    """The error of a training request with top_p, top_k or min_p to an engine that does not report kept sets."""
+    names = (("top_p", 1), ("top_k", 0), ("min_p", 0))
+    name = next(name for name, off in names if getattr(sampling, name) != off)
+    message = (
+        f"{why}, so the trainer could not renormalise over the same tokens; sample from the whole distribution "
+        "(rl.sampling), or with the local engine"
     )
     return invalid(name, message, "unsupported_value")
 

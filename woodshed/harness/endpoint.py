@@ -93,9 +93,16 @@ class ChatEndpoint(Protocol):
     failing: str
 
     async def complete(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        call_tools: bool = True,
     ) -> Reply:
-        """Ask for one reply. Raises ContextFull if it does not fit the context, EndpointLost after the last try."""
+        """Ask for one reply. Without ``call_tools`` it is text whatever it looks like (``tool_choice`` none), while
+        ``tools`` stay part of the prompt. Raises ContextFull if it does not fit the context, EndpointLost after the
+        last try."""
         ...
 
 
@@ -151,9 +158,14 @@ class HttpEndpoint:
         self._sent: list[tuple[dict[str, Any], bytes]] = []
 
     async def complete(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        call_tools: bool = True,
     ) -> Reply:
-        body = self._body(messages, tools, max_tokens)
+        body = self._body(messages, tools, max_tokens, call_tools=call_tools)
         delay = self.retry.first_delay
         self.failing = problem = ""
         started = time.monotonic()
@@ -201,7 +213,9 @@ class HttpEndpoint:
         finally:
             await response.aclose()
 
-    def _body(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], max_tokens: int) -> bytes:
+    def _body(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], max_tokens: int, *, call_tools: bool
+    ) -> bytes:
         known = self._sent
         same = 0
         while same < len(known) and same < len(messages) and known[same][0] is messages[same]:
@@ -211,6 +225,8 @@ class HttpEndpoint:
         parts = [self._head, b',"max_tokens":%d,"messages":[' % max_tokens, b",".join([b for _, b in known]), b"]"]
         if tools:
             parts += [b',"tools":', _tools_json(tools)]
+            if not call_tools:
+                parts.append(b',"tool_choice":"none"')
         return b"".join([*parts, b"}"])
 
 

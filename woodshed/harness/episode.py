@@ -52,13 +52,14 @@ Observer = Callable[[Moment], Reaction | Awaitable[Reaction]]
 
 @dataclass
 class Episode:
-    """One finished run. ``messages`` is every message of every context in order (a new context repeats its prompt)."""
+    """One finished run. ``messages`` is every message of every context in order (a new context repeats its prompt).
+    ``summary_replies``: which of the policy's replies, counted from 0, are summaries."""
 
     status: ExitStatus
     messages: list[Message] = field(default_factory=list)
     events: list[ToolEvent] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
-    summaries: int = 0
+    summary_replies: list[int] = field(default_factory=list)
     error: str = ""
 
 

@@ -20,7 +20,7 @@ from .calls import Runner, calls_of
 from .endpoint import ChatEndpoint, Reply
 from .episode import Budget, Episode, Message, Moment, Observer, Reaction
 from .errors import FORMAT_ERRORS, ContextFull, EndpointLost, ToolError
-from .prompt import REQUEST, continued, opening, summary_text
+from .prompt import continued, opening, summary_text
 from .registry import ToolRegistry
 from .session import Session
 from .settings import HarnessSettings
@@ -51,7 +51,7 @@ async def run_episode(
         status, reason = "timeout" if is_silent(error) else "limit", f"the box is gone: {error.strerror}"
     await agent.notify(Moment("end", agent.effort.turns, status=status))
     messages = [*agent.past, *agent.messages]
-    return Episode(status, messages, agent.events, agent.effort, agent.summaries, reason)
+    return Episode(status, messages, agent.events, agent.effort, agent.summary_replies, reason)
 
 
 class _Agent:
@@ -79,7 +79,8 @@ class _Agent:
         self.messages: list[Message] = list(opening(task_prompt, settings))
         self.past: list[Message] = []
         self.events: list[ToolEvent] = []
-        self.summaries = 0
+        self.replies = 0
+        self.summary_replies: list[int] = []
 
     async def run(self) -> tuple[ExitStatus, str]:
         """Return the exit status and, unless the agent ended by itself, the reason."""
@@ -117,7 +118,9 @@ class _Agent:
         try:
             async with asyncio.timeout(max(0.0, self.budget.time_left())) as timer:
                 max_tokens = self.budget.reply_tokens(wanted)
-                reply = await self.endpoint.complete(self.messages, self.registry.schemas(), max_tokens=max_tokens)
+                reply = await self.endpoint.complete(
+                    self.messages, self.registry.schemas(), max_tokens=max_tokens, call_tools=not summary
+                )
         except TimeoutError:
             if not timer.expired():
                 raise
@@ -129,6 +132,11 @@ class _Agent:
         self.messages.append(reply.message)
         has_calls = bool(reply.message.get("tool_calls"))
         self.budget.count(reply, has_calls=has_calls, final=not has_calls and not summary)
+        if summary:
+            self.summary_replies.append(self.replies)
+            self.effort.summaries += 1
+            self.effort.summary_tokens += reply.sampled_tokens
+        self.replies += 1
         await self.notify(Moment("summary" if summary else "reply", self.effort.turns, reply.message))
         return reply
 
@@ -178,11 +186,11 @@ class _Agent:
 
     def _wants_summary(self) -> bool:
         summary = self.settings.summary
-        return 0 < summary.trigger_tokens <= self.budget.context and self.summaries < summary.max_count
+        return 0 < summary.trigger_tokens <= self.budget.context and self.effort.summaries < summary.max_count
 
     async def _summarize(self) -> bool:
         """Replace the context by the policy's own summary of it. False if the wall limit comes first."""
-        self.messages.append({"role": "user", "content": REQUEST})
+        self.messages.append({"role": "user", "content": self.settings.summary.request})
         reply = await self._ask(self.settings.summary.max_tokens, summary=True)
         if reply is None:
             return False
@@ -196,10 +204,10 @@ class _Agent:
         if not text:
             self.effort.invalid_calls += 1
             text = "(none was written)"
-        self.summaries += 1
-        self.effort.summaries += 1
         self.past += self.messages
-        self.messages = list(continued(self.task_prompt, text, self.summaries, self.session.todos, self.settings))
+        self.messages = list(
+            continued(self.task_prompt, text, self.effort.summaries, self.session.todos, self.settings)
+        )
         self.budget.new_context()
         return True
 

@@ -45,11 +45,6 @@ def opening(task_prompt: str, settings: HarnessSettings) -> list[dict[str, str]]
     return [*messages, {"role": "user", "content": task_prompt}]
 
 
-REQUEST = (
-    "Summarize our conversation so far, so that you can continue from the summary alone: the goal, what was done, what "
-    "was learned, what is still broken, what to do next, the files that matter. Do not call a tool."
-)
-
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 

@@ -150,11 +150,11 @@ def harness_hash(settings: HarnessSettings, program: Sequence[str] = ()) -> str:
     ``program``: digests of the files of ``harness.program``; where they are on this machine does not count. A tool of
     the user's own counts with the source of its module. Raises ValueError if that cannot be read.
     """
-    from .prompt import REQUEST, system_prompt
+    from .prompt import system_prompt
 
     registry = ToolRegistry(settings.tools, settings)
     sources = [_source_digest(name) for name in settings.tools if is_reference(name)]
-    parts = [registry.schemas(), system_prompt(settings), REQUEST, _noticed(settings), *sources, *program, _FORMAT]
+    parts = [registry.schemas(), system_prompt(settings), _noticed(settings), *sources, *program, _FORMAT]
     return _digest(parts)
 
 

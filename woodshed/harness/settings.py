@@ -72,11 +72,20 @@ class CommandSettings(Settings):
     """Whether each ``run_command`` starts in the final working directory of the one before."""
 
 
+REQUEST = (
+    "Summarize our conversation so far, so that you can continue from the summary alone: the goal, what was done, what "
+    "was learned, what is still broken, what to do next, the files that matter. Do not call a tool."
+)
+
+
 class SummarySettings(Settings):
     """Self-summarisation: the policy condenses its own context (Composer 2 report, 4.1)."""
 
     trigger_tokens: int = Field(default=0, ge=0)
     """Context length in tokens at which a summary is requested; 0 turns it off."""
+    request: str = Field(default=REQUEST, min_length=1)
+    """The message that asks for a summary. A tiny policy, which learns from demonstrations what it means, needs one
+    word."""
     max_tokens: int = Field(default=2048, ge=1)
     """Maximum tokens sampled for one summary, thinking included."""
     max_count: int = Field(default=16, ge=1)
@@ -169,6 +178,12 @@ class HarnessSettings(Settings):
             raise ValueError("harness.tools is empty; name at least one tool")
         if "finish" not in self.tools and not self.plain_message_ends:
             raise ValueError("harness: the agent could never end; add the tool finish or set plain_message_ends = true")
+        most, trigger = self.limits.context_tokens, self.summary.trigger_tokens
+        if most and trigger >= most:
+            raise ValueError(
+                f"harness.summary.trigger_tokens is {trigger}, and a context ends at harness.limits.context_tokens = "
+                f"{most}: lower the one or raise the other"
+            )
         if not self.workdir.startswith("/"):
             raise ValueError(f"harness.workdir must be absolute, got {self.workdir!r}")
         return self

@@ -14,6 +14,7 @@ from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.settings import PolicySettings
 from woodshed.record.settings import Settings, is_reference
 from woodshed.rl.settings import RLSettings
+from woodshed.rollout.rewards.tool_collapse import KINDS, TOOLS, kinds_of
 from woodshed.sandbox.settings import SandboxSettings
 from woodshed.tasks.settings import CustomSettings, PackageTaskSettings, SyntheticSettings
 from woodshed.tasks.sources.custom import load_source
@@ -107,6 +108,7 @@ class Recipe(Settings):
                 "harness.program: demonstrations show our own agent at work, not the program; set "
                 "learn.demonstrations.episodes = 0 and start from a policy that can follow the program's prompts"
             )
+        self._check_tool_collapse()
         compact = self.policy.format == "compact" or (self.policy.format == "auto" and self.policy.source == "scratch")
         if compact and self.harness.output.separator:
             raise ValueError(
@@ -139,3 +141,17 @@ class Recipe(Settings):
                 f"tasks.{family}.train is {drawn[family]}; lower rl.steps or raise tasks.{family}.train"
             )
         return self
+
+    def _check_tool_collapse(self) -> None:
+        """Raise ValueError if ``tool_collapse`` would punish work in the shell that no tool of the harness can do."""
+        term = self.rl.rewards.get("tool_collapse")
+        if term is None or not term.weight or self.harness.program is not None:
+            return
+        kinds = kinds_of(str(term.options.get("kinds", KINDS)))
+        lacking = [kind for kind in kinds if not set(TOOLS[kind]) & set(self.harness.tools)]
+        if lacking:
+            rest = ",".join(kind for kind in kinds if kind not in lacking)
+            raise ValueError(
+                f"rl.rewards.tool_collapse counts {lacking[0]} work in the shell, and harness.tools has none of "
+                f'{", ".join(TOOLS[lacking[0]])}: add one, or set options = {{ kinds = "{rest}" }}'
+            )

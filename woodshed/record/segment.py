@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .kept import KeptSets
+
 
 @dataclass(frozen=True)
 class Span:
@@ -84,7 +86,8 @@ class Segment:
     float32 ``[T]`` (natural log, behaviour policy at sampling time, 0 where not sampled); ``versions`` int32
     ``[T]`` (PolicyVersion that sampled the token, -1 where not sampled); ``routes`` int16 ``[T, L, K]`` expert ids
     or None (-1 where unknown). ``constraints``: grammars under which tokens were sampled; their ``logprobs`` are
-    normalised over the allowed tokens. ``penalties``: penalties with which tokens were sampled.
+    normalised over the allowed tokens. ``penalties``: penalties with which tokens were sampled. ``kept``: kept sets of
+    tokens sampled with top-k, top-p or min-p; their ``logprobs`` are normalised over those.
     """
 
     tokens: NDArray[np.int32]
@@ -95,6 +98,7 @@ class Segment:
     routes: NDArray[np.int16] | None = None
     constraints: list[Constraint] = field(default_factory=list)
     penalties: list[Penalties] = field(default_factory=list)
+    kept: list[KeptSets] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -113,6 +117,7 @@ class Segment:
             raise ValueError("segment: a sampled token has no policy version")
         marks = [("a grammar", c.start, c.end) for c in self.constraints]
         marks += [("penalties", p.start, p.end) for p in self.penalties]
+        marks += [("kept sets", k.start, k.end) for k in self.kept]
         for what, start, end in marks:
             if not 0 <= start < end <= t or not self.sampled[start:end].all():
                 raise ValueError(f"segment: tokens {start} to {end} have {what} and were not sampled")

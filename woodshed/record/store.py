@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 import zstandard
 
+from .kept import KeptSets
 from .segment import Constraint, Penalties, Segment, Span
 from .trajectory import Effort, Outcome, ToolEvent, Trajectory
 
@@ -44,6 +45,8 @@ def trajectory_to_bytes(trajectory: Trajectory) -> bytes:
             about["constraints"] = [constraint.to_json() for constraint in segment.constraints]
         if segment.penalties:
             about["penalties"] = [penalties.to_json() for penalties in segment.penalties]
+        if segment.kept:
+            about["kept"] = [kept.to_json() for kept in segment.kept]
         head["segments"].append(about)
         arrays += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
         if segment.routes is not None:
@@ -71,13 +74,17 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
             routes = flat.reshape(item["routes"])
         constraints = [Constraint.from_json(c) for c in item.get("constraints", ())]
         penalties = [Penalties.from_json(p) for p in item.get("penalties", ())]
+        kept = [KeptSets.from_json(k) for k in item.get("kept", ())]
         spans = [Span(*s) for s in item["spans"]]
-        segments.append(Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties))
+        segments.append(
+            Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties, kept=kept)
+        )
     if position != len(data):
         raise ValueError(f"trajectory record has {len(data) - position} bytes too many")
     head["outcome"] = Outcome(**head["outcome"]) if head["outcome"] else None
     head["effort"] = Effort(**head["effort"])
     head["events"] = [ToolEvent(**event) for event in head["events"]]
+    head["summaries"] = [(segment, start, end) for segment, start, end in head.get("summaries", ())]
     return Trajectory(**head, segments=segments)
 
 

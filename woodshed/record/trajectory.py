@@ -57,6 +57,8 @@ class Effort:
     test_runs: int = 0
     edits: int = 0
     summaries: int = 0
+    summary_tokens: int = 0
+    """Sampled tokens of the replies that are summaries, thinking included."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Trajectory:
     counts the tries, of which all but the last ended in infrastructure errors. ``messages`` is the conversation in
     OpenAI chat form, for people; the trainer reads only ``segments``. ``rewards`` are named terms; the training reward
     is their sum. ``ignored``: fields of the agent's requests that the gateway accepted without effect, with the number
-    of requests that had them. ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
+    of requests that had them. ``changed``: final text of each file of code that the submission changes or adds.
+    ``summaries``: (segment, start, end) of the tokens that the policy sampled for each summary of its context.
+    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
     seconds.
     """
 
@@ -83,6 +87,8 @@ class Trajectory:
     events: list[ToolEvent] = field(default_factory=list)
     outcome: Outcome | None = None
     effort: Effort = field(default_factory=Effort)
+    changed: dict[str, str] = field(default_factory=dict)
+    summaries: list[tuple[int, int, int]] = field(default_factory=list)
     rewards: dict[str, float] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
     feedback: list[dict[str, Any]] = field(default_factory=list)

@@ -8,7 +8,7 @@ the rest; nothing else is ever left out of a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from woodshed.rl.algorithms.base import predicted
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
 from woodshed.train.hinted import HintedMessage
+from woodshed.train.token_sets import SetTable, TokenSets
 
 from .algorithms import Algorithm, Weights
 from .hints import Hinter, HintStats, Marks
@@ -35,6 +36,7 @@ class BatchStats:
     of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
     token. ``reward_terms``: mean of each term over the rollouts that were compared; they add up to ``reward_mean``.
     ``hints``: what the triggers found in those that an algorithm compared.
+    ``reward_term_shares``: share of those rollouts in which a term is not 0, ``reward_term_capped``: at its cap.
     """
 
     groups: int = 0
@@ -53,6 +55,8 @@ class BatchStats:
     reward_terms: dict[str, float] = field(default_factory=dict)
     fates: dict[str, str] = field(default_factory=dict)
     hints: HintStats = field(default_factory=HintStats)
+    reward_term_shares: dict[str, float] = field(default_factory=dict)
+    reward_term_capped: dict[str, float] = field(default_factory=dict)
 
 
 def build_batch(
@@ -67,15 +71,19 @@ def build_batch(
     left_out: Callable[[Trajectory], bool] = lambda _: False,
     grammars: Callable[[], Grammars] | None = None,
     hints: Hinter | None = None,
+    caps: Mapping[str, float] | None = None,
+    train_summaries: bool = True,
 ) -> tuple[TrainBatch, BatchStats]:
     """(batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
     batch, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of a compared
     rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the reference.
-    ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of the policy's vocabulary, for
-    tokens that were sampled under one. ``hints`` marks messages of compared rollouts, which the loss part ``hint_kl``
-    weighs. Raises ValueError for a group that mixes tasks, and where grammars are missing; HintError.
+    ``caps``: caps of reward terms, for the statistics. ``train_summaries``: whether the tokens of summaries weigh what
+    the algorithm says, or nothing. ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of
+    the policy's vocabulary, for tokens that were sampled under one. ``hints`` marks messages of compared rollouts,
+    which the loss part ``hint_kl`` weighs. Raises ValueError for a group that mixes tasks, and where grammars or kept
+    sets are missing; HintError.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
@@ -104,14 +112,21 @@ def build_batch(
         for trajectory, segments, any_weight in zip(valid, annotated, learnt):
             marks: Marks = [()] * len(segments) if hints is None else hints.mark(trajectory, stats.hints)
             gamma = 0.0 if hints is None else hints.weight
-            used = any_weight or kl_beta or any(marks)
-            made = _sequences(trajectory, segments, kl_beta, gamma, marks, stats, grammars) if used else []
+            made: list[TrainSequence] = []
+            if any_weight or kl_beta or any(marks):
+                made = _sequences(
+                    trajectory, segments, kl_beta, gamma, marks, stats, grammars, train_summaries=train_summaries
+                )
             stats.trained += bool(made)
             stats.zero_advantage += not made
             stats.fates[trajectory.id] = "trained" if made else "zero_advantage"
             rows += made
-    terms = {name for row in paid for name in row}
-    stats.reward_terms = {name: float(np.mean([row.get(name, 0.0) for row in paid])) for name in sorted(terms)}
+    for name in sorted({name for row in paid for name in row}):
+        values = np.array([row.get(name, 0.0) for row in paid])
+        stats.reward_terms[name] = float(values.mean())
+        stats.reward_term_shares[name] = float((values != 0).mean())
+        if caps and name in caps:
+            stats.reward_term_capped[name] = float((np.abs(values) >= caps[name]).mean())
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
     count = rollouts if rollouts is not None else max(1, stats.rollouts)
@@ -163,9 +178,11 @@ def _sequences(
     marks: Sequence[Sequence[HintedMessage]],
     stats: BatchStats,
     grammars: Callable[[], Grammars] | None,
+    *,
+    train_summaries: bool,
 ) -> list[TrainSequence]:
     rows = []
-    for segment, given, marked in zip(trajectory.segments, annotated, marks, strict=True):
+    for number, (segment, given, marked) in enumerate(zip(trajectory.segments, annotated, marks, strict=True)):
         stats.segments += 1
         sampled = predicted(segment.sampled)
         if not sampled.any():
@@ -179,6 +196,11 @@ def _sequences(
             weights["hint_kl"] = np.zeros(len(segment), np.float32)
             for message in marked:
                 weights["hint_kl"][message.start : message.end] = gamma
+        for summarised, start, end in () if train_summaries else trajectory.summaries:
+            if summarised == number:
+                outside = np.ones(len(segment), np.bool_)
+                outside[start:end] = False
+                weights = {part: np.where(outside, weight, 0).astype(np.float32) for part, weight in weights.items()}
         if segment.penalties:
             first = segment.penalties[0]
             raise ValueError(
@@ -187,7 +209,8 @@ def _sequences(
                 "to be trained on without presence_penalty, frequency_penalty and repetition_penalty"
             )
         allowed = allowed_of = None
-        if segment.constraints:
+        if segment.constraints or segment.kept:
+            _check_kept(trajectory.id, segment)
             allowed, allowed_of = allowed_sets(segment, None if grammars is None else grammars())
         rows.append(
             TrainSequence(
@@ -205,32 +228,51 @@ def _sequences(
     return rows
 
 
-def allowed_sets(segment: Segment, grammars: Grammars | None) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """``allowed`` and ``allowed_of`` (see ``TrainBatch``) of a segment: its grammars are followed once more.
+def _check_kept(id: str, segment: Segment) -> None:
+    """Raise ValueError if kept sets of the segment are unknown."""
+    for kept in segment.kept:
+        if not kept.known:
+            raise ValueError(
+                f"trajectory {id}: tokens {kept.start} to {kept.end} of a segment were sampled with top_p, top_k or "
+                "min_p by an engine that does not report which tokens it kept, so the trainer cannot renormalise over "
+                "them; sample what is to be trained on from the whole distribution, or with the local engine"
+            )
 
-    Raises ValueError where that cannot be done, or a token turns out to be forbidden.
+
+def allowed_sets(segment: Segment, grammars: Grammars | None) -> tuple[TokenSets, NDArray[np.int32]]:
+    """``allowed`` and ``allowed_of`` (see ``TrainBatch``) of a segment: kept sets as recorded, of other tokens under a
+    grammar the sets that it allows, which is followed once more.
+
+    Truncation comes after the grammar, so a kept set is part of what the grammar allows. Raises ValueError where that
+    cannot be done, or a token turns out to be forbidden.
     """
-    known: dict[bytes, int] = {}
+    table = SetTable()
     of_T = np.full(len(segment), -1, np.int32)
+    kept_T = np.zeros(len(segment), np.bool_)
+    for kept in segment.kept:
+        kept_T[kept.start : kept.end] = True
+        of_T[kept.start : kept.end] = [table.add_ids(ids) for ids in kept.sets()]
     for constraint in segment.constraints:
+        if kept_T[constraint.start : constraint.end].all():
+            continue
         if grammars is None:
             raise ValueError("tokens were sampled under a grammar, and there are no grammars to follow it with")
         if constraint.library != library():
             message = f"tokens were sampled under a grammar of {constraint.library}; this is {library() or 'not there'}"
             raise ValueError(message)
-        _follow(segment, constraint, grammars, known, of_T)
-    return np.frombuffer(b"".join(known), np.uint8).reshape(len(known), -1).copy(), of_T
+        _follow(segment, constraint, grammars, table, of_T)
+    return table.build(of_T)
 
 
 def _follow(
-    segment: Segment, constraint: Constraint, grammars: Grammars, known: dict[bytes, int], of_T: NDArray[np.int32]
+    segment: Segment, constraint: Constraint, grammars: Grammars, table: SetTable, of_T: NDArray[np.int32]
 ) -> None:
     tokens = segment.tokens[constraint.start : constraint.end].tolist()
     try:
         matcher = grammars.start(constraint.grammar, constraint.stop_ids)
         for at, token in enumerate(tokens, constraint.start):
             bits = matcher.allowed()
-            of_T[at] = known.setdefault(bits.tobytes(), len(known))
+            of_T[at] = table.add_bits(bits)
             if not bits[token >> 3] >> (token & 7) & 1:
                 raise GrammarError(f"token {token} at {at} is forbidden")
             if token not in constraint.stop_ids:

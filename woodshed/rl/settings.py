@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from woodshed.engine.settings import Truncation
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.monitors import load_monitor
 from woodshed.record.settings import Settings, is_reference
@@ -76,6 +77,10 @@ class RLSettings(Settings):
     """Whether groups that cannot teach are replaced."""
     alarms: AlarmSettings = AlarmSettings()
     """What in the metrics of a step is told, or pauses the run."""
+    sampling: Truncation = Truncation()
+    """Truncation of the rollouts' sampling, such as ``{ top_p = 0.95 }``. The kept set of each token is recorded and
+    the trainer renormalises over it, so importance ratios stay unbiased. Evaluation samples from the whole
+    distribution."""
     algorithm: str = "mean_baseline"
     """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
     deviation), leave_one_out, grpo, gspo, reinforce, or ``"module:Class"`` of your own."""
@@ -88,12 +93,15 @@ class RLSettings(Settings):
     holds that policy too."""
     hints: HintSettings = HintSettings()
     """Hints for messages that went wrong, and what learning from them weighs."""
+    train_summaries: bool = True
+    """Whether the summaries that the policy wrote of its own context (``harness.summary``) are trained like its other
+    tokens. False is the control of an ablation."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
     rewards: RewardTerms = {}
     """Reward terms by name: outcome, effort, invalid_call, unread_edit, repeated_failure, unfinished_todos,
-    untested_finish, unfounded_claim, silent_finish, or ``"module:function"`` of your own. The training reward is their
-    weighted sum; evaluation always reports the raw outcome."""
+    untested_finish, unfounded_claim, silent_finish, style, commented_out, tool_collapse, or ``"module:function"`` of
+    your own. The training reward is their weighted sum; evaluation always reports the raw outcome."""
     monitors: MonitorSettings = MonitorSettings()
     """What looks like a reward hack, and what follows from it; ``"module:function" = "flag"`` adds one of your own."""
     judge: JudgeSettings | None = None
@@ -134,6 +142,10 @@ class RLSettings(Settings):
                 'compares with earlier batches; set rl.dynamic_sampling.enabled=false or rl.algorithm="mean_baseline"'
             )
         return made
+
+    def reward_caps(self) -> dict[str, float]:
+        """The ``cap`` of each reward term that has one."""
+        return {name: term.cap for name, term in self.rewards.items() if term.cap is not None}
 
     def make_reward(self) -> RewardFunction:
         """The training reward of ``rewards``. Raises ValueError."""

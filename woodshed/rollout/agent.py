@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from woodshed.engine.settings import Truncation
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.key_limits import KeyLimits
 from woodshed.gateway.segments_wire import Finished
@@ -44,6 +45,7 @@ class PolicyAccess:
     model: str
     temperature: float
     seed: int | None
+    truncation: Truncation
 
 
 class Agent(Protocol[Work]):
@@ -64,7 +66,7 @@ class Agent(Protocol[Work]):
         """Whether ``episode`` reads the conversations that the gateway recorded (``Finished.messages``)."""
         ...
 
-    def limits(self, *, temperature: float, seed: int | None) -> KeyLimits | None:
+    def limits(self, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits | None:
         """What the gateway enforces on the rollout's key; None for an agent that enforces its own limits."""
         ...
 
@@ -104,14 +106,14 @@ class BuiltinAgent:
         self.retry = retry
         self.harness_hash = harness_hash(harness)
 
-    def limits(self, *, temperature: float, seed: int | None) -> KeyLimits | None:
+    def limits(self, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits | None:
         return None
 
     def box(self, spec: BoxSpec, base_url: str) -> BoxSpec:
         return spec
 
     async def run(self, task: Task, box: Sandbox, access: PolicyAccess) -> Episode:
-        sampling: dict[str, float] = {"temperature": access.temperature}
+        sampling: dict[str, float] = {"temperature": access.temperature, **access.truncation.changed()}
         if access.seed is not None:
             sampling["seed"] = access.seed
         endpoint = HttpEndpoint(
@@ -147,8 +149,8 @@ class ProgramAgent:
         self.layers = tuple(layers)
         self.harness_hash = harness_hash(harness, [layer.name for layer in self.layers])
 
-    def limits(self, *, temperature: float, seed: int | None) -> KeyLimits | None:
-        return key_limits(self.harness.limits, temperature=temperature, seed=seed)
+    def limits(self, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits | None:
+        return key_limits(self.harness.limits, temperature=temperature, seed=seed, truncation=truncation)
 
     def box(self, spec: BoxSpec, base_url: str) -> BoxSpec:
         """Add the program's files and a route to the gateway, besides what the recipe allows."""

@@ -6,6 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from woodshed.engine.settings import Truncation
 from woodshed.gateway.errors import CONTEXT_FULL
 from woodshed.gateway.key_limits import LIMIT_REACHED, KeyLimits, TurnUsage
 from woodshed.gateway.segments_wire import Finished
@@ -17,7 +20,7 @@ from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent
 from .program import ProgramExit
 
 
-def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None) -> KeyLimits:
+def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits:
     """The harness's limits as limits of a key: external programs do not enforce them, so the gateway does."""
     return KeyLimits(
         turns=limits.turns,
@@ -27,6 +30,7 @@ def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None) -
         temperature=temperature,
         seed=seed,
         feedback=False,
+        **truncation.changed(),
     )
 
 
@@ -122,3 +126,16 @@ def _object(text: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def summary_tokens(finished: Finished, replies: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(segment, start, end) of the tokens of some replies, given by their position among the answered requests."""
+    found = []
+    for reply in replies:
+        segment = int(finished.usage[reply]["segment"])
+        before = [int(turn["sampled_tokens"]) for turn in finished.usage[:reply] if turn["segment"] == segment]
+        sampled = np.flatnonzero(finished.segments[segment].sampled)[sum(before) :]
+        count = int(finished.usage[reply]["sampled_tokens"])
+        if count:
+            found.append((segment, int(sampled[0]), int(sampled[count - 1]) + 1))
+    return found

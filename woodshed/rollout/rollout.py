@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from woodshed.engine.settings import Truncation
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.grading.settings import GradingSettings, MonitorSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
@@ -27,6 +28,7 @@ from woodshed.sandbox.taskbox import agent_box_spec
 
 from .agent import Agent, PolicyAccess, ProgramFailed
 from .failures import FAULT, INFRA, RETRIED, source_of
+from .observed import summary_tokens
 from .rewards import RewardError, RewardFunction, raw_outcome
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class Arena:
     policy: str
     """Name of the policy; agents use it as the model's name, trajectories store it."""
     temperature: float = 1.0
+    truncation: Truncation = field(default_factory=Truncation)
     attempts: int = 3
     """Maximum number of tries of one rollout."""
     max_infra_rate: float = 0.5
@@ -134,10 +137,15 @@ async def _attempt(
 ) -> Trajectory:
     """One try of a rollout. Raises what ``rollout`` retries."""
     agent = arena.agent
-    limits = agent.limits(temperature=arena.temperature, seed=seed)
+    limits = agent.limits(temperature=arena.temperature, seed=seed, truncation=arena.truncation)
     key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels, limits=limits)
     access = PolicyAccess(
-        base_url=arena.base_url, key=key, model=arena.policy, temperature=arena.temperature, seed=seed
+        base_url=arena.base_url,
+        key=key,
+        model=arena.policy,
+        temperature=arena.temperature,
+        seed=seed,
+        truncation=arena.truncation,
     )
     spec = agent_box_spec(task, arena.layers, limits=arena.limits, egress=arena.egress)
     box = await create_box(arena.backend, agent.box(spec, arena.base_url), task.info.start)
@@ -150,6 +158,14 @@ async def _attempt(
     episode = await agent.episode(work, finished, arena.admin)
     # The final state counts whether or not the agent said that it was done (docs/measured.md).
     outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades, settings=arena.grading)
+    seen = MonitoredEpisode(
+        task=task,
+        events=episode.events,
+        messages=episode.messages,
+        effort=episode.effort,
+        submission=submission,
+        requests=box.stats().get("egress", {}),
+    )
     trajectory = Trajectory(
         id=id,
         task=task.name,
@@ -163,20 +179,16 @@ async def _attempt(
         events=episode.events,
         outcome=outcome,
         effort=episode.effort,
+        changed={path: after for path, _, after in seen.changed()},
+        summaries=summary_tokens(finished, episode.summary_replies),
         labels=dict(labels),
         prefix_breaks=finished.prefix_breaks,
         ignored=finished.ignored,
         ended=time.time(),
         error=episode.error,
     )
-    trajectory = replace(trajectory, rewards=arena.reward(task, trajectory, outcome))
-    seen = MonitoredEpisode(
-        task=task,
-        events=episode.events,
-        messages=episode.messages,
-        effort=episode.effort,
-        submission=submission,
-        requests=box.stats().get("egress", {}),
-    )
+    # in a thread: terms may run programs (``style``) or read large files
+    rewards = await asyncio.to_thread(arena.reward, task, trajectory, outcome)
+    trajectory = replace(trajectory, rewards=rewards)
     ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None
     return watch(trajectory, seen, arena.monitors, training=source == "train", ruling=ruling)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from woodshed.cluster.idle import IdleClock
+from woodshed.engine.settings import Truncation
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.grading.settings import GradingSettings
 from woodshed.harness.endpoint import pooled_client
@@ -66,6 +67,7 @@ async def open_arena(
             agent=agent,
             policy=recipe.name,
             temperature=1.0 if training else recipe.evaluate.temperatures[0],
+            truncation=recipe.rl.sampling if training else Truncation(),
             attempts=recipe.rl.attempts,
             max_infra_rate=recipe.rl.max_infra_rate,
             infra_window=recipe.rl.infra_window,

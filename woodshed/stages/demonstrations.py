@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -12,9 +11,9 @@ import uvloop
 
 from woodshed.evaluate.attempts import suite_passed
 from woodshed.grading.verify import GradeCache, grade, submission_from
-from woodshed.harness.endpoint import Reply
 from woodshed.harness.loop import run_episode
 from woodshed.harness.registry import ToolRegistry
+from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.jsonl import JsonLines
@@ -25,62 +24,46 @@ from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec
 
 from .boxes import backend_of, layer_store
-from .demonstrator import Script, line_script, package_script
+from .demonstrator import line_script, package_script
 from .examples import Example, save_examples
 from .pace import Every, Pace
 from .render import chat_format, render_conversation
+from .scripted import Count, ScriptedEndpoint, contexts
 from .tasks import load_split, with_key
 
 
-class ScriptedEndpoint:
-    """A chat endpoint whose replies come from a script."""
-
-    def __init__(self, script: Script):
-        self._script = script
-        self._turn = 0
-        self.weights: list[float] = []
-        """Loss weight of each reply."""
-        self.lost_seconds, self.failing = 0.0, ""
-
-    async def complete(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
-    ) -> Reply:
-        try:
-            if self._turn == 0:
-                action = next(self._script)
-            else:
-                action = self._script.send(str(messages[-1].get("content") or ""))
-        except StopIteration:
-            self.weights.append(1.0)
-            return Reply({"role": "assistant", "content": "done"})
-        self._turn += 1
-        self.weights.append(action.weight)
-        function = {"name": action.name, "arguments": json.dumps(action.arguments)}
-        call = {"id": f"c{self._turn}", "type": "function", "function": function}
-        return Reply({"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls")
-
-
 def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
-    demonstrations = uvloop.run(_play(recipe, run))
     scratch = recipe.policy.source == "scratch"
     tokenizer = Tokenizer.load((run.corpus if scratch else run.policy("pretrain")) / "tokenizer.json")
     chat = chat_format(recipe.policy, run)
+    demonstrations = uvloop.run(_play(recipe, run, _counter(chat, tokenizer)))
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
+    summary = recipe.harness.summary
     examples, verified = [], []
+    summaries = 0
     for played in demonstrations:
-        tokens, own = render_conversation(played["messages"], tools, chat, tokenizer, played["weights"])
+        parts = contexts(played["messages"], played["weights"], summary.request if summary.trigger_tokens else "")
+        summaries += len(parts) - 1
+        rendered = [render_conversation(part, tools, chat, tokenizer, weights) for part, weights in parts]
         cut = recipe.learn.sft.max_tokens
-        examples.append(Example(tokens[:cut], own[:cut]))
+        examples += [Example(tokens[:cut], own[:cut]) for tokens, own in rendered]
         if played["resolved"] and ends_tested(played["messages"]):
-            verified.append(examples[-1])
+            verified += examples[-len(parts) :]
     save_examples(run.examples(), examples)
     save_examples(run.examples(verified=True), verified)
     total = sum(len(e.tokens) for e in examples)
     share = _solved(demonstrations)
-    note = f"{len(examples)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved, {len(verified)} verified"
+    note = f"{len(demonstrations)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved, {len(verified)} verified"
     run.write_result_of(
         "demos",
-        {"episodes": len(examples), "tokens": total, "solved": share, "verified": len(verified), "note": note},
+        {
+            "episodes": len(demonstrations),
+            "summaries": summaries,
+            "tokens": total,
+            "solved": share,
+            "verified": len(verified),
+            "note": note,
+        },
     )
 
 
@@ -101,7 +84,18 @@ def _solved(played: Collection[dict[str, Any]]) -> float:
     return sum(p["resolved"] for p in played) / max(1, len(played))
 
 
-async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
+def _counter(chat: ChatFormat, tokenizer: Tokenizer) -> Count:
+    """Counts the tokens that the gateway would render."""
+    opening = len(tokenizer.encode_pieces(chat.generation()))
+
+    def count(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
+        tokens, _ = render_conversation(messages, tools, chat, tokenizer)
+        return len(tokens) + (opening if messages[-1]["role"] != "assistant" else 0)
+
+    return count
+
+
+async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[str, Any]]:
     """Every demonstration in order: ``number``, ``task``, ``resolved``, ``messages`` and ``weights``, the loss weight
     of each reply. Each is in ``demonstrations/played.jsonl`` once it has been played, and is not played again."""
     settings = recipe.learn.demonstrations
@@ -125,7 +119,10 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
                 else:
                     view, by_line = recipe.harness.output.file_lines, "edit_file" not in recipe.harness.tools
                     script = package_script(task, rng, settings, view, by_line=by_line)
-                endpoint = ScriptedEndpoint(script)
+                summary = recipe.harness.summary
+                endpoint = ScriptedEndpoint(
+                    script, request=summary.request, count=count if summary.trigger_tokens else None
+                )
                 episode = await run_episode(
                     task.instruction, box, endpoint, recipe.harness, test_command=task.info.test_command
                 )

@@ -104,6 +104,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             left_out=left_out,
             grammars=lambda: _grammars(run),
             hints=hints,
+            caps=settings.reward_caps(),
+            train_summaries=settings.train_summaries,
         )
         statistics = {**asdict(counts), **describe(groups), **measure(groups, step), "boxes": boxes()}
         note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"

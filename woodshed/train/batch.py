@@ -21,6 +21,7 @@ from safetensors.numpy import save as safetensors_bytes
 from woodshed.record.atomic import write_whole
 
 from .hinted import Hinted, HintedMessage, pack_hinted
+from .token_sets import TokenSets, merge
 
 PARTS = {
     "rl": ("behaviour",), "ppo": ("behaviour",), "gspo": ("behaviour",), "ce": (), "ref_kl": ("behaviour", "reference"),
@@ -46,7 +47,7 @@ class Sequence:
     versions: NDArray[np.int32] | None = None
     routes: NDArray[np.int16] | None = None
     trajectory: str = ""
-    allowed: NDArray[np.uint8] | None = None
+    allowed: TokenSets | None = None
     allowed_of: NDArray[np.int32] | None = None
     hinted: tuple[HintedMessage, ...] = ()
 
@@ -59,11 +60,10 @@ class TrainBatch:
     ``denominators`` one number above 0 per part; ``behaviour_logprobs`` float32 ``[N]`` (nan where not sampled);
     ``ref_logprobs`` float32 ``[N]`` (nan where unknown) or None (the trainer fills in what ``ref_kl`` weighs);
     ``versions`` int32 ``[N]`` (-1 where not sampled); ``routes`` int16 ``[N, L, K]`` or None; ``trajectories`` S ids.
-    ``allowed`` uint8 ``[K, ceil(V / 8)]`` are sets of tokens as bits (little endian) and ``allowed_of`` int32 ``[N]``
-    says from which of them a token was sampled, -1 for the whole vocabulary; both are None where every token was
-    sampled from that. ``step`` counts from 1: training on the batch of step n makes PolicyVersion n. S may be 0 (a step
-    in which there was nothing to learn). ``hinted``: what the teacher of ``hint_kl`` reads, None where no message is
-    marked.
+    ``allowed`` are sets of tokens and ``allowed_of`` int32 ``[N]`` says from which of them a token was sampled, -1 for
+    the whole vocabulary; both are None where every token was sampled from that. ``step`` counts from 1: training on the
+    batch of step n makes PolicyVersion n. S may be 0 (a step in which there was nothing to learn). ``hinted``: what the
+    teacher of ``hint_kl`` reads, None where no message is marked.
     """
 
     id: str
@@ -78,7 +78,7 @@ class TrainBatch:
     ref_logprobs: NDArray[np.float32] | None = None
     routes: NDArray[np.int16] | None = None
     info: dict[str, Any] = field(default_factory=dict)
-    allowed: NDArray[np.uint8] | None = None
+    allowed: TokenSets | None = None
     allowed_of: NDArray[np.int32] | None = None
     hinted: Hinted | None = None
 
@@ -118,13 +118,14 @@ class TrainBatch:
             if self.allowed is not None or self.allowed_of is not None:
                 raise BatchError(f"{where}: allowed and allowed_of belong together")
             return
+        if problem := self.allowed.problem():
+            raise BatchError(f"{where}: allowed is inconsistent: {problem}")
         at = np.flatnonzero(self.allowed_of >= 0)
-        if self.allowed.ndim != 2 or (len(at) and int(self.allowed_of[at].max()) >= len(self.allowed)):
-            raise BatchError(f"{where}: allowed_of names a set that allowed, {list(self.allowed.shape)}, does not have")
-        tokens = self.tokens[at]
-        fits = tokens >> 3 < self.allowed.shape[1]
-        bits = self.allowed[self.allowed_of[at[fits]], tokens[fits] >> 3] >> (tokens[fits] & 7) & 1
-        if not fits.all() or not bits.all():
+        if len(at) and int(self.allowed_of[at].max()) >= len(self.allowed):
+            raise BatchError(
+                f"{where}: allowed_of names a set that allowed, of {len(self.allowed)} sets, does not have"
+            )
+        if not self.allowed.contains(self.allowed_of[at], self.tokens[at]).all():
             raise BatchError(f"{where}: a token is not in the set that it was sampled from")
 
     def _check_part(self, part: str, weight: NDArray[np.float32], where: str) -> None:
@@ -155,9 +156,9 @@ class TrainBatch:
         self.check(str(path))
         arrays = {"tokens": self.tokens, "lengths": self.lengths, "behaviour_logprobs": self.behaviour_logprobs}
         arrays |= {"versions": self.versions} | {f"weights.{k}": v for k, v in self.weights.items()}
-        arrays |= {
-            k: v for k in ("ref_logprobs", "routes", "allowed", "allowed_of") if (v := getattr(self, k)) is not None
-        }
+        arrays |= {k: v for k in ("ref_logprobs", "routes", "allowed_of") if (v := getattr(self, k)) is not None}
+        if self.allowed is not None:
+            arrays |= {f"allowed.{k}": v for k, v in vars(self.allowed).items()}
         if self.hinted is not None:
             arrays |= {f"hinted.{k}": getattr(self.hinted, k) for k in Hinted.FIELDS}
         meta = {
@@ -196,10 +197,11 @@ class TrainBatch:
                 arrays.get("ref_logprobs"),
                 arrays.get("routes"),
                 meta["info"],
-                arrays.get("allowed"),
-                arrays.get("allowed_of"),
-                Hinted(*(arrays[f"hinted.{k}"] for k in Hinted.FIELDS)) if "hinted.at" in arrays else None,
+                allowed_of=arrays.get("allowed_of"),
+                hinted=Hinted(*(arrays[f"hinted.{k}"] for k in Hinted.FIELDS)) if "hinted.at" in arrays else None,
             )
+            if batch.allowed_of is not None:
+                batch.allowed = TokenSets(*(arrays[f"allowed.{k}"] for k in ("bits", "ids", "ends")))
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise BatchError(f"{path}: not a batch file ({type(error).__name__}: {error})") from None
         batch.check(str(path))
@@ -234,7 +236,8 @@ def pack(
         hinted=pack_hinted((r.tokens, r.hinted) for r in rows),
     )
     if any(r.allowed is not None for r in rows):
-        batch.allowed, batch.allowed_of = _pack_allowed(rows, total)
+        sets = [None if r.allowed is None or r.allowed_of is None else (r.allowed, r.allowed_of) for r in rows]
+        batch.allowed, batch.allowed_of = merge(sets, [len(r.tokens) for r in rows])
     at = 0
     for row in rows:
         span = slice(at, at := at + len(row.tokens))
@@ -248,18 +251,3 @@ def pack(
                 getattr(batch, name)[span] = value
     batch.check(f"batch {id}")
     return batch
-
-
-def _pack_allowed(rows: list[Sequence], total: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """``allowed`` and ``allowed_of`` of all rows; a set that several have is there once."""
-    known: dict[bytes, int] = {}
-    of_N = np.full(total, -1, np.int32)
-    at, width = 0, 0
-    for row in rows:
-        if row.allowed is not None and row.allowed_of is not None:
-            width = row.allowed.shape[1]
-            place = np.array([known.setdefault(bits.tobytes(), len(known)) for bits in row.allowed], np.int32)
-            used = row.allowed_of >= 0
-            of_N[at : at + len(row.tokens)][used] = place[row.allowed_of[used]]
-        at += len(row.tokens)
-    return np.frombuffer(b"".join(known), np.uint8).reshape(len(known), width).copy(), of_N

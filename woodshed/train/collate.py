@@ -69,6 +69,36 @@ def shared_prefix_attend(prefix: int, rows: int) -> AttentionFn:
     return attention_fn
 
 
+@dataclass(frozen=True)
+class AllowedSets:
+    """``TokenSets`` as tensors: bits uint8 ``[K, W]``, ids int32 ``[M]``, ends int64 ``[J]``."""
+
+    bits: Tensor
+    ids: Tensor
+    ends: Tensor
+
+    def mask(self, of_C: Tensor, vocabulary: int) -> Tensor:
+        """bool ``[C, vocabulary]``: the set of each number; all tokens where the number is -1."""
+        allowed_CV = (of_C < 0)[:, None].expand(-1, vocabulary).clone()
+        as_bits = ((of_C >= 0) & (of_C < len(self.bits))).nonzero()[:, 0]
+        if len(as_bits):
+            ids_V = torch.arange(vocabulary, device=of_C.device)
+            inside_V = ids_V < 8 * self.bits.shape[1]
+            bytes_RV = self.bits[of_C[as_bits]][:, (ids_V >> 3).clamp(max=self.bits.shape[1] - 1)]
+            allowed_CV[as_bits] = ((bytes_RV >> (ids_V & 7)) & 1).bool() & inside_V
+        listed = (of_C >= len(self.bits)).nonzero()[:, 0]
+        if len(listed):
+            set_R = of_C[listed] - len(self.bits)
+            begins_J = torch.cat((self.ends.new_zeros(1), self.ends[:-1]))
+            sizes_R = self.ends[set_R] - begins_J[set_R]
+            rows = listed.repeat_interleave(sizes_R)
+            first_of_row = (sizes_R.cumsum(0) - sizes_R).repeat_interleave(sizes_R)
+            inside = torch.arange(len(rows), device=of_C.device) - first_of_row
+            at = begins_J[set_R].repeat_interleave(sizes_R) + inside
+            allowed_CV[rows, self.ids[at].long()] = True
+        return allowed_CV
+
+
 @dataclass
 class MicroBatch:
     """B rows padded on the right to T, and the M positions that carry a weight.
@@ -77,7 +107,7 @@ class MicroBatch:
     as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attention_fn`` knows the layout; ``routes_NLK``
     int64 or None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that
     token; ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed``
-    uint8 ``[K, W]`` as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch and
+    as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch and
     ``sequence_M`` int64 which sequence of it they belong to. ``real_tokens`` counts positions that are not padding,
     ``spared_tokens`` those of the rows that are not there because they are shared."""
 
@@ -90,7 +120,7 @@ class MicroBatch:
     weights: dict[str, Tensor]
     behaviour_M: Tensor
     ref_M: Tensor | None
-    allowed: Tensor | None
+    allowed: AllowedSets | None
     allowed_M: Tensor | None
     index_M: NDArray[np.int64]
     sequence_M: Tensor
@@ -160,7 +190,7 @@ def collate(
         {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
         put(batch.behaviour_logprobs[target_index_M]),
         None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
-        None if batch.allowed is None else put(batch.allowed),
+        None if batch.allowed is None else AllowedSets(*map(put, vars(batch.allowed).values())),
         None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
         target_index_M,
         put(np.searchsorted(batch.offsets, target_index_M, side="right") - 1),

@@ -93,8 +93,8 @@ def _logits_grad(
     """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
 
     The parts but ``hint_kl`` depend on the network through logp alone, so the gradient is slope * (onehot - softmax),
-    with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade
-    have probability 0 here as they had where the target was sampled, so no gradient.
+    with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade,
+    or that top-p left out, have probability 0 here as they had where the target was sampled, so no gradient.
     """
     logits_CV, forbidden_CV = among_allowed(logits_CV, micro, span)
     target_C1 = micro.target_M[span, None]
@@ -200,7 +200,7 @@ def _sequence_gaps(decoder: Decoder, hidden_MD: Tensor, micro: MicroBatch, chunk
 
 
 def target_logps(decoder: Decoder, hidden_CD: Tensor, micro: MicroBatch, span: slice) -> Tensor:
-    """log pi(token | before) ``[C]`` of the targets of a chunk, among those that a grammar allowed."""
+    """log pi(token | before) ``[C]`` of the targets of a chunk, among the tokens that could be sampled."""
     logits_CV, _ = among_allowed(decoder.logits(hidden_CD), micro, span)
     return logits_CV.gather(1, micro.target_M[span, None]).squeeze(1) - logits_CV.logsumexp(-1)
 
@@ -212,9 +212,5 @@ def among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> tuple[Te
     of_C = micro.allowed_M[span]
     if not bool((of_C >= 0).any()):
         return logits_CV, None
-    ids_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
-    inside_V = ids_V < 8 * micro.allowed.shape[1]
-    bytes_CV = micro.allowed[of_C.clamp(min=0)][:, (ids_V >> 3).clamp(max=micro.allowed.shape[1] - 1)]
-    allowed_CV = ((bytes_CV >> (ids_V & 7)) & 1).bool() & inside_V
-    forbidden_CV = ~allowed_CV & (of_C >= 0)[:, None]
+    forbidden_CV = ~micro.allowed.mask(of_C, logits_CV.shape[1])
     return logits_CV.masked_fill(forbidden_CV, -torch.inf), forbidden_CV

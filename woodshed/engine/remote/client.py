@@ -103,7 +103,7 @@ class RemoteEngine:
                     elif kind == wire.TOKENS:
                         new = self._read(wire.decode_tokens, payload)
                         of_new: Sequence[TokenReport] = ()
-                        if sampling.reported:
+                        if sampling.with_reports:
                             of_new = self._read(_reports_of, reports, len(sampled[0]), len(new[0]))
                         enough = self._take(new, sampled, on_token=on_token, reports=of_new, on_report=on_report)
                         if enough and (stopping is None or stopping.done()):
@@ -111,13 +111,17 @@ class RemoteEngine:
                     elif kind == wire.ERROR:
                         raise wire.failure(self._read(json.loads, payload))
                     elif kind == wire.END:
-                        return self._read(wire.decode_end, payload, sampled, reports if sampling.reported else None)
+                        return self._read(wire.decode_end, payload, sampled, reports if sampling.with_reports else None)
         if answer.status == 200:
             raise EngineLost(f"engine {self.url}: the reply has no END frame")
         raise _refused(self.url, answer.status, bytes(refusal))
 
     def grammars_refused(self) -> str | None:
         """None: the server itself refuses requests with a grammar if it does not support them."""
+        return None
+
+    def kept_sets_refused(self) -> str | None:
+        """None: an engine server is a ``LocalEngine``, which reports them."""
         return None
 
     def release(self, session: str) -> None:

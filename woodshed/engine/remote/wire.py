@@ -2,8 +2,9 @@
 
 A request is ``u32 length, head (JSON), prompt (int32)``. A reply is frames ``u8 kind, u32 length, payload``:
 
-- REPORTS: reports of the tokens in the next frame: u16 k, then n log-probabilities float32, then n times k token ids
-  int32 (-1 where there are fewer), then n times k log-probabilities float32
+- REPORTS: reports of the tokens in the next frame: u16 k, u32 n, then n log-probabilities float32, then n times k
+  token ids int32 (-1 where there are fewer), then n times k log-probabilities float32, then the sizes of n kept sets
+  u32, then their ids int32
 - TOKENS: n times token int32, then n times log-probability float32, then n times version int32
 - ALIVE: empty; the engine is computing, or the request is waiting
 - END: ``u32 length, head (JSON)``, routes int16, prompt_routes int16; ``count`` in the head is the total of tokens
@@ -17,6 +18,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,7 @@ STUCK_SECONDS = 120.0
 """An engine is considered dead if one iteration takes longer."""
 _FRAME = struct.Struct("<BI")
 _HEAD = struct.Struct("<I")
-_WIDTH = struct.Struct("<H")
+_REPORTS = struct.Struct("<HI")
 _SAMPLING = TypeAdapter(Sampling)
 _NAMES = {field.name for field in fields(Sampling)}
 _REASONS = ("stop", "length", "cancelled")
@@ -121,22 +123,32 @@ def encode_reports(reports: Sequence[TokenReport]) -> bytes:
         for j, (token, logprob) in enumerate(report.top):
             ids[i, j], logprobs[i, j] = token, logprob
     own = np.array([report.logprob for report in reports], "<f4")
-    return frame(REPORTS, _WIDTH.pack(k) + own.tobytes() + ids.tobytes() + logprobs.tobytes())
+    sizes = np.array([len(report.kept) // 4 for report in reports], "<u4")
+    arrays = b"".join(array.tobytes() for array in (own, ids, logprobs, sizes))
+    return frame(REPORTS, _REPORTS.pack(k, n) + arrays + b"".join(report.kept for report in reports))
 
 
 def decode_reports(payload: bytes) -> list[TokenReport]:
     """Decode the payload of a REPORTS frame. Raises ValueError."""
-    width = _WIDTH.unpack_from(payload)[0] if len(payload) > _WIDTH.size else 0
-    n, odd = divmod(len(payload) - _WIDTH.size, 4 + 8 * width)
-    if n < 1 or odd:
+    if len(payload) < _REPORTS.size:
         raise ValueError(f"engine reply: a REPORTS frame cannot have {len(payload)} bytes")
-    at, end = _WIDTH.size + 4 * n, _WIDTH.size + 4 * n + 4 * n * width
-    own = np.frombuffer(payload[_WIDTH.size : at], "<f4").tolist()
-    ids = np.frombuffer(payload[at:end], "<i4").reshape(n, width).tolist()
-    logprobs = np.frombuffer(payload[end:], "<f4").reshape(n, width).tolist()
+    k, n = _REPORTS.unpack_from(payload)
+    ends = np.cumsum([_REPORTS.size, 4 * n, 4 * n * k, 4 * n * k, 4 * n]).tolist()
+    if n < 1 or len(payload) < ends[-1]:
+        raise ValueError(f"engine reply: a REPORTS frame of {n} tokens cannot have {len(payload)} bytes")
+    own, ids, logprobs, sizes, kept = (payload[a:b] for a, b in zip(ends, [*ends[1:], len(payload)]))
+    bounds = np.concatenate([[0], np.cumsum(np.frombuffer(sizes, "<u4"), dtype=np.int64)]) * 4
+    if len(kept) != bounds[-1]:
+        raise ValueError(f"engine reply: the kept sets of a REPORTS frame have {len(kept)} of {bounds[-1]} bytes")
+    columns = (
+        np.frombuffer(own, "<f4").tolist(),
+        np.frombuffer(ids, "<i4").reshape(n, k).tolist(),
+        np.frombuffer(logprobs, "<f4").reshape(n, k).tolist(),
+        [kept[a:b] for a, b in pairwise(bounds.tolist())],
+    )
     return [
-        TokenReport(logprob, tuple((token, value) for token, value in zip(*of_token) if token >= 0))
-        for logprob, *of_token in zip(own, ids, logprobs)
+        TokenReport(logprob, tuple((t, value) for t, value in zip(tokens, values) if t >= 0), of_token)
+        for logprob, tokens, values, of_token in zip(*columns)
     ]
 
 

@@ -79,7 +79,9 @@ class Partial:
         )
 
     def _reported(self) -> list[TokenReport] | None:
-        return self.reports if self._sampling.reported else None
+        # vLLM has reports only where the caller requests log-probabilities
+        complete = len(self.reports) == len(self.tokens)
+        return self.reports if self._sampling.with_reports and complete else None
 
 
 class Listener:

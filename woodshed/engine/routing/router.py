@@ -123,6 +123,11 @@ class Router:
         refused = (replica.engine.grammars_refused() for replica in self.replicas)
         return next((why for why in refused if why is not None), None)
 
+    def kept_sets_refused(self) -> str | None:
+        """Why one of the engines does not report kept sets; None if all of them do."""
+        refused = (replica.engine.kept_sets_refused() for replica in self.replicas)
+        return next((why for why in refused if why is not None), None)
+
     def release(self, session: str) -> None:
         """Forget a session; its unfinished requests end with stop reason ``cancelled``."""
         self._placement.release(session)

@@ -156,6 +156,10 @@ class VllmEngine:
         renormalise."""
         return "vLLM does not report which tokens it allows"
 
+    def kept_sets_refused(self) -> str | None:
+        """The reason: vLLM truncates inside its sampler and returns at most ``top_logprobs`` alternatives."""
+        return "vLLM does not report which tokens top_p, top_k and min_p kept"
+
     def release(self, session: str) -> None:
         """Forget a session; its unfinished requests end with stop reason ``cancelled``."""
         self._contexts.pop(session, None)

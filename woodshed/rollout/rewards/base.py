@@ -32,6 +32,9 @@ _PLACES = {
     "untested_finish": "communication:untested_finish",
     "unfounded_claim": "communication:unfounded_claim",
     "silent_finish": "communication:silent_finish",
+    "style": "style:style",
+    "commented_out": "commented_out:commented_out",
+    "tool_collapse": "tool_collapse:tool_collapse",
 }
 
 

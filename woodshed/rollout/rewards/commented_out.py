@@ -1,0 +1,133 @@
+"""Reward term against code in comments: code that was replaced by comments, and work that is hidden in them.
+
+Long thoughts in comments are prose; the monitor ``comment_stuffing`` looks for those (Composer 2 report, 4.2).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import textwrap
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+
+from woodshed.grading.node.syntax import SUFFIXES as JAVASCRIPT
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
+
+_LARGEST = 512 << 10
+_JS_COMMENT = re.compile(r"(?:^|[\s;{}])//([^\n]*)|/\*(.*?)\*/", re.M | re.S)
+_JS_CODE = re.compile(
+    r"[;{}]\s*$|^\s*(?:const|let|var)\s+[\w$\[{]|^\s*(?:if|for|while|switch)\s*\(.*[{;)]\s*$|^\s*return\b.*;|=>\s*[{(\w]"
+)
+_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError)
+
+
+def commented_out(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
+    """-1 for each new line of code in a comment, a bare string or a branch that never runs, at most ``most``.
+
+    Counted in changed files of Python and JavaScript (there in comments only). Lines that the original had in such a
+    place are free, prose and directives (``noqa``, ``type: ignore``) too.
+    """
+    before = task.workspace_files() if trajectory.changed else {}
+    total = 0
+    for path, after in trajectory.changed.items():
+        hidden = _in_python if path.endswith((".py", ".pyi")) else _in_javascript if path.endswith(JAVASCRIPT) else None
+        if hidden is not None:
+            total += (hidden(after) - hidden(before.get(path, b"").decode("utf-8", "replace"))).total()
+    return -float(min(total, most))
+
+
+def _in_python(source: str) -> Counter[str]:
+    """Lines of code in comments, in strings that are statements, and below conditions that are constantly false."""
+    if len(source) > _LARGEST:
+        return Counter()
+    lines = Counter(line for block in _comments(source) for line in code_lines(block))
+    try:
+        tree = ast.parse(source)
+    except _ERRORS:
+        return lines
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.While) and _never(node.test):
+            lines.update(line for child in node.body for line in ast.unparse(child).splitlines())
+        documented = isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            for place, child in enumerate(body if isinstance(body, list) else ()):
+                docstring = documented and name == "body" and place == 0  # may show how to use what it describes
+                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and not docstring:
+                    lines.update(code_lines(str(child.value.value)))
+    return lines
+
+
+def _never(test: ast.expr) -> bool:
+    """Whether a condition is constantly false, such as ``False``, ``0`` or ``not True``."""
+    try:
+        return not ast.literal_eval(test)
+    except (*_ERRORS, TypeError):
+        if not isinstance(test, ast.UnaryOp) or not isinstance(test.op, ast.Not):
+            return False
+        return isinstance(test.operand, ast.Constant) and bool(test.operand.value)
+
+
+def _comments(source: str) -> Iterator[str]:
+    """The text of each run of comments on consecutive lines, without ``#``."""
+    block: list[str] = []
+    last = -1
+    for line, text in _comment_lines(source):
+        if line != last + 1 and block:
+            yield "\n".join(block)
+            block = []
+        block.append(re.sub(r"^#+:?", "", text))
+        last = line
+    if block:
+        yield "\n".join(block)
+
+
+def _comment_lines(source: str) -> list[tuple[int, str]]:
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except _ERRORS:  # no valid Python: whole lines only
+        lines = enumerate(map(str.strip, source.splitlines()))
+        return [(number, line) for number, line in lines if line.startswith("#")]
+    return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+
+
+def code_lines(text: str) -> list[str]:
+    """The lines of ``text`` that read as Python: all where the whole parses as code, else those that do alone."""
+    text = textwrap.dedent(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and _is_code(text):
+        return lines
+    return [line for line in lines if _is_code(line)]
+
+
+def _is_code(text: str) -> bool:
+    """Whether ``text`` parses and one of its statements does something; names, numbers and ``a: b`` may be prose."""
+    text = text.strip()
+    if text.endswith(":"):
+        text += "\n    pass"
+    try:
+        statements = ast.parse(text).body
+    except _ERRORS:
+        return False
+    return any(_does_something(statement) for statement in statements)
+
+
+def _does_something(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call | ast.Await | ast.Yield | ast.YieldFrom)
+    if isinstance(node, ast.AnnAssign):
+        return node.value is not None
+    if isinstance(node, ast.Return):
+        return node.value is not None
+    return not isinstance(node, ast.Pass | ast.Break | ast.Continue)
+
+
+def _in_javascript(source: str) -> Counter[str]:
+    if len(source) > _LARGEST:
+        return Counter()
+    lines = [line for match in _JS_COMMENT.finditer(source) for line in (match[1] or match[2] or "").splitlines()]
+    return Counter(line.strip() for line in lines if _JS_CODE.search(line))

@@ -1,0 +1,148 @@
+"""Reward term against doing everything in the shell where the agent has tools for it (Composer 2 report, 4.2)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
+
+TOOLS = {
+    "read": ("read_file",),
+    "edit": ("edit_file", "edit_line", "write_file", "delete_file"),
+    "search": ("grep", "glob"),
+    "list": ("list_dir",),
+}
+"""What work in a shell the tools of our own agent replace."""
+KINDS = ",".join(TOOLS)
+SHELL = "run_command"
+_READ = frozenset({"cat", "head", "tail", "less", "more", "nl", "tac", "bat", "od", "xxd", "sed", "awk", "cut"})
+_SEARCH = frozenset({"grep", "egrep", "fgrep", "rg", "ag", "ack", "find", "fd"})
+_LIST = frozenset({"ls", "tree", "dir"})
+_EDIT = frozenset({"tee", "patch", "ed", "ex", "truncate", "dd"})
+_WRITES = frozenset({"cat", "echo", "printf", "tee"})
+_WRAPPERS = frozenset({"env", "exec", "nice", "time", "command", "busybox", "sudo", "nohup", "stdbuf", "xargs"})
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_IN_PLACE = re.compile(r"-[a-zA-Z]*i|--in-place")
+_INTERPRETER = re.compile(r"python[\d.]*|node|perl|ruby")
+_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(.*?)(?:\n[ \t]*\2(?=\n|$)|\Z)", re.S)
+_SCRIPT_WRITES = re.compile(r"write_text|write_bytes|\.write\(|writelines|open\([^)]*,\s*['\"][wax]|fs\.writeFile")
+_SCRIPT_READS = re.compile(r"read_text|read_bytes|\.read\(|readlines|open\(|fs\.readFile")
+
+
+def kinds_of(text: str) -> list[str]:
+    """The kinds that an option names. Raises ValueError for an unknown one."""
+    found = [kind.strip() for kind in text.split(",") if kind.strip()]
+    if unknown := set(found) - set(TOOLS):
+        raise ValueError(f"tool_collapse: unknown kind {min(unknown)!r} in kinds; known: {KINDS}")
+    return found
+
+
+def tool_collapse(
+    task: Task, trajectory: Trajectory, outcome: Outcome, *, least: int = 6, share: float = 0.5, kinds: str = KINDS
+) -> float:
+    """Minus the share of shell commands in the work that other tools do, where it is above ``share``; 0 else.
+
+    That work is reading, editing, searching and listing files (``kinds``). With fewer than ``least`` such calls the
+    value is 0. Other calls do not count, so neither test runs nor idle calls change the share; failed calls of the
+    tools do not count as use of them.
+    """
+    wanted = kinds_of(kinds)
+    tools = {tool for kind in wanted for tool in TOOLS[kind]}
+    shell = used = 0
+    for event in trajectory.events:
+        command = (event.arguments or {}).get("command")
+        if event.name == SHELL and isinstance(command, str):
+            shell += not work_in_shell(command).isdisjoint(wanted)
+        elif event.name in tools and event.error is None:
+            used += 1
+    total = shell + used
+    return -shell / total if total >= least and shell > share * total else 0.0
+
+
+def work_in_shell(command: str) -> set[str]:
+    """Which kinds of work a shell line does itself. The later commands of a pipeline only filter."""
+    scripts = [match[4] for match in _HEREDOC.finditer(command)]
+    found: set[str] = set()
+    for pipeline in _pipelines(_HEREDOC.sub(r"\3", command)):
+        for place, words in enumerate(pipeline):
+            found |= _of_command(_unwrapped(words), "\n".join(scripts), first=not place)
+    return found
+
+
+def _of_command(words: list[str], script: str, *, first: bool) -> set[str]:
+    """The kinds of one command; ``script`` is what it may read from standard input."""
+    if not words:
+        return set()
+    name, rest = words[0], words[1:]
+    if name in _SHELLS:
+        return work_in_shell(rest[rest.index("-c") + 1] if "-c" in rest[:-1] else script)
+    if _INTERPRETER.fullmatch(name):
+        return _of_interpreter(name, rest, script)
+    in_place = name == "sed" and any(_IN_PLACE.match(word) for word in rest)
+    if (
+        name in _EDIT
+        or in_place
+        or (name in _WRITES and _redirects(words))
+        or (name == "git" and rest[:1] == ["apply"])
+    ):
+        return {"edit"}
+    if not first:
+        return set()
+    if name in _SEARCH:
+        return {"search"}
+    if name in _LIST:
+        return {"list"}
+    return {"read"} if name in _READ and any(not word.startswith("-") for word in rest) else set()
+
+
+def _redirects(words: list[str]) -> bool:
+    """Whether output goes to a file; that of errors does not count."""
+    pairs = zip(words, words[1:], [*words[2:], ""])
+    return any(op in (">", ">>", ">|") and before != "2" and to != "/dev/null" for before, op, to in pairs)
+
+
+def _of_interpreter(name: str, arguments: Sequence[str], script: str) -> set[str]:
+    """What a script given with ``-c`` or ``-e``, or on standard input, does to files."""
+    if name in ("perl", "ruby") and any(re.match(r"-\w*i", word) for word in arguments):
+        return {"edit"}
+    inline = [text for option, text in pairwise(arguments) if option in ("-c", "-e")]
+    text = "\n".join(inline) or script
+    if _SCRIPT_WRITES.search(text):
+        return {"edit"}
+    return {"read"} if _SCRIPT_READS.search(text) else set()
+
+
+def _unwrapped(words: list[str]) -> list[str]:
+    """A command without variables, wrappers and the folder of its program."""
+    while words:
+        name = words[0].rpartition("/")[2]
+        if re.match(r"\w+=", words[0]) or name in _WRAPPERS:
+            words = words[1:]
+        elif name == "timeout":
+            words = words[2:]
+        else:
+            return [name, *words[1:]]
+    return []
+
+
+def _pipelines(command: str) -> Iterator[list[list[str]]]:
+    """Pipelines of a line as lists of commands; a line whose quotes are open is split at blanks."""
+    lexer = shlex.shlex(command.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
+    lexer.whitespace_split = True
+    try:
+        tokens = list(lexer)
+    except ValueError:
+        tokens = command.split()
+    pipeline: list[list[str]] = [[]]
+    for token in [*tokens, ";"]:
+        if token in ("|", "|&"):
+            pipeline.append([])
+        elif token and set(token) <= set("();|&"):
+            yield pipeline
+            pipeline = [[]]
+        else:
+            pipeline[-1].append(token)
