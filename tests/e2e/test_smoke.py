@@ -148,6 +148,7 @@ def test_hints_are_found_and_distilled(smoke: SmokeRun) -> None:
         assert hints["unplaced"] == 0 and hints["episodes"] > 0
         assert line.get("hint_tokens", 0) == hints["tokens"]
         assert not hints["tokens"] or (line["hint_kl"] > 0 and line["hint_gap"] != 0)
+    assert json.loads((smoke.root / "results" / "demos.json").read_text())["hinted"] > 0
 
 
 def test_agent_works_on_a_task(smoke: SmokeRun) -> None:

@@ -56,6 +56,11 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
         ('name = "x"\n[tasks]\nmain = "packages"\n', [], r"there is no \[tasks\.packages\] table"),
         ('name = "x"\n[rl\n', [], "not valid TOML"),
         (
+            'name = "x"\n[harness]\nsummary = { trigger_tokens = 90 }\n',
+            ["learn.demonstrations.hinted=0.5"],
+            r"learn\.demonstrations\.hinted shows conversations of one context",
+        ),
+        (
             'name = "x"\n[sandbox]\nallow = ["https://index.example"]\n',
             [],
             r"x\.toml:3: sandbox\.allow: .*'https://index.example'",

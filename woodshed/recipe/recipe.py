@@ -108,6 +108,11 @@ class Recipe(Settings):
                 "harness.program: demonstrations show our own agent at work, not the program; set "
                 "learn.demonstrations.episodes = 0 and start from a policy that can follow the program's prompts"
             )
+        if self.learn.demonstrations.hinted and self.harness.summary.trigger_tokens:
+            raise ValueError(
+                "learn.demonstrations.hinted shows conversations of one context, and harness.summary.trigger_tokens "
+                "cuts them into several: set one of the two to 0"
+            )
         self._check_tool_collapse()
         compact = self.policy.format == "compact" or (self.policy.format == "auto" and self.policy.source == "scratch")
         if compact and self.harness.output.separator:

@@ -62,6 +62,9 @@ class DemonstrationSettings(Settings):
     reread: float = Field(default=0.85, ge=0, le=1)
     """Chance to read the file again before the next attempt. With the failed attempt between the file and the edit a
     small policy copies badly: its second edits were right five times less often than its first ones."""
+    hinted: float = Field(default=0.0, ge=0, le=1)
+    """Share of the rejected calls that are shown once more with a hint of ``rl.hints`` in their place, then what was
+    done instead, so that a policy learns what hints mean."""
     max_edits: int = Field(default=5, ge=1)
     """Most attempts of one demonstration."""
     concurrency: int = Field(default=16, ge=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import uvloop
@@ -26,6 +27,8 @@ from woodshed.sandbox.taskbox import agent_box_spec
 from .boxes import backend_of, layer_store
 from .demonstrator import line_script, package_script
 from .examples import Example, save_examples
+from .failures import StageFailed
+from .hinted_demonstrations import HintedDemonstrations
 from .pace import Every, Pace
 from .render import chat_format, render_conversation
 from .scripted import Count, ScriptedEndpoint, contexts
@@ -49,8 +52,9 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
         examples += [Example(tokens[:cut], own[:cut]) for tokens, own in rendered]
         if played["resolved"] and ends_tested(played["messages"]):
             verified += examples[-len(parts) :]
-    save_examples(run.examples(), examples)
-    save_examples(run.examples(verified=True), verified)
+    hinted = _hinted(recipe, run, demonstrations, chat, tokenizer) if recipe.learn.demonstrations.hinted else []
+    save_examples(run.examples(), [*examples, *hinted])
+    save_examples(run.examples(verified=True), [*verified, *hinted])
     total = sum(len(e.tokens) for e in examples)
     share = _solved(demonstrations)
     note = f"{len(demonstrations)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved, {len(verified)} verified"
@@ -62,9 +66,32 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
             "tokens": total,
             "solved": share,
             "verified": len(verified),
+            "hinted": len(hinted),
             "note": note,
         },
     )
+
+
+def _hinted(
+    recipe: Recipe, run: RunDirectory, demonstrations: Sequence[dict[str, Any]], chat: ChatFormat, tokenizer: Tokenizer
+) -> list[Example]:
+    """Examples with hints; they show one reply each, so whether the episode was solved does not matter."""
+    tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
+    tasks = {task.name: task for task in _tasks(recipe, run)}
+    try:
+        maker = HintedDemonstrations(recipe.rl.hints, tasks, chat, tokenizer, tools)
+    except ValueError as error:
+        raise StageFailed(str(error)) from None
+    found = []
+    for played in demonstrations:
+        rng = random.Random(f"hinted-{recipe.seed}-{played['number']}")
+        found += maker.examples(played, recipe.learn.demonstrations.hinted, rng)
+    return [e for e in found if len(e.tokens) <= recipe.learn.sft.max_tokens]
+
+
+def _tasks(recipe: Recipe, run: RunDirectory) -> list[Task]:
+    family = recipe.tasks.family
+    return load_split(run, family, "sft" if family == "synthetic" else "train")
 
 
 def ends_tested(messages: Sequence[dict[str, Any]]) -> bool:
@@ -96,11 +123,12 @@ def _counter(chat: ChatFormat, tokenizer: Tokenizer) -> Count:
 
 
 async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[str, Any]]:
-    """Every demonstration in order: ``number``, ``task``, ``resolved``, ``messages`` and ``weights``, the loss weight
-    of each reply. Each is in ``demonstrations/played.jsonl`` once it has been played, and is not played again."""
+    """Every demonstration in order: ``number``, ``task``, ``resolved``, ``messages``, ``weights``, the loss weight of
+    each reply, and ``events`` where hints are shown. Each is in ``demonstrations/played.jsonl`` once it was played,
+    and is not played again."""
     settings = recipe.learn.demonstrations
     family = recipe.tasks.family
-    tasks = load_split(run, family, "sft" if family == "synthetic" else "train")
+    tasks = _tasks(recipe, run)
     backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
     layers, grades, grading = layer_store(), GradeCache(), with_key(recipe.grading, run.root)
     log = JsonLines(run.demonstrations / "played.jsonl")
@@ -136,6 +164,7 @@ async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[st
             "resolved": outcome.resolved,
             "messages": episode.messages,
             "weights": endpoint.weights,
+            "events": [asdict(event) for event in episode.events] if settings.hinted else [],
         }
         log.append(played[number])
         if due() or len(played) == settings.episodes:

@@ -126,7 +126,7 @@ class Hinter:
         marks: list[list[HintedMessage]] = [[] for _ in trajectory.segments]
         stats.episodes += 1
         try:
-            texts = self._find(trajectory, replies_of(trajectory), stats)
+            texts = self.find(trajectory, replies_of(trajectory), stats)
             places = places_of(trajectory) if texts and self.weight else []
         except Unplaced:
             stats.unplaced += 1
@@ -150,8 +150,8 @@ class Hinter:
             stats.tokens += place.end - place.start
         return [tuple(messages) for messages in marks]
 
-    def _find(self, trajectory: Trajectory, replies: Sequence[Reply], stats: HintStats) -> dict[int, list[str]]:
-        """Number of a reply -> texts of its hints, each once. A trigger counts once per reply."""
+    def find(self, trajectory: Trajectory, replies: Sequence[Reply], stats: HintStats) -> dict[int, list[str]]:
+        """Number of a reply -> texts of its hints, each once. A trigger counts once per reply. Raises HintError."""
         seen = SeenEpisode(self.tasks[trajectory.task], trajectory, replies, self.tools)
         texts: dict[int, list[str]] = {}
         for name, trigger in self.triggers.items():

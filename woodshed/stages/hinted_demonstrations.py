@@ -1,0 +1,68 @@
+"""Demonstrations of what a hint means: in place of a rejected call stands the hint, then what was done instead.
+
+A policy from scratch has never seen a hint, so a teacher that reads one would not differ from the student. Only replies
+whose calls were all rejected are replaced: they changed nothing, so what followed fits without them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from woodshed.policy.formats.base import ChatFormat
+from woodshed.policy.tokenizer import Tokenizer
+from woodshed.record.task import Task
+from woodshed.record.trajectory import ToolEvent, Trajectory
+from woodshed.rl.hints import Hinter, HintSettings, HintStats, renderer, usages
+from woodshed.rl.hints.replies import replies_of
+
+from .examples import Example
+from .render import render_conversation
+
+
+class HintedDemonstrations:
+    """Makes examples with hints from demonstrations. Raises ValueError where the chat format cannot show a hint."""
+
+    def __init__(
+        self,
+        settings: HintSettings,
+        tasks: Mapping[str, Task],
+        chat: ChatFormat,
+        tokenizer: Tokenizer,
+        schemas: Sequence[dict[str, Any]],
+    ) -> None:
+        self.chat, self.tokenizer, self.schemas = chat, tokenizer, schemas
+        self.render = renderer(chat, tokenizer, settings.role)
+        counted = settings.model_copy(update={"weight": 0.0})
+        self.hinter = Hinter(counted, tasks, tools=usages(chat, schemas))
+
+    def examples(self, played: Mapping[str, Any], share: float, rng: random.Random) -> list[Example]:
+        """Examples of one demonstration (``task``, ``messages``, ``weights`` of replies, ``events``): each ends with
+        the reply after the hint, whose tokens alone weigh."""
+        messages, events = played["messages"], [ToolEvent(**event) for event in played["events"]]
+        run = Trajectory("", played["task"], "", "train", "", "", "submitted", messages=messages, events=events)
+        replies = replies_of(run)
+        places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        texts = self.hinter.find(run, replies, HintStats())
+        found = []
+        for number, own in sorted(texts.items()):
+            rejected = [events[index].error is not None for index in replies[number].events]
+            after = number + 1
+            if not rejected or not all(rejected) or after >= len(replies) or after in texts:
+                continue
+            if played["weights"][after] <= 0 or rng.random() >= share:
+                continue
+            before, reply = messages[: places[number]], messages[places[after]]
+            head, _ = self._tokens(before, [0.0] * number)
+            tokens, weights = self._tokens([*before, reply], [0.0] * number + [1.0])
+            hint = np.array(self.render("\n".join(own)), np.int32)
+            at = len(head)
+            weights = np.insert(weights, at, np.zeros(len(hint), np.float32))
+            found.append(Example(np.concatenate((tokens[:at], hint, tokens[at:])), weights))
+        return found
+
+    def _tokens(self, messages: Sequence[dict[str, Any]], weights: Sequence[float]) -> tuple[Any, Any]:
+        return render_conversation(messages, self.schemas, self.chat, self.tokenizer, weights)
