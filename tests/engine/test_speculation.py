@@ -65,6 +65,7 @@ def test_tokens_are_those_of_decoding_without_guesses(config: DecoderConfig, spe
         tops = [[value for report in one.reports or () for _, value in report.top] for one in (a, b)]
         assert np.allclose(*tops, atol=1e-4) and len(tops[0]) in (0, 3 * len(a.tokens))
         assert a.cached_tokens == b.cached_tokens
+        assert [report.kept for report in a.reports or ()] == [report.kept for report in b.reports or ()]
         if a.routes is not None and b.routes is not None:
             known = (a.routes >= 0) & (b.routes >= 0)
             assert (a.routes[known] == b.routes[known]).all() and known.any()

@@ -108,9 +108,29 @@ def test_code_that_breaks_ruff_costs_the_most_and_stops_no_run(task: Task) -> No
     assert term(task, changed("(" * 100_000), NO) == -5
 
 
+def test_form_feeds_do_not_move_a_finding_to_another_line(task: Task) -> None:
+    shifted = BEFORE.replace("import os\n", "import os\n\f\x1c\n").replace("x / 2", "0 if x == None else x / 2")
+    assert load_term("style")(task, changed(shifted), NO) <= -1
+
+
+def test_hostile_text_neither_raises_nor_takes_forever(task: Task) -> None:
+    """Sizes at which a quadratic or recursive reader would not end; a term that raises ends the run."""
+    term = load_term("commented_out")
+    deep = "if False:\n    x = " + "+".join("1" for _ in range(20_000)) + "\n"
+    texts = ["# " + "(" * 50_000, '"' * 3 + "x\n" * 50_000, "if x:\n" * 2000, "#\n" * 100_000, "\\\n" * 50_000]
+    for hostile in [deep, *texts]:
+        assert -5 <= term(task, changed(hostile), NO) <= 0
+    for hostile in ("/*" * 200_000, "// {" * 100_000, "=>" + " " * 400_000, "if (" + ")" * 400_000):
+        assert -5 <= term(task, changed(hostile, "a.js"), NO) <= 0
+    shells = ["<<a" * 100_000, "bash <<E\n" * 5000, "bash;" * 5000 + "bash <<E\nbash;bash\nE", "bash -c '" * 5000]
+    for hostile in shells:
+        assert work_in_shell(hostile) <= {"read", "edit", "search", "list"}
+    assert work_in_shell("bash <<A\nbash <<B\nbash -c 'sed -i s/a/b/ a.py'\nB\nA") == {"edit"}
+
+
 def test_changed_lines_are_those_without_a_twin() -> None:
     assert changed_lines("a\nb\nc", "c\na\nx\na") == ({2}, {3, 4})
-    assert changed_lines("", "a") == (set(), {1}) and changed_lines("a", "a") == (set(), set())
+    assert changed_lines("", "a\n") == (set(), {1}) and changed_lines("a", "a") == (set(), set())
 
 
 def test_style_without_ruff_or_with_unknown_rules_is_refused_with_the_recipe(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ only parses; no code of the submission is executed.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,8 @@ SELECTED = "E4,E7,E9,F,W,B,C4,PIE,SIM"
 to the project's configuration, which is not read."""
 _PACKAGES = ("--per-file-ignores=__init__.py:F401",)
 """A package imports names for others."""
+_LINE_END = re.compile(r"\r\n|\r|\n")
+"""As Python and ruff count; ``splitlines`` also splits at form feeds, by which a policy could shift the numbers."""
 _SECONDS = 30.0
 _MISSING = 'rl.rewards.style: ruff is not installed; install woodshed[style], or leave "style" out'
 _BROKEN = "invalid-syntax"
@@ -60,7 +63,7 @@ def changed_lines(before: str, after: str) -> tuple[set[int], set[int]]:
 
     A line that only moved is neither. Linear in the size of the files, which a policy writes.
     """
-    old, new = before.splitlines(), after.splitlines()
+    old, new = _LINE_END.split(before), _LINE_END.split(after)
     return set(_surplus(old, Counter(new))), set(_surplus(new, Counter(old)))
 
 

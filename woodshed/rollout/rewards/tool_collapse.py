@@ -26,6 +26,8 @@ _EDIT = frozenset({"tee", "patch", "ed", "ex", "truncate", "dd"})
 _WRITES = frozenset({"cat", "echo", "printf", "tee"})
 _WRAPPERS = frozenset({"env", "exec", "nice", "time", "command", "busybox", "sudo", "nohup", "stdbuf", "xargs"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_LONGEST, _SCRIPTS = 8192, 16
+"""Characters of a command and number of scripts that are read: what is read may be written against its reader."""
 _IN_PLACE = re.compile(r"-[a-zA-Z]*i|--in-place")
 _INTERPRETER = re.compile(r"python[\d.]*|node|perl|ruby")
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(.*?)(?:\n[ \t]*\2(?=\n|$)|\Z)", re.S)
@@ -64,31 +66,34 @@ def tool_collapse(
 
 
 def work_in_shell(command: str) -> set[str]:
-    """Which kinds of work a shell line does itself. The later commands of a pipeline only filter."""
-    scripts = [match[4] for match in _HEREDOC.finditer(command)]
+    """Which kinds of work a shell line does itself. The later commands of a pipeline only filter.
+
+    Scripts inside of it, for another shell or an interpreter, are read too: ``_SCRIPTS`` of them, each once.
+    """
     found: set[str] = set()
-    for pipeline in _pipelines(_HEREDOC.sub(r"\3", command)):
-        for place, words in enumerate(pipeline):
-            found |= _of_command(_unwrapped(words), "\n".join(scripts), first=not place)
+    todo, known = [command], {command}
+    while todo and len(known) <= _SCRIPTS:
+        text = todo.pop()[:_LONGEST]
+        given = "\n".join(match[4] for match in _HEREDOC.finditer(text))
+        for pipeline in _pipelines(_HEREDOC.sub(r"\3", text)):
+            for place, words in enumerate(map(_unwrapped, pipeline)):
+                if words and words[0] in _SHELLS:
+                    script = words[words.index("-c") + 1] if "-c" in words[:-1] else given
+                    todo += {script} - known
+                    known.add(script)
+                elif words:
+                    found |= _of_command(words, given, first=not place)
     return found
 
 
 def _of_command(words: list[str], script: str, *, first: bool) -> set[str]:
     """The kinds of one command; ``script`` is what it may read from standard input."""
-    if not words:
-        return set()
     name, rest = words[0], words[1:]
-    if name in _SHELLS:
-        return work_in_shell(rest[rest.index("-c") + 1] if "-c" in rest[:-1] else script)
     if _INTERPRETER.fullmatch(name):
         return _of_interpreter(name, rest, script)
     in_place = name == "sed" and any(_IN_PLACE.match(word) for word in rest)
-    if (
-        name in _EDIT
-        or in_place
-        or (name in _WRITES and _redirects(words))
-        or (name == "git" and rest[:1] == ["apply"])
-    ):
+    writes = name in _WRITES and _redirects(words)
+    if name in _EDIT or in_place or writes or (name == "git" and rest[:1] == ["apply"]):
         return {"edit"}
     if not first:
         return set()
