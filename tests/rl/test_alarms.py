@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +292,14 @@ def test_a_controller_pauses_resumably(tmp_path: Path) -> None:
             assert len(at.trained) == 3 and at.conserved().dropped["zero_advantage"] == 6
 
     asyncio.run(main())
+
+
+def test_names_that_a_policy_invents_are_counted_together() -> None:
+    """They would hide a collapse to one tool, and fill the metrics."""
+    real = [ToolEvent(1, "run_command", {}, "")] * 50
+    invented = [ToolEvent(1, f"tool{number}", None, "", "unknown_tool") for number in range(50)]
+    trajectory = Trajectory("t", "task", "g", "train", "", "p", "limit", events=[*real, *invented])
+    assert measure([[trajectory]], 1)["tools"] == {"(unknown)": 0.5, "run_command": 0.5}
+    many = [ToolEvent(1, f"tool{number:03d}", {}, "") for number in range(100)]
+    shares = measure([[replace(trajectory, events=many)]], 1)["tools"]
+    assert len(shares) == 13 and shares["(other)"] == pytest.approx(0.88) and sum(shares.values()) == pytest.approx(1)

@@ -23,8 +23,8 @@ def lines(
     figure, axis = _figure(size)
     if band is not None:
         axis.fill_between(*band, color="tab:green", alpha=0.2, linewidth=0)
-    for name, (xs, ys) in series.items():
-        values = np.asarray(ys, float)
+    for given, (xs, ys) in series.items():
+        name, values = _literal(given), np.asarray(ys, float)
         (line,) = axis.plot(
             xs, values, alpha=0.3 if smooth > 1 else 1.0, linewidth=1, label=None if smooth > 1 else name
         )
@@ -44,13 +44,20 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, y: str, size: tuple[float
     figure, axis = _figure(size)
     labels = sorted({label for values in groups.values() for label in values})
     width = 0.8 / max(1, len(groups))
-    for i, (name, values) in enumerate(groups.items()):
+    for i, (given, values) in enumerate(groups.items()):
         positions = np.arange(len(labels)) + (i - (len(groups) - 1) / 2) * width
-        axis.bar(positions, [values.get(label, 0.0) for label in labels], width, label=name)
-    axis.set_xticks(np.arange(len(labels)), labels, rotation=25, ha="right", fontsize=8)
+        axis.bar(positions, [values.get(label, 0.0) for label in labels], width, label=_literal(given))
+    axis.set_xticks(np.arange(len(labels)), list(map(_literal, labels)), rotation=25, ha="right", fontsize=8)
     axis.set_ylabel(y)
     axis.legend(frameon=False, fontsize=8)
     return _svg(figure)
+
+
+def _literal(text: str) -> str:
+    """Text that matplotlib shows as it is: no mathematics between dollar signs, and no label that is left out because
+    it begins with an underscore. Names of tools are whatever a policy or a program calls them."""
+    short = text if len(text) <= 24 else f"{text[:23]}…"
+    return ("\u200b" if short.startswith("_") else "") + short.replace("$", r"\$")
 
 
 def _figure(size: tuple[float, float]) -> tuple[Any, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from woodshed.record.trajectory import Trajectory
+from woodshed.record.trajectory import ToolEvent, Trajectory
 from woodshed.rollout.failures import INFRA
 
+MOST_TOOLS = 12
 Step = Mapping[str, Any]
 """Metrics of one step; values of the trainer below ``trainer``, absent until it has trained the step."""
 
@@ -19,7 +20,7 @@ Step = Mapping[str, Any]
 def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]:
     """Figures of the rollouts of the batch of ``step``, those apart that infrastructure errors ended.
 
-    ``tools``: share of each tool among the calls. ``edit_rate``: share of rollouts that edited a file.
+    ``tools``: share of each tool among the calls; see ``_tool_mix``. ``edit_rate``: share of rollouts that edited a file.
     ``limit_share``: share that ended at a limit. ``summaries``: contexts that the policy summarised, per rollout.
     ``staleness_histogram``: share of the sampled tokens by versions between their weights and those before this step.
     ``mixed_version_share``: share of the segments with sampled tokens that several versions have sampled.
@@ -27,7 +28,6 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
     """
     everyone = [t for group in groups for t in group]
     ended = [t for t in everyone if t.status != INFRA]
-    calls = Counter(event.name for t in ended for event in t.events if event.name)
     lags: Counter[int] = Counter()
     segments = mixed = 0
     for segment in (s for t in ended for s in t.segments):
@@ -39,7 +39,7 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
         values, counts = np.unique(step - 1 - versions, return_counts=True)
         lags.update({int(lag): int(count) for lag, count in zip(values, counts)})
     return {
-        "tools": {name: count / calls.total() for name, count in sorted(calls.items())},
+        "tools": _tool_mix(event for t in ended for event in t.events),
         "edit_rate": _share(t.effort.edits > 0 for t in ended),
         "limit_share": _share(t.status in ("limit", "timeout") for t in ended),
         "infra_share": _share(t.status == INFRA for t in everyone),
@@ -49,6 +49,16 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
         "staleness_histogram": {str(lag): count / lags.total() for lag, count in sorted(lags.items())},
         "mixed_version_share": mixed / segments if segments else 0.0,
     }
+
+
+def _tool_mix(events: Iterable[ToolEvent]) -> dict[str, float]:
+    """Share of the calls by tool. A policy may invent any number of names, so calls of tools that do not exist count
+    together as ``(unknown)``, and those beyond the ``MOST_TOOLS`` most common as ``(other)``."""
+    calls = Counter("(unknown)" if event.error == "unknown_tool" else event.name for event in events if event.name)
+    named = dict(calls.most_common(MOST_TOOLS))
+    if rest := calls.total() - sum(named.values()):
+        named["(other)"] = rest
+    return {name: count / calls.total() for name, count in sorted(named.items())}
 
 
 def _share(found: Any) -> float:
