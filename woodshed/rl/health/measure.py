@@ -20,7 +20,7 @@ Step = Mapping[str, Any]
 def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]:
     """Figures of the rollouts of the batch of ``step``, those apart that infrastructure errors ended.
 
-    ``tools``: share of each tool among the calls; see ``_tool_mix``. ``edit_rate``: share of rollouts that edited a file.
+    ``tools``: share of each tool among the calls (``_tool_mix``). ``edit_rate``: share of rollouts that edited a file.
     ``limit_share``: share that ended at a limit. ``summaries``: contexts that the policy summarised, per rollout.
     ``staleness_histogram``: share of the sampled tokens by versions between their weights and those before this step.
     ``mixed_version_share``: share of the segments with sampled tokens that several versions have sampled.
