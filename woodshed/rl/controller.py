@@ -126,6 +126,8 @@ class Controller:
             watcher.add_done_callback(lambda _: self._changed.set())
         try:
             while self.version < self.settings.steps:
+                if self.health is not None:
+                    self.health.look()  # before more is dispatched; beside, it looks for stalls
                 self._dispatch()
                 self._form_batches()
                 await self._changed.wait()
