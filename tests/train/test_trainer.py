@@ -9,9 +9,10 @@ from woodshed.policy.decoder import Decoder
 from woodshed.policy.state import hf_state, load_hf_state
 from woodshed.train.batch import Sequence, TrainBatch, pack
 from woodshed.train.checkpoint import CheckpointError, latest_checkpoint, load_checkpoint, save_checkpoint, steps
+from woodshed.train.loss import TokenStats
 from woodshed.train.metrics_log import MetricsLog
 from woodshed.train.settings import ImportanceSettings, OptimizerSettings, ScheduleSettings, TrainSettings
-from woodshed.train.trainer import Trainer
+from woodshed.train.trainer import Trainer, summarise
 
 from .conftest import CONFIG
 
@@ -169,3 +170,11 @@ def test_curve_equals_transformers_with_torch_adamw(make_batch) -> None:
         torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
         optimizer.step()
         assert ours == pytest.approx(float(theirs.detach()), rel=2e-5)
+
+
+def test_percentiles_of_the_ratio() -> None:
+    dlogp = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    found = summarise(TokenStats(dlogp=[dlogp[:300], dlogp[300:]], importance=[torch.ones(1000)]))
+    for percent in (1, 50, 99):
+        expected = np.quantile(np.exp(dlogp.double().numpy()), percent / 100, method="higher")
+        assert found[f"ratio_p{percent}"] == pytest.approx(expected, rel=1e-12)

@@ -127,7 +127,7 @@ class Controller:
         try:
             while self.version < self.settings.steps:
                 if self.health is not None:
-                    self.health.look()  # before more is dispatched, however quickly the steps follow each other
+                    self.health.look()  # before more is dispatched; beside, it looks for stalls
                 self._dispatch()
                 self._form_batches()
                 await self._changed.wait()
