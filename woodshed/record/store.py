@@ -24,7 +24,7 @@ import sqlalchemy as sa
 import zstandard
 
 from .segment import Constraint, Penalties, Segment, Span
-from .trajectory import Effort, Outcome, ToolEvent, Trajectory
+from .trajectory import Effort, Fork, Outcome, ReplyUsage, ToolEvent, Trajectory
 
 _MAGIC = b"WSTR1\n"
 _ARRAYS = (("tokens", "<i4"), ("sampled", "|b1"), ("logprobs", "<f4"), ("versions", "<i4"))
@@ -35,6 +35,8 @@ def trajectory_to_bytes(trajectory: Trajectory) -> bytes:
     head["outcome"] = asdict(trajectory.outcome) if trajectory.outcome else None
     head["effort"] = asdict(trajectory.effort)
     head["events"] = [vars(event) for event in trajectory.events]
+    head["replies"] = [vars(reply) for reply in trajectory.replies]
+    head["fork"] = asdict(trajectory.fork) if trajectory.fork else None
     head["segments"], arrays = [], []
     for segment in trajectory.segments:
         routes = None if segment.routes is None else list(segment.routes.shape)
@@ -78,6 +80,8 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
     head["outcome"] = Outcome(**head["outcome"]) if head["outcome"] else None
     head["effort"] = Effort(**head["effort"])
     head["events"] = [ToolEvent(**event) for event in head["events"]]
+    head["replies"] = [ReplyUsage(**reply) for reply in head.get("replies", ())]
+    head["fork"] = Fork(**head["fork"]) if head.get("fork") else None
     return Trajectory(**head, segments=segments)
 
 

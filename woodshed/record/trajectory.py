@@ -59,6 +59,36 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class ReplyUsage:
+    """What the policy server said about one reply of an episode. ``context`` counts the contexts before it (each
+    summary starts one); ``summary``: the reply is a summary. ``prompt_tokens`` is the length of its context before the
+    reply. ``parse_error``: why a call of the reply could not be parsed, else empty."""
+
+    context: int
+    summary: bool
+    prompt_tokens: int
+    sampled_tokens: int
+    thinking_tokens: int
+    finish_reason: str
+    parse_error: str = ""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where a trajectory branched off from another one, its ``parent``.
+
+    Both have the same first ``replies`` replies (summaries included) and the same results of their calls. ``tokens``:
+    the first segment begins with this number of tokens of the parent's segment ``segment``. They are context in the
+    fork: only the parent sampled them.
+    """
+
+    parent: str
+    replies: int
+    segment: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One agent episode, complete. Frozen: a later step makes a new one (``dataclasses.replace``).
 
@@ -66,8 +96,9 @@ class Trajectory:
     counts the tries, of which all but the last ended in infrastructure errors. ``messages`` is the conversation in
     OpenAI chat form, for people; the trainer reads only ``segments``. ``rewards`` are named terms; the training reward
     is their sum. ``ignored``: fields of the agent's requests that the gateway accepted without effect, with the number
-    of requests that had them. ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
-    seconds.
+    of requests that had them. ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). ``replies``:
+    one entry for each reply, for the built-in agent only. ``fork``: set if the episode continues another one's
+    beginning. Times are Unix seconds.
     """
 
     id: str
@@ -92,6 +123,8 @@ class Trajectory:
     started: float = 0.0
     ended: float = 0.0
     error: str = ""
+    replies: list[ReplyUsage] = field(default_factory=list)
+    fork: Fork | None = None
 
     @property
     def reward(self) -> float:

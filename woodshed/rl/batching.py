@@ -22,6 +22,7 @@ from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
 
 from .algorithms import Algorithm, Weights
+from .forks import fork_counts, roots
 
 
 @dataclass
@@ -29,7 +30,8 @@ class BatchStats:
     """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``quarantined`` and
     ``unpaired`` add up to ``rollouts``.
 
-    ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
+    ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``forks`` (graded ones) and
+    ``abandoned_forks`` (a part of ``infra_errors``) are among the rollouts; rewards are those of the others. ``zero_advantage``: rollouts no token
     of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
     token. ``reward_terms``: mean of each term over the rollouts that were compared; they add up to ``reward_mean``.
     """
@@ -41,6 +43,8 @@ class BatchStats:
     infra_errors: int = 0
     quarantined: int = 0
     unpaired: int = 0
+    forks: int = 0
+    abandoned_forks: int = 0
     zero_groups: int = 0
     segments: int = 0
     empty_segments: int = 0
@@ -83,10 +87,13 @@ def build_batch(
         lost = sum(t.status == "infra_error" for t in group)
         stats.infra_errors += lost
         stats.quarantined += len(group) - lost - len(valid)
-        rewards += [t.reward for t in valid]
-        paid += [t.rewards for t in valid]
-        best += [max(t.reward for t in valid)] if valid else []
-        if len(valid) < algorithm.least:
+        for name, number in fork_counts(group).items():
+            setattr(stats, name, getattr(stats, name) + number)
+        compared = roots(valid)
+        rewards += [t.reward for t in compared]
+        paid += [t.rewards for t in compared]
+        best += [max(t.reward for t in compared)] if compared else []
+        if len(compared) < algorithm.least:
             stats.unpaired += len(valid)
             continue
         annotated = algorithm.annotate(valid)

@@ -23,11 +23,13 @@ from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.rollout.failures import INFRA, FailureWatch, RunFailing
+from woodshed.rollout.forking import ForkPoint
 from woodshed.rollout.rollout import Arena, rollout
 from woodshed.train.batch import TrainBatch
 from woodshed.train.metrics_log import MetricsLog
 
 from .curriculum import Curriculum, replay
+from .forks import planned, roots
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .settings import RLSettings
 
@@ -132,7 +134,8 @@ class Controller:
                 self._write_batch(step, [self.store.group(g) for g in groups])
         if self.curriculum is not None:
             finished = self.ledger.finished_groups()
-            replay(self.curriculum, ((self.tasks[r.task], self.store.group(r.id), r.version) for r in finished))
+            groups = ((self.tasks[r.task], roots(self.store.group(r.id)), r.version) for r in finished)
+            replay(self.curriculum, groups)
         for row in self.ledger.open_groups():
             self._launch(row)
 
@@ -166,9 +169,11 @@ class Controller:
         self._running.add(asyncio.create_task(self._run_group(row, missing)))
 
     async def _run_group(self, row: GroupRow, missing: list[str]) -> None:
-        await asyncio.gather(*(self._run_member(row, member) for member in missing))
+        stored = self.store.group(row.id) if self.settings.forks.count else []
+        members = [self._run_member(row, member) for member in missing]
+        await asyncio.gather(*members, *(self._run_forks(row, root) for root in stored))
         group = self.store.group(row.id)
-        graded = [t for t in group if t.status != INFRA]
+        graded = [t for t in roots(group) if t.status != INFRA]
         self.ledger.finish(row.id, "ready" if len(graded) >= self.least else "failed")
         if self.curriculum is not None:
             self.curriculum.update(self.tasks[row.task], graded, row.version)
@@ -176,16 +181,23 @@ class Controller:
             self._ready[row.id] = group
         self._changed.set()
 
-    async def _run_member(self, row: GroupRow, member: str) -> None:
+    async def _run_forks(self, row: GroupRow, root: Trajectory) -> None:
+        """Run the forks of a finished rollout that are not stored yet."""
+        forks = planned(root, self.settings.forks, self.store.ids(row.id))
+        self._open_members += len(forks)
+        await asyncio.gather(*(self._run_member(row, id, fork) for id, fork in forks.items()))
+
+    async def _run_member(self, row: GroupRow, member: str, fork: ForkPoint | None = None) -> None:
         try:
             async with self._slots:
                 task = self.tasks[row.task]
-                trajectory = await rollout(self.arena, task, id=member, group=row.id, source="train")
+                trajectory = await rollout(self.arena, task, id=member, group=row.id, source="train", fork=fork)
             self.store.add(trajectory)
             self.failures.update(trajectory)
         finally:
             self._open_members -= 1
             self._changed.set()
+        await self._run_forks(row, trajectory)
 
     def _form_batches(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from woodshed.record.settings import Settings, is_reference
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm
+from .forks import ForkSettings
 
 
 class CurriculumSettings(Settings):
@@ -52,7 +53,7 @@ class RLSettings(Settings):
     """Rollouts in a row that end so before the run stops and says what fails."""
     algorithm: str = "mean_baseline"
     """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
-    deviation), leave_one_out, grpo, gspo, reinforce, or ``"module:Class"`` of your own."""
+    deviation), leave_one_out, grpo, gspo, reinforce, tree (``forks``), or ``"module:Class"`` of your own."""
     algorithm_options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)
@@ -60,6 +61,8 @@ class RLSettings(Settings):
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
     holds that policy too."""
+    forks: ForkSettings = ForkSettings()
+    """Continuations from a state in the middle of a rollout, for ``algorithm = "tree"``."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
     rewards: RewardTerms = {}
@@ -99,6 +102,11 @@ class RLSettings(Settings):
             raise ValueError(
                 f"group_size is {self.group_size}: {self.algorithm} compares at least {made.least} rollouts of a prompt"
                 '; raise rl.group_size, or choose rl.algorithm="reinforce"'
+            )
+        if self.forks.count and not made.forks:
+            raise ValueError(
+                f"forks.count is {self.forks.count}: {self.algorithm} does not compare forks; choose "
+                'rl.algorithm="tree", or set rl.forks.count=0'
             )
         return made
 

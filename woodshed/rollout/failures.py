@@ -20,6 +20,10 @@ RETRIED = "retried"
 """Label of a trajectory that was tried again: the source of the last failure before."""
 
 
+AT_ONCE: Final = ("task", "replay")
+"""Sources of failures that another try would meet again."""
+
+
 class RunFailing(Exception):
     """Episode after episode ends for want of something outside of it; the message says what."""
 
@@ -35,7 +39,8 @@ class FailureWatch:
     """Counts failed episodes (``counts``, by source) and ends a run in which only such come.
 
     ``most``: so many in a row, each after all of its tries, are no accident; of one task alone they say that it cannot
-    be graded. Tasks that say so themselves (source ``task``) are counted and never end a run.
+    be graded. Tasks that say so themselves (source ``task``) and abandoned forks (source ``replay``) are counted and
+    never end a run.
     """
 
     def __init__(self, most: int) -> None:
@@ -52,7 +57,7 @@ class FailureWatch:
             return
         source = trajectory.labels.get(FAULT, "host")
         self.counts[source] += 1
-        if source == "task":
+        if source in AT_ONCE:
             return
         self._in_a_row += 1
         self._tasks.add(trajectory.task)

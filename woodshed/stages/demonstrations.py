@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from woodshed.evaluate.attempts import suite_passed
+from woodshed.rollout.attempts import suite_passed
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.loop import run_episode

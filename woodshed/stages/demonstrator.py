@@ -13,7 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from woodshed.evaluate.attempts import suite_passed
+from woodshed.rollout.attempts import suite_passed
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
 from woodshed.tasks.generators.synthetic.spec import NOUNS
