@@ -20,7 +20,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ROOT / "recipes" / "smoke.toml"
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 4, 2, 4
-OVERRIDES = ("--set", f"rl.steps={STEPS}", "--set", "tasks.synthetic.train=24")
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -72,7 +71,7 @@ def make_smoke_run(scratch: Path) -> SmokeRun:
     import shutil
 
     root, copy, output = scratch / "run", scratch / "before-rl", scratch / "output"
-    arguments = ("run", str(SMOKE), "--out", str(root), *OVERRIDES)
+    arguments = ("run", str(SMOKE), "--out", str(root))
     process = begin(scratch, *arguments, output=output)
     try:
         wait_until(lambda: (root / "stages" / "before.json").exists(), "the stages before RL", process)

@@ -89,6 +89,20 @@ def lost_or_doubled(root: Path) -> int:
     return len(wanted - set(stored)) + sum(count - 1 for count in stored.values())
 
 
+def check_conservation(root: Path) -> None:
+    """Every rollout has one fate; those that were trained are those of the batches that the trainer has read."""
+    rows = query(root / "state.sqlite", "SELECT id, fate, step FROM rollouts")
+    (dispatched,) = query(root / "state.sqlite", "SELECT SUM(dispatched) FROM groups")[0]
+    fates = Counter(fate for _, fate, _ in rows)
+    assert len(rows) == dispatched == fates.total() and None not in fates, fates
+    stored = set(stored_trajectories(root))
+    assert {id for id, fate, _ in rows if fate != "unused"} <= stored
+    by_step = Counter(step for _, fate, step in rows if fate == "trained")
+    for name, key in (("trainer", "rollouts"), ("rollouts", "trained")):
+        lines = [json.loads(line) for line in (root / "metrics" / f"{name}.jsonl").read_text().splitlines()]
+        assert {line["step"]: line[key] for line in lines} == dict(by_step), name
+
+
 def check_trajectories(root: Path) -> None:
     stored, size = stored_trajectories(root), Shape.of(root).group_size
     index = query(root / "trajectories" / "index.sqlite", "SELECT id, group_id, source FROM trajectories")
@@ -173,7 +187,15 @@ def check_weights(root: Path) -> None:
     assert any(not torch.equal(start[name], tensor) for name, tensor in head.items()), "nothing was learned"
 
 
-CHECKS = (check_ledger, check_trajectories, check_tokens, check_logprobs, check_batch_files, check_weights)
+CHECKS = (
+    check_ledger,
+    check_conservation,
+    check_trajectories,
+    check_tokens,
+    check_logprobs,
+    check_batch_files,
+    check_weights,
+)
 
 
 def check_records(root: Path) -> None:

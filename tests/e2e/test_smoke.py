@@ -21,8 +21,10 @@ from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import load_recipe
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
+from woodshed.run.curves import expected_curves
 from woodshed.stages.demonstrations import demonstrate
 from woodshed.stages.examples import load_examples
+from woodshed.view.expected import read_curve
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +74,14 @@ def test_the_key_of_the_run_survives_a_resume_and_is_in_no_record(smoke: SmokeRu
 
 def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     page = (smoke.root / "report.html").read_text()
-    for section in ("Learning", "Behaviour", "The same task, before and after", "Monitors", "Where the time went"):
+    for section in (
+        "Learning",
+        "Health of RL",
+        "Behaviour",
+        "The same task, before and after",
+        "Monitors",
+        "Where the time went",
+    ):
         assert f"<h2>{section}</h2>" in page
     assert page.count("<svg") >= 5 and "<script" not in page and "src=" not in page, "it opens without a network"
     summary = json.loads((smoke.root / "summary.json").read_text())
@@ -81,6 +90,14 @@ def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     assert {"gain", "best_gain"} <= set(summary)
     for arm in summary["arms"].values():
         assert arm["temperature"] in (0.3, 1.0) and sum(arm["statuses"].values()) == 8
+
+
+def test_the_history_is_as_expected(smoke: SmokeRun) -> None:
+    """Two-sided, and a value that is not a number is an error, wherever it is."""
+    expected = expected_curves(load_recipe("smoke"))
+    assert expected is not None, "make it again: python benchmarks/expected.py RUN RUN..."
+    assert {name for name in expected.curves if not len(read_curve(smoke.root, name)[0])} == set()
+    assert expected.departures(smoke.root) == []
 
 
 def test_transformers_opens_the_final_policy(smoke: SmokeRun) -> None:

@@ -211,8 +211,8 @@ async def for_ever(at: Ground) -> Found:
 
 async def training(at: Ground, **options: Any) -> Found:
     """What becomes of the rollouts of a run whose trainer waits for them."""
-    settings = RLSettings(steps=1, groups_per_step=2, group_size=2, concurrency=2, attempts=1, max_failures=3)
-    arena = at.arena(**{"attempts": 1, "patience": 0.2, "max_failures": 3, **options})
+    settings = RLSettings(steps=1, groups_per_step=2, group_size=2, concurrency=2, attempts=1, infra_window=4)
+    arena = at.arena(**{"attempts": 1, "patience": 0.2, "infra_window": 4, **options})
     tasks = [Task(at.task.path, f"t/{n}", at.task.instruction, at.task.info, at.task.config) for n in range(4)]
     ledger, store = Ledger(at.folder / "ledger"), TrajectoryStore(at.folder / "store")
     controller = Controller(

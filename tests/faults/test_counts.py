@@ -62,8 +62,8 @@ def test_an_evaluation_leaves_out_what_no_policy_ended(layers: LayerStore, tmp_p
             assert seen is not None and seen.pass1_by_task == [1.0, 1.0] and seen.statuses == {INFRA: 1, "submitted": 3}
             again = await evaluate(at.arena(attempts=1), tasks, store, retried=True, **asked)
             assert again == {"t/0": [True, True], "t/1": [True, True]} and len(store) == 5
-            with pytest.raises(RunFailing, match=r"the last 3 episodes failed.*no box"):
-                failing = at.arena(backend=Short(at.backend, 1, 99), attempts=1, max_failures=2)
+            with pytest.raises(RunFailing, match=r"3 of the last 3 episodes failed, more than 0\.5 of 4.*no box"):
+                failing = at.arena(backend=Short(at.backend, 1, 99), attempts=1, infra_window=4)
                 await evaluate(failing, tasks, store, name="after", samples=2, concurrency=1)
             store.close()
 
@@ -76,16 +76,19 @@ def test_rates_of_a_batch_leave_them_out() -> None:
     assert told["pass_rate"] == told["best_of_group"] == 1.0 and told["statuses"] == {"submitted": 1, INFRA: 3}
 
 
-def test_a_run_ends_where_only_failures_come() -> None:
-    watch = FailureWatch(3)
-    for number, status in enumerate([INFRA, INFRA, "limit", INFRA, INFRA, "submitted", INFRA, INFRA]):
+def test_a_run_ends_above_a_rate_of_failures() -> None:
+    watch = FailureWatch(0.5, 8)
+    for number, status in enumerate([INFRA, "limit", INFRA, INFRA, "limit", INFRA, "submitted", "limit", INFRA]):
         watch.update(episode(number, status, **({FAULT: "host"} if status == INFRA else {})))
-    with pytest.raises(RunFailing, match=r"the policy server does not work\. The last: why"):
+    with pytest.raises(RunFailing, match=r"5 of the last 8 .* the policy server does not work\. .* 1 tries: why"):
         watch.update(episode(9, INFRA, **{FAULT: "endpoint"}))
-    assert watch.counts == {"host": 6, "endpoint": 1}
-    one_task = FailureWatch(3)
+    assert watch.counts == {"host": 5, "endpoint": 1}
+    one_task = FailureWatch(0.5, 4)
     for _ in range(9):
         one_task.update(episode(0, INFRA))
+    off = FailureWatch(1.0, 4)
+    for number in range(9):
+        off.update(episode(number, INFRA))
 
 
 def test_tasks_that_cannot_be_graded_end_no_run(
@@ -102,13 +105,13 @@ def test_tasks_that_cannot_be_graded_end_no_run(
             assert (done.status, done.outcome, done.attempts) == (INFRA, None, 1) and done.labels == {FAULT: "task"}
             tasks = [replace(at.task, name=f"t/{n}") for n in range(3)]
             store = TrajectoryStore(tmp_path / "store")
-            arena = at.arena(attempts=3, max_failures=2)
+            arena = at.arena(attempts=3, infra_window=2)
             assert await evaluate(arena, tasks, store, name="before", samples=2, concurrency=1) == {}
             assert _ungraded(store, "before") == {"t/0", "t/1", "t/2"} and _ungraded(store, "after") == set()
             store.close()
 
     asyncio.run(main())
-    watch = FailureWatch(1)
+    watch = FailureWatch(0.0, 1)
     for number in range(3):
         watch.update(episode(number, INFRA, **{FAULT: "task"}))
     assert watch.counts == {"task": 3}

@@ -11,11 +11,13 @@ from woodshed.harness.registry import TOOLS, ToolRegistry
 from woodshed.harness.session import Session
 from woodshed.harness.settings import ALL_TOOLS, COMPACT_TOOLS, HarnessSettings, OutputSettings
 from woodshed.harness.tools.base import ToolResult
+from woodshed.harness.tools.edit_file import occurrences
 from woodshed.harness.tools.run_tests import python_script
 
 from .folder_box import FolderBox
 
 PLAIN = HarnessSettings(tools=(*ALL_TOOLS, "edit_line", "undo"))
+WORDS = HarnessSettings(tools=("read_file", "edit_words", "finish"))
 TINY = PLAIN.model_copy(update={"output": OutputSettings(separator="", snippet=False, error_detail=False)})
 
 
@@ -273,3 +275,37 @@ def test_a_bug_in_a_tool_is_an_answer_and_is_logged(box: FolderBox, caplog: pyte
     assert use(box, ("read_file", {"path": "ridge.py"})).error == "internal_error"
     assert "backend bug" in caplog.text
     assert "internal_error" in TOOL_ERRORS
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "found"),
+    [
+        ("    return xs + x", "x", [16]),
+        ("    if a <= b:", "<", []),
+        ("    if a <= b:", "<=", [9]),
+        ("    if a < b or b > a:", "b", [11, 16]),
+        ("    if a < b or b > a:", "b or b", [11]),
+        ("    x = -1", "-1", [8]),
+        ("    y = f(10) - 1", "1", [16]),
+        ("    return x", "", []),
+    ],
+)
+def test_words_are_whole_words_and_operators(line: str, words: str, found: list[int]) -> None:
+    assert occurrences(line, words) == found
+
+
+def test_edit_words_changes_what_it_names_and_nothing_else(box: FolderBox) -> None:
+    box._write({"a.py": b"def f(x, xs):\n    return x + xs\n"})
+    call = {"path": "a.py", "line": 2}
+    for old, new, error in (
+        ("x", "xs", None),  # then both words of the sum are xs
+        ("xs", "x", "multiple_matches"),
+        ("y", "x", "no_match"),
+        ("+", "+", "no_change"),
+        ("+", "(", "syntax_error"),
+        ("+ xs", "- x", None),
+    ):
+        assert use(box, ("edit_words", {**call, "old": old, "new": new}), settings=WORDS).error == error
+    assert (box.root / "a.py").read_bytes() == b"def f(x, xs):\n    return xs - x\n"
+    outside = use(box, ("edit_words", {"path": "a.py", "line": 3, "old": "x", "new": "y"}), settings=WORDS)
+    assert outside.error == "no_such_line"

@@ -111,7 +111,7 @@ def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
     stored: dict[str, Sequence[Trajectory]] = {}
     for position in range(12):
         unused = [t for name, t in sorted(tasks.items()) if name not in ledger.dispatched()]
-        row = ledger.dispatch(curriculum.choose(unused, position, 0.0).name, position, position // 3)
+        row = ledger.dispatch(curriculum.choose(unused, position, 0.0).name, position, position // 3, GROUP)
         stored[row.id] = group(tasks[row.task].info.kind, rng)
         ledger.finish(row.id, "ready")
         curriculum.update(tasks[row.task], stored[row.id], row.version)

@@ -14,19 +14,19 @@ from woodshed.rl.ledger import Ledger
 def test_a_prompt_is_dispatched_once_even_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     first = Ledger(path)
-    row = first.dispatch("org/a", first.next_position(), 0)
+    row = first.dispatch("org/a", first.next_position(), 0, 4)
     assert (row.id, row.position) == ("g000000", 0)
     first.close()
     again = Ledger(path)
     assert again.next_position() == 1
     assert [g.task for g in again.open_groups()] == ["org/a"]
     with pytest.raises(sqlite3.IntegrityError):
-        again.dispatch("org/a", 1, 3)
+        again.dispatch("org/a", 1, 3, 4)
 
 
 def test_batches_are_all_or_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "s")
-    rows = [ledger.dispatch(f"t{n}", n, 0) for n in range(3)]
+    rows = [ledger.dispatch(f"t{n}", n, 0, 4) for n in range(3)]
     for row in rows[:2]:
         ledger.finish(row.id, "ready")
     with pytest.raises(ValueError, match="g000002 is not ready"):
@@ -43,7 +43,7 @@ def test_batches_are_all_or_nothing(tmp_path: Path) -> None:
 def test_swept_groups_free_their_capacity(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "s")
     for n in range(4):
-        ledger.dispatch(f"t{n}", n, 0)
+        ledger.dispatch(f"t{n}", n, 0, 4)
     ledger.finish("g000001", "stale")
     ledger.finish("g000002", "failed")
     assert ledger.capacity_used() == 2

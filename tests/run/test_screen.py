@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import time
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from woodshed.record.run_directory import RunDirectory
 from woodshed.run import screen
+from woodshed.run.curves import CurveWatch
 from woodshed.run.plan import Stage
 from woodshed.run.screen import screen_for
 
@@ -25,7 +27,8 @@ def run(tmp_path) -> RunDirectory:
 def _show(run: RunDirectory, *, terminal: bool) -> str:
     """The first stage begins, gets on and ends, a program dies, the second begins."""
     out = io.StringIO()
-    with screen_for(run, STAGES, Console(file=out, force_terminal=terminal, width=100)) as shown:
+    console = Console(file=out, force_terminal=terminal, width=100)
+    with screen_for(run, STAGES, CurveWatch(run.root, None), console) as shown:
         first, second = (s.name for s in STAGES)
         running = {first: (STAGES[0], None, time.time())}
         shown.update(running, set())
@@ -62,3 +65,11 @@ def test_a_table_on_a_terminal(run):
     shown = _show(run, terminal=True)
     for text in ("done", "1:05", "7 files", "died and was started again", "reinforce"):
         assert text in shown
+
+
+def test_a_table_draws_the_curve_of_a_stage(run):
+    folder = run.root / "metrics"
+    folder.mkdir()
+    rows = [{"step": step, "pass_rate": step / 10} for step in range(1, 9)]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "pass rate ▁▂▃▄▅▆▇█ 0.8" in _show(run, terminal=True)

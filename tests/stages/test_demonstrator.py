@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.harness.registry import ToolRegistry
+from woodshed.harness.settings import HarnessSettings
+from woodshed.harness.tools.edit_file import occurrences
+from woodshed.policy.formats.verbs import verbs_of
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
 from woodshed.stages.demonstrator import Action, fix_of, line_script, package_script
+from woodshed.stages.edits import edit_line_call
+from woodshed.tasks.generators.synthetic import draw_functions
 from woodshed.tasks.generators.synthetic.spec import draw_synthetic
 from woodshed.tasks.generators.synthetic.write import write_synthetic
+from woodshed.tasks.languages.python import mutations
 
 FLAWLESS = DemonstrationSettings(right_edit=1, untested_finish=0, give_up=0, invalid_call=0, wrong_file=0, undo=1)
 
@@ -181,3 +188,41 @@ def test_fix_of_refuses_a_solution_that_changes_nothing(synthetic_task: Task, tm
         (synthetic_task.path / "environment" / "workspace" / name).write_bytes(data)
     with pytest.raises(TaskError, match="changes nothing"):
         fix_of(Task.load(synthetic_task.path))
+
+
+def test_every_mutation_is_repaired_by_its_differing_words() -> None:
+    """As the policy writes them: the compact text of the call is read back, and occurs once in the line."""
+    registry = ToolRegistry(["edit_words"], HarnessSettings(tools=("edit_words", "finish")))
+    verb = verbs_of(registry.schemas()).by_name["edit_words"]
+    count = 0
+    for function in draw_functions(60, 5, "sft"):
+        for mutation in mutations(function.source):
+            call = edit_line_call(["edit_words"], "a.py", mutation.line, mutation.after, mutation.before)
+            name, arguments = call
+            assert name == "edit_words" and "{" not in verb.write(arguments)
+            assert verb.read(verb.write(arguments).removeprefix("edit")) == arguments
+            (at,) = occurrences(mutation.after, arguments["old"])
+            end = at + len(arguments["old"])
+            assert mutation.after[:at] + arguments["new"] + mutation.after[end:] == mutation.before
+            count += 1
+    assert count > 500
+
+
+def test_a_demonstration_uses_the_edit_tool_that_there_is(tmp_path: Path) -> None:
+    (spec,) = draw_synthetic(1, split="sft", seed=6, workers=1)
+    task = write_synthetic(spec, tmp_path / "t")
+    for seed in range(100):
+        script = line_script(task, random.Random(seed), DemonstrationSettings(), ["edit_words"])
+        action, names = next(script), set[str]()
+        with contextlib.suppress(StopIteration):
+            while True:
+                names.add(action.name)
+                action = script.send("FAIL x" if action.name == "run_tests" else "ok")
+        assert "edit_words" in names and names <= {
+            "run_tests",
+            "read_file",
+            "edit_words",
+            "edit_line",
+            "undo",
+            "finish",
+        }

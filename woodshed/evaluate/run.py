@@ -50,7 +50,7 @@ async def evaluate(
     retried: bool = False,
 ) -> dict[str, list[bool]]:
     """Resolved or not, per task name and sample. What infrastructure errors ended says nothing and is left out; raises
-    RunFailing where ``arena.max_failures`` episodes in a row end so.
+    RunFailing where more than ``arena.max_infra_rate`` of the last episodes end so.
 
     Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label ``evaluation=NAME``. ``label`` stands
     for the task in the group: what is stored under another one is not taken for its samples. ``retried``: samples that
@@ -62,7 +62,7 @@ async def evaluate(
     lost = {id for id, row in rows.items() if retried and row["status"] == INFRA}
     wanted = [(task, _sample(f"{group_of[task.name]}:{k:02d}", lost)) for task in tasks for k in range(samples)]
     results = {id: stored[id] for _, id in wanted if id in stored}  # None: nothing is known
-    slots, failures = asyncio.Semaphore(concurrency), FailureWatch(arena.max_failures)
+    slots, failures = asyncio.Semaphore(concurrency), FailureWatch(arena.max_infra_rate, arena.infra_window)
 
     async def one(task: Task, id: str) -> None:
         async with slots:

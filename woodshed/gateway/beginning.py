@@ -1,7 +1,7 @@
 """The recorded beginning with which a forked trajectory opens.
 
-Its tokens are context: whoever sampled them is trained on them in the trajectory they come from. The engine gets exactly
-these ids before what the fork's own messages add.
+Its tokens are context: they are trained in the trajectory that sampled them. The engine gets exactly these ids before
+what the fork's own messages add.
 """
 
 from __future__ import annotations

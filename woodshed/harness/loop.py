@@ -199,6 +199,7 @@ class _Agent:
             self.effort.invalid_calls += 1
             text = "(none was written)"
         self.summaries += 1
+        self.effort.summaries += 1
         self.past += self.messages
         self.messages = list(continued(self.task_prompt, text, self.summaries, self.session.todos, self.settings))
         self.budget.new_context()

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from woodshed.harness.tools.base import Arguments, Tool, ToolResult, clean
-from woodshed.harness.tools.edit_file import EditFile, EditLine
+from woodshed.harness.tools.edit_file import EditFile, EditLine, EditWords
 from woodshed.harness.tools.finish import Finish
 from woodshed.harness.tools.read_file import ReadFile
 from woodshed.harness.tools.read_lints import ReadLints
@@ -34,7 +34,7 @@ from .settings import HarnessSettings
 TOOLS: dict[str, type[Tool]] = {
     tool.name: tool
     for tool in (
-        ReadFile, EditFile, EditLine, Undo, WriteFile, DeleteFile, Grep, Glob, ListDir, RunCommand, RunTests,
+        ReadFile, EditFile, EditLine, EditWords, Undo, WriteFile, DeleteFile, Grep, Glob, ListDir, RunCommand, RunTests,
         ReadLints, TodoWrite, Finish,
     )
 }  # fmt: skip

@@ -13,9 +13,9 @@ ALL_TOOLS = (
     "read_file", "edit_file", "write_file", "delete_file", "grep", "glob", "list_dir", "run_command", "run_tests",
     "read_lints", "todo_write", "finish",
 )  # fmt: skip
-"""Default tools. ``edit_line`` and ``undo`` are left out; they are meant for tiny policies."""
+"""Default tools. ``edit_line``, ``edit_words`` and ``undo`` are left out; they are meant for tiny policies."""
 
-COMPACT_TOOLS = ("read_file", "edit_line", "undo", "run_tests", "finish")
+COMPACT_TOOLS = ("read_file", "edit_line", "edit_words", "undo", "run_tests", "finish")
 """Tools for a tiny policy with the ``compact`` chat format."""
 
 

@@ -15,8 +15,8 @@ _SHORTAGES = frozenset({
 
 class Fault(Exception):
     """A failure with its ``source``. ``box`` counts against the code that ran in the box; ``host`` and ``endpoint`` are
-    retried, then masked; ``task`` is masked at once: the task cannot be graded here, whatever the submission. ``replay``
-    is masked at once: the box of a fork did not repeat its parent's beginning."""
+    retried, then masked; ``task`` is masked at once: the task cannot be graded here, whatever the submission.
+    ``replay`` is masked at once too: the box of a fork did not repeat its parent's beginning."""
 
     source: ClassVar[FaultSource]
 

@@ -56,6 +56,7 @@ class Effort:
     final_message_tokens: int = 0
     test_runs: int = 0
     edits: int = 0
+    summaries: int = 0
 
 
 @dataclass(frozen=True)

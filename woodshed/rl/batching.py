@@ -18,22 +18,25 @@ from woodshed.engine.grammar import GrammarError, Grammars, library
 from woodshed.record.segment import Constraint, Segment
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms.base import predicted
+from woodshed.rollout.failures import INFRA, loss_reason
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
 
 from .algorithms import Algorithm, Weights
-from .forks import fork_counts, roots
+from .forks import roots
 
 
 @dataclass
 class BatchStats:
-    """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``quarantined`` and
-    ``unpaired`` add up to ``rollouts``.
+    """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``abandoned_forks``,
+    ``quarantined`` and ``unpaired`` add up to ``rollouts``; ``fates`` has ``trained`` or the reason
+    (``conservation.py``) by id.
 
-    ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``forks`` (graded ones) and
-    ``abandoned_forks`` (a part of ``infra_errors``) are among the rollouts; rewards are those of the others. ``zero_advantage``: rollouts no token
-    of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
-    token. ``reward_terms``: mean of each term over the rollouts that were compared; they add up to ``reward_mean``.
+    ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
+    of which weighs anything; ``zero_groups``: groups of none but those. ``forks``: those among the rollouts that an
+    algorithm has seen. ``empty_segments``: segments without a sampled token. ``reward_mean``, ``reward_best_mean`` and
+    ``reward_terms`` (mean of each term; they add up to ``reward_mean``) are of the rollouts that were compared, without
+    forks.
     """
 
     groups: int = 0
@@ -52,6 +55,7 @@ class BatchStats:
     reward_mean: float = 0.0
     reward_best_mean: float = 0.0
     reward_terms: dict[str, float] = field(default_factory=dict)
+    fates: dict[str, str] = field(default_factory=dict)
 
 
 def build_batch(
@@ -84,27 +88,29 @@ def build_batch(
             raise ValueError(f"build_batch: group {group[0].group} mixes tasks {sorted({t.task for t in group})}")
         stats.rollouts += len(group)
         valid = shown(group, left_out)
-        lost = sum(t.status == "infra_error" for t in group)
-        stats.infra_errors += lost
-        stats.quarantined += len(group) - lost - len(valid)
-        for name, number in fork_counts(group).items():
-            setattr(stats, name, getattr(stats, name) + number)
+        lost = {t.id: loss_reason(t) for t in group if t.status == INFRA}
+        stats.infra_errors += sum(reason == INFRA for reason in lost.values())
+        stats.abandoned_forks += sum(reason != INFRA for reason in lost.values())
+        stats.quarantined += len(group) - len(lost) - len(valid)
+        stats.fates |= {t.id: lost.get(t.id, "quarantined") for t in group}
         compared = roots(valid)
+        stats.forks += len(valid) - len(compared)
         rewards += [t.reward for t in compared]
         paid += [t.rewards for t in compared]
         best += [max(t.reward for t in compared)] if compared else []
         if len(compared) < algorithm.least:
             stats.unpaired += len(valid)
+            stats.fates |= {t.id: "unpaired" for t in valid}
             continue
         annotated = algorithm.annotate(valid)
         learnt = [any(weight.any() for weights in segments for weight in weights.values()) for segments in annotated]
         stats.zero_groups += not any(learnt)
         for trajectory, segments, any_weight in zip(valid, annotated, learnt):
-            if not any_weight and not kl_beta:
-                stats.zero_advantage += 1
-                continue
-            stats.trained += 1
-            rows += _sequences(trajectory, segments, kl_beta, stats, grammars)
+            made = _sequences(trajectory, segments, kl_beta, stats, grammars) if any_weight or kl_beta else []
+            stats.trained += bool(made)
+            stats.zero_advantage += not made
+            stats.fates[trajectory.id] = "trained" if made else "zero_advantage"
+            rows += made
     terms = {name for row in paid for name in row}
     stats.reward_terms = {name: float(np.mean([row.get(name, 0.0) for row in paid])) for name in sorted(terms)}
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
@@ -118,7 +124,17 @@ def build_batch(
 
 def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -> list[Trajectory]:
     """What an algorithm sees of a group: neither what was lost to infrastructure nor what is quarantined."""
-    return [t for t in group if t.status != "infra_error" and not left_out(t)]
+    return [t for t in group if t.status != INFRA and not left_out(t)]
+
+
+def is_flat(group: Sequence[Trajectory], algorithm: Algorithm, left_out: Callable[[Trajectory], bool]) -> bool:
+    """Whether no token of a group would weigh anything, so that nothing can be learned from it."""
+    valid = shown(group, left_out)
+    if len(roots(valid)) < algorithm.least:
+        return True
+    return not any(
+        weight.any() for segments in algorithm.annotate(valid) for part in segments for weight in part.values()
+    )
 
 
 @dataclass

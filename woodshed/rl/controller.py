@@ -3,6 +3,7 @@
 Invariants: a prompt is dispatched once, ever (ledger). Every dispatched rollout is stored exactly once (its id is
 decided at dispatch). A batch is decided in the ledger before its file appears, and its file can be made again.
 Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by a sweep of old tokens in the queue.
+Every rollout gets one fate in the ledger (``conservation.py``), before the batch file or when its group is dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from woodshed.record.history import read_history
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rollout.failures import INFRA, FailureWatch, RunFailing
+from woodshed.rollout.failures import FAULT, INFRA, FailureWatch, RunFailing, RunPaused, loss_reason
 from woodshed.rollout.forking import ForkPoint
 from woodshed.rollout.rollout import Arena, rollout
 from woodshed.train.batch import TrainBatch
 from woodshed.train.metrics_log import MetricsLog
 
+from .conservation import IS_FORK
 from .curriculum import Curriculum, replay
 from .forks import planned, roots
+from .health.measure import SlotMeter
+from .health.watch import HealthWatch
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .settings import RLSettings
 
@@ -41,6 +45,11 @@ def may_dispatch(used: int, version: int, groups_per_step: int, max_staleness: i
     at version ``used // groups_per_step``, which may exceed ``version`` by at most ``max_staleness``.
     """
     return used // groups_per_step - version <= max_staleness
+
+
+def lost(group: Iterable[Trajectory]) -> dict[str, str]:
+    """Fates of those members of a group that infrastructure errors ended, and of abandoned forks."""
+    return {t.id: loss_reason(t) for t in group if t.status == INFRA}
 
 
 def token_age(trajectories: Iterable[Trajectory], version: int) -> int:
@@ -58,8 +67,9 @@ class Controller:
     """Runs until the trainer has published ``settings.steps`` versions.
 
     ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics, in the order
-    of steps; ``least``: graded rollouts that a group needs to be worth training on; ``notice`` is told what keeps the
-    server from following.
+    of steps; ``least``: graded rollouts that a group needs to be worth training on; ``flat``: whether no member of a
+    group would weigh anything, for dynamic sampling; ``health`` is run beside and may pause; ``notice`` is told what
+    keeps the server from following.
     """
 
     def __init__(
@@ -76,6 +86,8 @@ class Controller:
         build: BuildBatch,
         seed: int,
         least: int = 2,
+        flat: Callable[[list[Trajectory]], bool] = lambda _: False,
+        health: HealthWatch | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ):
         needed = settings.steps * settings.groups_per_step
@@ -86,7 +98,7 @@ class Controller:
             )
         self.arena, self.ledger, self.store, self.settings = arena, ledger, store, settings
         self.batches, self.head, self.build = batches, head, build
-        self.notice, self.least = notice, least
+        self.notice, self.least, self.flat, self.health = notice, least, flat, health
         self.metrics = MetricsLog(metrics)
         self.tasks = {t.name: t for t in tasks}
         self.order = sorted(self.tasks)
@@ -98,7 +110,8 @@ class Controller:
                 self.curriculum.set_prior(task, max(ratings, key=lambda rating: rating.date))
         self.version = 0
         self.engine: dict[str, Any] = {}
-        self.failures = FailureWatch(settings.max_failures)
+        self.failures = FailureWatch(settings.max_infra_rate, settings.infra_window)
+        self._meter = SlotMeter(settings.concurrency)
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -109,22 +122,28 @@ class Controller:
         self.batches.mkdir(parents=True, exist_ok=True)
         self.version = self.head()
         self._recover()
-        watcher = asyncio.create_task(self._watch_versions())
+        watchers = [asyncio.create_task(self._watch_versions())]
+        if self.health is not None:
+            watchers.append(asyncio.create_task(self.health.run()))
+        for watcher in watchers:  # they end by raising only
+            watcher.add_done_callback(lambda _: self._changed.set())
         try:
             while self.version < self.settings.steps:
+                if self.health is not None:
+                    self.health.look()  # before more is dispatched, however quickly the steps follow each other
                 self._dispatch()
                 self._form_batches()
                 await self._changed.wait()
                 self._changed.clear()
-                for done in [t for t in (*self._running, watcher) if t.done()]:
+                for done in [t for t in (*self._running, *watchers) if t.done()]:
                     done.result()
                     self._running.discard(done)
         finally:
-            for task in (*self._running, watcher):
+            for task in (*self._running, *watchers):
                 task.cancel()
-            await asyncio.gather(*self._running, watcher, return_exceptions=True)
+            await asyncio.gather(*self._running, *watchers, return_exceptions=True)
         for row in (*self.ledger.open_groups(), *self.ledger.ready_groups()):
-            self.ledger.finish(row.id, "unused")
+            self.ledger.finish(row.id, "unused", fates=lost(self.store.group(row.id)))
         self.store.compact(1)
 
     def _recover(self) -> None:
@@ -148,11 +167,19 @@ class Controller:
                 return
             position = self.ledger.next_position()
             if position >= len(self.order):
-                raise OutOfTasks(
-                    f"all {len(self.order)} training tasks were used, {self.ledger.counts()}; make more of them: "
-                    "what was swept as stale or failed is not used again"
-                )
-            self._launch(self.ledger.dispatch(self._next_task(position), position, self.version))
+                raise OutOfTasks(self._used_up())
+            size = settings.group_size
+            self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, size))
+
+    def _used_up(self) -> str:
+        groups = ", ".join(f"{count} {state}" for state, count in sorted(self.ledger.counts().items()))
+        remedy = "make more training tasks, or lower rl.steps"
+        if self.settings.dynamic_sampling.enabled:
+            remedy += ", rl.dynamic_sampling.max_share (tasks of flat groups are not used again) or turn it off"
+        return (
+            f"all {len(self.order)} training tasks were used ({groups}) after {len(self.ledger.batches())} of "
+            f"{self.settings.steps} batches; {remedy}. What was swept as stale or failed is not used again"
+        )
 
     def _next_task(self, position: int) -> str:
         if self.curriculum is None:
@@ -162,42 +189,86 @@ class Controller:
         return self.curriculum.choose(unused, position, self.version / self.settings.steps).name
 
     def _launch(self, row: GroupRow) -> None:
-        stored = self.store.ids(row.id)
-        members = [f"{row.id}-{i:02d}" for i in range(self.settings.group_size)]
-        missing = [m for m in members if m not in stored]
-        self._open_members += len(missing)
-        self._running.add(asyncio.create_task(self._run_group(row, missing)))
+        known = {t.id: t for t in self.store.group(row.id)}
+        members = self.ledger.members(row.id)
+        self._open_members += len(members)
+        task = asyncio.create_task(self._run_group(row, members, known))
+        task.add_done_callback(lambda _: self._changed.set())
+        self._running.add(task)
 
-    async def _run_group(self, row: GroupRow, missing: list[str]) -> None:
-        stored = self.store.group(row.id) if self.settings.forks.count else []
-        members = [self._run_member(row, member) for member in missing]
-        await asyncio.gather(*members, *(self._run_forks(row, root) for root in stored))
+    async def _run_group(self, row: GroupRow, members: Sequence[str], known: Mapping[str, Trajectory]) -> None:
+        await asyncio.gather(*(self._run_member(row, member, known) for member in members))
         group = self.store.group(row.id)
         graded = [t for t in roots(group) if t.status != INFRA]
-        self.ledger.finish(row.id, "ready" if len(graded) >= self.least else "failed")
+        step = max(self.ledger.batches(), default=0) + 1
+        state = "ready" if len(graded) >= self.least else "failed"
+        if state == "ready" and self.settings.dynamic_sampling.enabled and self.flat(group):
+            state = "flat" if self._may_replace(step) else "ready"
+        self.ledger.finish(row.id, state, fates=lost(group), step=step if state == "flat" else None)
         if self.curriculum is not None:
             self.curriculum.update(self.tasks[row.task], graded, row.version)
-        if len(graded) >= self.least:
+        if state == "ready":
             self._ready[row.id] = group
         self._changed.set()
 
-    async def _run_forks(self, row: GroupRow, root: Trajectory) -> None:
-        """Run the forks of a finished rollout that are not stored yet."""
-        forks = planned(root, self.settings.forks, self.store.ids(row.id))
-        self._open_members += len(forks)
-        await asyncio.gather(*(self._run_member(row, id, fork) for id, fork in forks.items()))
+    def _may_replace(self, step: int) -> bool:
+        """Whether dynamic sampling may replace one more group while the batch of ``step`` is filled. Raises RunPaused
+        where the recipe says so."""
+        settings = self.settings.dynamic_sampling
+        limit = settings.limit(self.settings.groups_per_step)
+        if len(self.ledger.flat_groups(step)) < limit:
+            return True
+        if settings.beyond == "stop":
+            raise RunPaused(
+                f"dynamic sampling: {limit} groups with equal rewards were replaced while batch {step} was filled "
+                f"(rl.dynamic_sampling.max_share = {settings.max_share:g}), and one more is there: the tasks are too "
+                "easy or too hard for this policy.\nAll work is kept. Look at the pass rates (`woodshed report RUN`); "
+                'give `woodshed run RUN --set rl.dynamic_sampling.beyond="train"` to go on with such groups in the '
+                "batch, or a larger rl.dynamic_sampling.max_share"
+            )
+        return False
 
-    async def _run_member(self, row: GroupRow, member: str, fork: ForkPoint | None = None) -> None:
+    async def _run_member(self, row: GroupRow, member: str, known: Mapping[str, Trajectory]) -> None:
+        """One member of a group and its forks. In place of one that an infrastructure error ended, ``rl.replacements``
+        fresh ones are run; ``known`` has what an earlier process stored."""
+        id = member
         try:
-            async with self._slots:
-                task = self.tasks[row.task]
-                trajectory = await rollout(self.arena, task, id=member, group=row.id, source="train", fork=fork)
-            self.store.add(trajectory)
-            self.failures.update(trajectory)
+            for number in range(1, self.settings.replacements + 2):
+                trajectory = known.get(id) or await self._run_rollout(row, id)
+                hopeless = trajectory.labels.get(FAULT) == "task"
+                if trajectory.status != INFRA or hopeless or number > self.settings.replacements:
+                    break
+                id = self.ledger.replace(row.id, member, number)
         finally:
             self._open_members -= 1
             self._changed.set()
-        await self._run_forks(row, trajectory)
+        await self._run_forks(row, trajectory, known)
+
+    async def _run_forks(self, row: GroupRow, root: Trajectory, known: Mapping[str, Trajectory]) -> None:
+        """Continuations of a finished member. One that is lost is not replaced: the node has fewer siblings then."""
+        forks = planned(root, self.settings.forks)
+        if not forks:
+            return
+        self.ledger.fork(row.id, list(forks))
+        missing = {id: point for id, point in forks.items() if id not in known}
+        self._open_members += len(missing)
+        try:
+            await asyncio.gather(*(self._run_rollout(row, id, point) for id, point in missing.items()))
+        finally:
+            self._open_members -= len(missing)
+            self._changed.set()
+
+    async def _run_rollout(self, row: GroupRow, id: str, fork: ForkPoint | None = None) -> Trajectory:
+        async with self._slots:
+            self._meter.change(1)
+            try:
+                task = self.tasks[row.task]
+                trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork)
+            finally:
+                self._meter.change(-1)
+        self.store.add(trajectory)
+        self.failures.update(trajectory)
+        return trajectory
 
     def _form_batches(self) -> None:
         while True:
@@ -206,7 +277,7 @@ class Controller:
                 group = self._ready.setdefault(row.id, []) or self.store.group(row.id)
                 self._ready[row.id] = group
                 if token_age(group, self.version) > self.settings.max_token_age:
-                    self.ledger.finish(row.id, "stale")
+                    self.ledger.finish(row.id, "stale", fates=lost(group))
                     del self._ready[row.id]
                 else:
                     fresh.append(row.id)
@@ -222,18 +293,32 @@ class Controller:
 
     def _write_batch(self, step: int, groups: list[list[Trajectory]]) -> None:
         batch, statistics = self.build(groups, step)
+        self.ledger.settle(step, statistics.pop("fates"))
+        flat = self.ledger.flat_groups(step)
         line = {
             "step": step,
             "time": time.time(),
             "version": self.version,
             "staleness": max(token_age(g, step - 1) for g in groups),
-            "groups": self.ledger.counts(),
+            "ledger": self.ledger.counts(),
+            "flat_groups": len(flat),
+            "sampled_pass_rate": self._pass_rate([*flat, *(g[0].group for g in groups)]),
+            "replacements": self.ledger.replacements(),
+            "forks_dispatched": self.ledger.forks(),
+            "slots_busy": self._meter.take(),
             "engine": self.engine,
             "failures": dict(self.failures.counts),
             **statistics,
         }
         self.metrics.append(line)  # before the file: a batch whose file is there is not written again
         batch.save(self._batch_path(step))
+
+    def _pass_rate(self, groups: Sequence[str]) -> float:
+        """Of the graded rollouts of these groups, without forks; 0 where there are none."""
+        names = ", ".join(f"'{group}'" for group in groups)
+        graded = f"source = 'train' AND status != '{INFRA}' AND NOT {IS_FORK}"
+        rows = self.store.rows(f"{graded} AND group_id IN ({names})")
+        return sum(bool(row["resolved"]) for row in rows) / len(rows) if rows else 0.0
 
     async def _watch_versions(self) -> None:
         """Raises RunFailing where the server cannot be brought to a version for too long."""

@@ -1,20 +1,20 @@
 """Which states of a finished rollout are continued several times (``rl.forks``).
 
-A group then consists of its roots and their forks: a tree of continuations of depth one for each root. What is forked is
-a function of the stored root alone, so a restarted controller finds the same forks under the same ids.
+A group then consists of its roots and their forks: a tree of continuations of depth one for each root. Where a root is
+forked follows from its stored record alone, so a restarted controller finds the same forks under the same ids.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
 
 from woodshed.record.settings import Settings
 from woodshed.record.trajectory import Trajectory
-from woodshed.rollout.failures import FAULT, INFRA
+from woodshed.rollout.failures import INFRA
 from woodshed.rollout.forking import ForkError, ForkPoint, failed_tests, fork_point
 
 
@@ -36,8 +36,8 @@ def place(root: Trajectory, settings: ForkSettings) -> int | None:
     return places[0] if settings.at == "failed_test" else random.Random(f"fork-{root.id}").choice(places)
 
 
-def planned(root: Trajectory, settings: ForkSettings, stored: Collection[str] = ()) -> dict[str, ForkPoint]:
-    """The forks of ``root`` that are not ``stored`` yet, by id; none for a fork and for a failed rollout."""
+def planned(root: Trajectory, settings: ForkSettings) -> dict[str, ForkPoint]:
+    """The forks of ``root`` by id; none for a fork, and for a rollout that an infrastructure error ended."""
     if not settings.count or root.fork is not None or root.status == INFRA:
         return {}
     replies = place(root, settings)
@@ -47,17 +47,9 @@ def planned(root: Trajectory, settings: ForkSettings, stored: Collection[str] = 
         point = fork_point(root, replies)
     except ForkError:  # for example, the gateway recorded a context in several segments
         return {}
-    ids = [f"{root.id}.f{number}" for number in range(settings.count)]
-    return {id: point for id in ids if id not in stored}
+    return {f"{root.id}.f{number}": point for number in range(settings.count)}
 
 
 def roots(group: Iterable[Trajectory]) -> list[Trajectory]:
     """The trajectories that are not forks."""
     return [t for t in group if t.fork is None]
-
-
-def fork_counts(group: Iterable[Trajectory]) -> dict[str, int]:
-    """``forks`` that were graded, and those that were ``abandoned`` because a box did not repeat the beginning."""
-    forks = [t for t in group if t.fork is not None]
-    abandoned = sum(t.status == INFRA and t.labels.get(FAULT) == "replay" for t in forks)
-    return {"forks": sum(t.status != INFRA for t in forks), "abandoned_forks": abandoned}

@@ -1,7 +1,8 @@
 """What was dispatched, what is ready, what was trained: the controller's memory, exact across kill -9.
 
 A prompt is dispatched once, ever. A batch is a list of groups decided in one transaction before its file is written;
-the file can be made again from the stored trajectories, so no batch is lost or counted twice.
+the file can be made again from the stored trajectories, so no batch is lost or counted twice. Every dispatched rollout
+gets one fate: ``trained``, or the reason why it was dropped (``conservation.py`` checks that they add up).
 """
 
 from __future__ import annotations
@@ -9,20 +10,33 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from .conservation import IS_FORK, IS_REPLACEMENT
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS groups (
   id TEXT PRIMARY KEY, task TEXT NOT NULL UNIQUE, position INTEGER NOT NULL UNIQUE, version INTEGER NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'batched', 'stale', 'failed', 'unused')),
-  step INTEGER, finished REAL);
+  state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'batched', 'stale', 'failed', 'flat', 'unused')),
+  step INTEGER, finished REAL, dispatched INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS batches (step INTEGER PRIMARY KEY, groups TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS rollouts (id TEXT PRIMARY KEY, group_id TEXT NOT NULL, fate TEXT, step INTEGER);
+CREATE INDEX IF NOT EXISTS rollouts_of_group ON rollouts (group_id);
 """
+
+REASON_OF_STATE = {"stale": "stale", "failed": "unpaired", "flat": "flat_group", "unused": "unused"}
+"""Why the rollouts of a group that ends in this state are dropped, those apart that have a reason of their own."""
 
 
 class OutOfTasks(Exception):
     """A prompt is never trained twice, and there are too few; the message says how many."""
+
+
+class LedgerError(Exception):
+    """The file cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +49,63 @@ class GroupRow:
 
 
 class Ledger:
+    """Raises LedgerError for a file of an earlier version, which has no fates of rollouts."""
+
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA busy_timeout=30000")
-        self._db.executescript(_TABLES)
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "groups" in tables and "rollouts" not in tables:
+            self._db.close()
+            raise LedgerError(f"{path} is of an earlier version and does not count rollouts; start over with --fresh")
+        self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
 
-    def dispatch(self, task: str, position: int, version: int) -> GroupRow:
-        """Open a group for a prompt; sqlite3.IntegrityError if the prompt was ever dispatched before."""
+    def dispatch(self, task: str, position: int, version: int, size: int) -> GroupRow:
+        """Open a group of ``size`` rollouts for a prompt; sqlite3.IntegrityError if the prompt was ever dispatched."""
         row = GroupRow(f"g{position:06d}", task, position, version, "open")
-        self._db.execute(
-            "INSERT INTO groups (id, task, position, version, state) VALUES (?, ?, ?, ?, 'open')",
-            (row.id, task, position, version),
-        )
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO groups (id, task, position, version, state, dispatched) VALUES (?, ?, ?, ?, 'open', ?)",
+                (row.id, task, position, version, size),
+            )
+            members = [(f"{row.id}-{n:02d}", row.id) for n in range(size)]
+            self._db.executemany("INSERT INTO rollouts (id, group_id) VALUES (?, ?)", members)
         return row
+
+    def members(self, group: str) -> list[str]:
+        """Ids of the rollouts that were dispatched with the group, in order; without replacements and forks."""
+        query = f"SELECT id FROM rollouts WHERE group_id = ? AND NOT {IS_REPLACEMENT} AND NOT {IS_FORK} ORDER BY id"
+        return [id for (id,) in self._db.execute(query, (group,))]
+
+    def replace(self, group: str, member: str, number: int) -> str:
+        """Dispatch replacement ``number`` (from 1) of a member, unless that was done before; return its id."""
+        id = f"{member}.{number}"
+        self._add(group, [id])
+        return id
+
+    def fork(self, group: str, ids: Sequence[str]) -> None:
+        """Dispatch the forks of a member, ``<member>.f<number>``, unless that was done before."""
+        self._add(group, ids)
+
+    def _add(self, group: str, ids: Sequence[str]) -> None:
+        with self._transaction():
+            query = "INSERT OR IGNORE INTO rollouts (id, group_id) VALUES (?, ?)"
+            new = sum(self._db.execute(query, (id, group)).rowcount for id in ids)
+            self._db.execute("UPDATE groups SET dispatched = dispatched + ? WHERE id = ?", (new, group))
+
+    def replacements(self) -> int:
+        """Rollouts that were dispatched in place of another one."""
+        return self._count(IS_REPLACEMENT)
+
+    def forks(self) -> int:
+        """Rollouts that were dispatched as forks of another one."""
+        return self._count(IS_FORK)
+
+    def _count(self, condition: str) -> int:
+        (count,) = self._db.execute(f"SELECT COUNT(*) FROM rollouts WHERE {condition}").fetchone()
+        return int(count)
 
     def finished_groups(self) -> list[GroupRow]:
         """Groups that ran to their end, whatever became of them then, in that order."""
@@ -69,17 +125,32 @@ class Ledger:
         """Finished groups in the order in which they finished."""
         return self._groups("ready", "finished, position")
 
-    def finish(self, group: str, state: str) -> None:
-        """``ready``, ``stale`` (swept), ``failed`` (too few members could be graded), ``unused`` (the run was over)."""
-        self._db.execute(
-            "UPDATE groups SET state = ?, finished = ? WHERE id = ? AND state IN ('open', 'ready')",
-            (state, time.time(), group),
-        )
+    def flat_groups(self, step: int) -> list[str]:
+        """Ids of the groups that dynamic sampling replaced while the batch of ``step`` was being filled."""
+        query = "SELECT id FROM groups WHERE state = 'flat' AND step = ? ORDER BY position"
+        return [id for (id,) in self._db.execute(query, (step,))]
+
+    def finish(
+        self, group: str, state: str, *, fates: Mapping[str, str] | None = None, step: int | None = None
+    ) -> None:
+        """``ready``, ``stale`` (swept), ``failed`` (too few members could be graded), ``flat`` (no member would weigh
+        anything; ``step``: the batch that was being filled), ``unused`` (the run was over).
+
+        All but ``ready`` drop the group's rollouts: for the reasons in ``fates``, else for that of the state.
+        """
+        with self._transaction():
+            changed = self._db.execute(
+                "UPDATE groups SET state = ?, finished = ?, step = ? WHERE id = ? AND state IN ('open', 'ready')",
+                (state, time.time(), step, group),
+            ).rowcount
+            if changed and state in REASON_OF_STATE:
+                of_group = self._db.execute("SELECT id FROM rollouts WHERE group_id = ?", (group,)).fetchall()
+                reasons = [((fates or {}).get(id, REASON_OF_STATE[state]), step, id) for (id,) in of_group]
+                self._db.executemany("UPDATE rollouts SET fate = ?, step = ? WHERE id = ?", reasons)
 
     def batch(self, step: int, groups: list[str]) -> None:
         """Decide the groups of one step: all or nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             self._db.execute("INSERT INTO batches VALUES (?, ?)", (step, json.dumps(groups)))
             for group in groups:
                 changed = self._db.execute(
@@ -87,10 +158,21 @@ class Ledger:
                 ).rowcount
                 if changed != 1:
                     raise ValueError(f"group {group} is not ready and cannot be trained")
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
+
+    def settle(self, step: int, fates: Mapping[str, str]) -> None:
+        """What became of every rollout of the batch of ``step``; the same again where the batch is made again.
+
+        Raises ValueError for a rollout that was never dispatched or is of another batch.
+        """
+        with self._transaction():
+            for id, fate in fates.items():
+                changed = self._db.execute(
+                    "UPDATE rollouts SET fate = ?, step = ? WHERE id = ? AND group_id IN "
+                    "(SELECT id FROM groups WHERE state = 'batched' AND step = ?)",
+                    (fate, step, id, step),
+                ).rowcount
+                if changed != 1:
+                    raise ValueError(f"rollout {id} was not dispatched for the batch of step {step}")
 
     def batches(self) -> dict[int, list[str]]:
         return {step: json.loads(groups) for step, groups in self._db.execute("SELECT * FROM batches ORDER BY step")}
@@ -105,7 +187,7 @@ class Ledger:
     def capacity_used(self) -> int:
         """Groups that count against the staleness capacity: all but those that will never be trained."""
         (count,) = self._db.execute(
-            "SELECT COUNT(*) FROM groups WHERE state NOT IN ('stale', 'failed', 'unused')"
+            "SELECT COUNT(*) FROM groups WHERE state NOT IN ('stale', 'failed', 'flat', 'unused')"
         ).fetchone()
         return int(count)
 
@@ -115,3 +197,13 @@ class Ledger:
     def _groups(self, state: str, order: str) -> list[GroupRow]:
         query = f"SELECT id, task, position, version, state FROM groups WHERE state = ? ORDER BY {order}"
         return [GroupRow(*row) for row in self._db.execute(query, (state,))]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise

@@ -13,6 +13,7 @@ from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin,
 
 from .algorithms import Algorithm, load_algorithm
 from .forks import ForkSettings
+from .health.settings import AlarmSettings
 
 
 class CurriculumSettings(Settings):
@@ -28,6 +29,22 @@ class CurriculumSettings(Settings):
     """Independent rollouts that one rollout of a group is worth."""
     harder: float = Field(default=0.5, ge=0)
     """How much more tasks like those that took twice the turns and thinking weigh at the end of the run."""
+
+
+class DynamicSamplingSettings(Settings):
+    """Groups whose rollouts would weigh nothing, because their rewards are equal, are replaced by further groups (DAPO,
+    arXiv:2503.14476, section 3.2)."""
+
+    enabled: bool = False
+    """Uses up tasks faster: those of replaced groups are not used again."""
+    max_share: float = Field(default=0.75, ge=0, lt=1)
+    """Share of the groups sampled for a batch that may be replaced: 0.75 is three times ``groups_per_step``."""
+    beyond: Literal["train", "stop"] = "train"
+    """What happens to further such groups: the batch takes them as they are, or the run stops, resumably."""
+
+    def limit(self, groups_per_step: int) -> int:
+        """Groups that may be replaced while one batch is filled."""
+        return int(self.max_share / (1 - self.max_share) * groups_per_step + 1e-9)
 
 
 class RLSettings(Settings):
@@ -49,8 +66,16 @@ class RLSettings(Settings):
     """Rollouts in flight."""
     attempts: int = Field(default=3, ge=1)
     """Tries per rollout before an infrastructure error is recorded as its outcome."""
-    max_failures: int = Field(default=16, ge=1)
-    """Rollouts in a row that end so before the run stops and says what fails."""
+    replacements: int = Field(default=1, ge=0)
+    """Fresh rollouts, one after the other, in place of one that ended so; 0 leaves its group smaller."""
+    max_infra_rate: float = Field(default=0.5, ge=0, le=1)
+    """Share of the last ``infra_window`` rollouts that may end so; above it the run stops and says what fails."""
+    infra_window: int = Field(default=32, ge=1)
+    """Rollouts over which that share is counted."""
+    dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
+    """Whether groups that cannot teach are replaced."""
+    alarms: AlarmSettings = AlarmSettings()
+    """What in the metrics of a step is told, or pauses the run."""
     algorithm: str = "mean_baseline"
     """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
     deviation), leave_one_out, grpo, gspo, reinforce, tree (``forks``), or ``"module:Class"`` of your own."""
@@ -107,6 +132,11 @@ class RLSettings(Settings):
             raise ValueError(
                 f"forks.count is {self.forks.count}: {self.algorithm} does not compare forks; choose "
                 'rl.algorithm="tree", or set rl.forks.count=0'
+            )
+        if self.dynamic_sampling.enabled and type(made).observe is not Algorithm.observe:
+            raise ValueError(
+                f"dynamic_sampling needs an algorithm that compares the rollouts of a group, and {self.algorithm} "
+                'compares with earlier batches; set rl.dynamic_sampling.enabled=false or rl.algorithm="mean_baseline"'
             )
         return made
 

@@ -48,8 +48,9 @@ class Arena:
     temperature: float = 1.0
     attempts: int = 3
     """Maximum number of tries of one rollout."""
-    max_failures: int = 16
-    """Number of consecutive episodes with infrastructure errors that ends a run."""
+    max_infra_rate: float = 0.5
+    """Share of the last ``infra_window`` episodes with infrastructure errors above which a run ends."""
+    infra_window: int = 32
     patience: float = 180.0
     """Seconds to wait for a gateway that is down before the next try."""
     limits: Limits = field(default_factory=Limits)
@@ -81,9 +82,10 @@ async def rollout(
     Failures of the host or the gateway are retried. After ``arena.attempts`` tries the trajectory has the status
     ``infra_error`` and the source of the failure as label ``fault``; if the task cannot be graded, it has them after
     the first try. No code in a box can raise SandboxError or EndpointLost; what it does to its own box (BoxError) ends
-    the episode, which is then graded. With ``fork`` the episode continues another one from there; if the box does not
-    repeat what happened before, it has the status ``infra_error`` and the fault ``replay``. An exception that comes from neither a box nor the gateway counts as a failure of
+    the episode, which is then graded. An exception that comes from neither a box nor the gateway counts as a failure of
     the host. A restarted gateway costs one try, however long the restart takes (up to ``arena.patience`` seconds).
+    With ``fork`` the episode continues another one from there; if its box does not repeat what happened before, it has
+    the status ``infra_error`` and the fault ``replay``.
     Raises ProgramFailed if the recipe's program does not work at all, TaskError, and RewardError.
     """
     labels = dict(labels or {})

@@ -34,13 +34,19 @@ from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import Index, PackageError
 from woodshed.tasks.packages.source import is_cached
 from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.view.expected import ExpectedError
 from woodshed.view.tensorboard import TensorBoardMirror
 from woodshed.weights.errors import ChainError
 from woodshed.weights.fence import Head
 
+from .curves import CurveWatch, expected_curves
 from .placed import PlacedBoxes, placed_boxes
 from .plan import Stage, plan
-from .screen import screen_for
+from .screen import AlarmNews, screen_for
+
+CHANGEABLE = ("rl.alarms.", "rl.dynamic_sampling.", "rl.max_infra_rate", "rl.infra_window")
+"""Fields of the recipe of an existing run that may be changed: they decide when the run stops, and nothing that is
+finished depends on them."""
 
 
 class RunError(Exception):
@@ -127,7 +133,11 @@ def _settle_recipe(run: RunDirectory, recipe: Recipe) -> None:
     except RecipeError as error:
         raise RunError(f"{error}\nthis is the recipe of an earlier run; start over with --fresh") from None
     if known != resolved:
-        fields = ", ".join(_differences(tomllib.loads(known), tomllib.loads(resolved))[:8])
+        different = _differences(tomllib.loads(known), tomllib.loads(resolved))
+        if all(field.startswith(CHANGEABLE) for field in different):
+            write_text(run.recipe, resolved)
+            return
+        fields = ", ".join(different[:8])
         raise RunError(
             f"{run.root} holds a run of another recipe (different: {fields}); continue it with "
             f"`woodshed run {run.root}`, choose another directory with --out, or start over with --fresh"
@@ -246,9 +256,11 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
     finished = {s.name for s in plan(recipe, run)} - {s.name for s in waiting}
     running: dict[str, tuple[Stage, Supervisor, float]] = {}
     mirror, noted = TensorBoardMirror(run.root), 0.0
+    alarms = AlarmNews(run.stage_metrics("alarms"))
+    curves = CurveWatch(run.root, expected_curves(recipe))
     before = run.read_clock()
     try:
-        with screen_for(run, plan(recipe, run), console) as screen:
+        with screen_for(run, plan(recipe, run), curves, console) as screen:
             while waiting or running:
                 for stage in [s for s in waiting if _may_start(s, running, finished)]:
                     waiting.remove(stage)
@@ -257,7 +269,7 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
                     for program in stage.programs():
                         supervisor.start(program)
                     break
-                for news in boxes.check():
+                for news in (*boxes.check(), *alarms.check(), *curves.news()):
                     screen.notice(news)
                 for name, (stage, supervisor, started) in list(running.items()):
                     for died in supervisor.check():
@@ -295,6 +307,7 @@ def write_report(root: Path, console: Console) -> None:
     from woodshed.view.report import ReportError, build_report
 
     try:
-        build_report(RunDirectory(root.absolute()), console)
-    except (ReportError, DirectoryError) as error:
+        run = RunDirectory(root.absolute())
+        build_report(run, console, expected_curves(load_recipe(run.recipe)))
+    except (ReportError, DirectoryError, ExpectedError, RecipeError) as error:
         raise RunError(str(error)) from None

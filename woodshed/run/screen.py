@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,8 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from woodshed.record.run_directory import RunDirectory
+from woodshed.rl.health.watch import read_alarms
 from woodshed.view.bar import SECONDS_PER_LINE, clock
 
+from .curves import CurveWatch
 from .plan import Stage
 
 Running = Mapping[str, tuple[Stage, Any, float]]
@@ -35,13 +38,15 @@ class Screen(Protocol):
     def __exit__(self, *details: Any) -> None: ...
 
 
-def screen_for(run: RunDirectory, stages: list[Stage], console: Console) -> Screen:
-    return TableScreen(run, stages, console) if console.is_terminal else LineScreen(run, stages, console)
+def screen_for(run: RunDirectory, stages: list[Stage], curves: CurveWatch, console: Console) -> Screen:
+    if console.is_terminal:
+        return TableScreen(run, stages, curves, console)
+    return LineScreen(run, stages, console)
 
 
 class TableScreen:
-    def __init__(self, run: RunDirectory, stages: list[Stage], console: Console):
-        self.run, self.stages = run, stages
+    def __init__(self, run: RunDirectory, stages: list[Stage], curves: CurveWatch, console: Console):
+        self.run, self.stages, self.curves = run, stages, curves
         self.notices: deque[str] = deque(maxlen=4)
         self._live = Live(console=console, refresh_per_second=2, transient=False)
 
@@ -70,7 +75,10 @@ class TableScreen:
                 done, total = progress.get("done", 0), progress.get("total", 0)
                 bar = ProgressBar(total=total or None, completed=done, width=24, pulse=not total)
                 elapsed = clock(time.time() - running[stage.name][2])
-                table.add_row("[cyan]now[/]", stage.title, elapsed, Group(bar, Text(_got_on(progress))))
+                shown: list[RenderableType] = [bar, Text(_got_on(progress))]
+                if curve := self.curves.drawn(stage.name):
+                    shown.append(Text(curve, style="green"))
+                table.add_row("[cyan]now[/]", stage.title, elapsed, Group(*shown))
             else:
                 table.add_row("[dim]-[/]", f"[dim]{stage.title}[/]", "", "")
         return Group(table, *(Text(n, style="yellow") for n in self.notices))
@@ -106,6 +114,24 @@ class LineScreen:
                 self._shown[name] = time.monotonic()
                 progress = _got_on(self.run.read_progress(name))
                 self.notice(f"      {stage.title}, {clock(time.time() - started)}  {progress}".rstrip())
+
+
+class AlarmNews:
+    """What the alarms of RL have told since this was made."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._read = log, len(read_alarms(log))
+        self._size = -1
+
+    def check(self) -> list[str]:
+        """What is new, as notices. Reads the file only where it has grown."""
+        size = self._log.stat().st_size if self._log.exists() else 0
+        if size == self._size:
+            return []
+        self._size = size
+        rows = read_alarms(self._log)
+        new, self._read = rows[self._read :], len(rows)
+        return [f"alarm {row['alarm']} ({row['action']}), step {row['step']}: {row['message']}" for row in new]
 
 
 def _got_on(progress: Mapping[str, Any]) -> str:

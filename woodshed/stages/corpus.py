@@ -11,7 +11,7 @@ import ast
 import json
 import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from woodshed.tasks.generators.synthetic.spec import NOUNS
 from woodshed.tasks.languages.python import Mutation, mutations, pick
 
 from .demonstrator import broken_line
+from .edits import edit_line_call
 from .examples import Example, save_examples
 from .failures import StageFailed
 from .render import chat_format, render_conversation
@@ -44,7 +45,7 @@ def make_corpus(recipe: Recipe, run: RunDirectory) -> None:
     library = list(library_functions(limit=2000))
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
     chat = chat_format(recipe.policy, run)
-    seen = conversations(rng, functions, library, settings)
+    seen = conversations(rng, functions, library, settings, recipe.harness.tools)
     sample = [next(seen) for _ in range(1500)]
     tokenizer = Tokenizer(train_bpe(_texts(sample), recipe.policy.vocab_size, chat.special_tokens))
     run.corpus.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,7 @@ def conversations(
     functions: list[SyntheticFunction],
     library: list[str],
     settings: CorpusSettings,
+    tools: Collection[str],
 ) -> Iterator[Conversation]:
     """Endless repair conversations. Only right edits are learned: pretraining teaches where and how to edit."""
     known: dict[str, list[Mutation]] = {}
@@ -89,7 +91,7 @@ def conversations(
         names = rng.sample(NOUNS, 3)
         if library and rng.random() < settings.library_share:
             if mutation := mutated(rng.choice(library)):
-                yield _read_and_fix(names[0], mutation)
+                yield _read_and_fix(names[0], mutation, tools)
             continue
         function = rng.choice(functions)
         mutation = mutated(function.source)
@@ -97,19 +99,24 @@ def conversations(
             continue
         if rng.random() < settings.protocol_share:
             retries = rng.randint(1, 2) if rng.random() < settings.retry_share else 0
-            yield _protocol(rng, names, function, mutation, retries)
+            yield _protocol(rng, names, function, mutation, retries, tools)
         else:
-            yield _read_and_fix(names[0], mutation)
+            yield _read_and_fix(names[0], mutation, tools)
 
 
-def _read_and_fix(name: str, mutation: Mutation) -> Conversation:
+def _read_and_fix(name: str, mutation: Mutation, tools: Collection[str]) -> Conversation:
     path = f"{name}.py"
-    messages = [{"role": "user", "content": f"fix: {name}"}, *_view(path, mutation), _fix(path, mutation)]
+    messages = [{"role": "user", "content": f"fix: {name}"}, *_view(path, mutation), _fix(path, mutation, tools)]
     return messages, [1.0, 1.0]
 
 
 def _protocol(
-    rng: random.Random, names: list[str], function: SyntheticFunction, mutation: Mutation, retries: int
+    rng: random.Random,
+    names: list[str],
+    function: SyntheticFunction,
+    mutation: Mutation,
+    retries: int,
+    tools: Collection[str],
 ) -> Conversation:
     path = f"{names[0]}.py"
     order = rng.sample(names, 3)
@@ -126,14 +133,15 @@ def _protocol(
         attempt = pick(rng, wrong)
         if rng.random() < 0.5:
             text = broken_line(rng, attempt.after, mutation.source)
-            tried = [_call("edit_line", path=path, line=attempt.line, text=text), _result("error: syntax error")]
+            edit = _edit(tools, path, attempt.line, attempt.before, text)
+            tried = [edit, _result("error: syntax error")]
         else:
-            edit = _call("edit_line", path=path, line=attempt.line, text=attempt.after)
+            edit = _edit(tools, path, attempt.line, attempt.before, attempt.after)
             tried = [edit, _result("ok"), *test, _call("undo"), _result("ok")]
         tried += _view(path, mutation)
         messages += tried
         weights += [0.0] + [1.0] * (len(tried) // 2 - 1)
-    messages += [_fix(path, mutation), _result("ok")]
+    messages += [_fix(path, mutation, tools), _result("ok")]
     weights.append(1.0)
     if rng.random() < 0.7:
         messages += [_call("run_tests"), _result("PASS 18"), _call("finish")]
@@ -145,8 +153,13 @@ def _view(path: str, mutation: Mutation) -> list[Message]:
     return [_call("read_file", path=path), _result(_numbered(mutation.source))]
 
 
-def _fix(path: str, mutation: Mutation) -> Message:
-    return _call("edit_line", path=path, line=mutation.line, text=mutation.before)
+def _fix(path: str, mutation: Mutation, tools: Collection[str]) -> Message:
+    return _edit(tools, path, mutation.line, mutation.after, mutation.before)
+
+
+def _edit(tools: Collection[str], path: str, line: int, old: str, new: str) -> Message:
+    name, arguments = edit_line_call(tools, path, line, old, new)
+    return _call(name, **arguments)
 
 
 def library_functions(limit: int) -> Iterator[str]:
@@ -181,7 +194,8 @@ def _texts(conversations: list[Conversation]) -> Iterator[str]:
             if message.get("content"):
                 yield str(message["content"])
             for call in message.get("tool_calls", ()):
-                yield "\n" + str(json.loads(call["function"]["arguments"]).get("text", ""))
+                arguments = json.loads(call["function"]["arguments"])
+                yield "\n" + str(arguments.get("text") or f" {arguments.get('old', '')}\t {arguments.get('new', '')}")
     for noun in NOUNS:
         for _ in range(400):
             yield f" {noun}.py"

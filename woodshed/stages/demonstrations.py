@@ -10,7 +10,6 @@ from typing import Any
 
 import uvloop
 
-from woodshed.rollout.attempts import suite_passed
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.loop import run_episode
@@ -20,6 +19,7 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task
+from woodshed.rollout.attempts import suite_passed
 from woodshed.rollout.rewards.tool_use import EDITS
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec
@@ -121,7 +121,7 @@ async def _play(recipe: Recipe, run: RunDirectory) -> list[dict[str, Any]]:
             box = await create_box(backend, spec, task.info.start)
             try:
                 if family == "synthetic":
-                    script = line_script(task, rng, settings)
+                    script = line_script(task, rng, settings, recipe.harness.tools)
                 else:
                     view, by_line = recipe.harness.output.file_lines, "edit_file" not in recipe.harness.tools
                     script = package_script(task, rng, settings, view, by_line=by_line)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from woodshed.rollout.attempts import suite_passed
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
+from woodshed.rollout.attempts import suite_passed
 from woodshed.tasks.generators.synthetic.spec import NOUNS
 from woodshed.tasks.languages.python import function_spans, mutations, pick
+
+from .edits import edit_line_call
 
 
 @dataclass(frozen=True)
@@ -101,32 +103,34 @@ Script = Generator[Action, str, None]
 _TEST, _FINISH, _UNDO = Action("run_tests"), Action("finish"), Action("undo")
 
 
-def line_script(task: Task, rng: random.Random, settings: DemonstrationSettings) -> Script:
-    """For synthetic tasks and the tools ``read_file, edit_line, undo, run_tests, finish``."""
+def line_script(
+    task: Task, rng: random.Random, settings: DemonstrationSettings, tools: Collection[str] = ("edit_line",)
+) -> Script:
+    """For synthetic tasks and the tools ``read_file, undo, run_tests, finish`` with ``edit_line`` or ``edit_words``."""
     fix = fix_of(task)
     files = sorted(p for p in task.workspace_files() if p in set(task.info.submission))
     others = [f for f in files if f != fix.path]
     wrong = mutations(fix.before)
     yield _TEST
     if rng.random() < settings.invalid_call:
-        yield _invalid(rng, files, fix)
+        yield _invalid(rng, files, fix, tools)
     if others and rng.random() < settings.wrong_file:
         yield Action("read_file", {"path": rng.choice(others)})
     view = Action("read_file", {"path": fix.path})
     yield view
     for attempt in range(settings.max_edits):
         if rng.random() < settings.invalid_call:
-            yield _invalid(rng, files, fix)
+            yield _invalid(rng, files, fix, tools)
         if rng.random() < settings.right_edit or not wrong:
-            line, text, weight = fix.line, fix.new_line, 1.0
+            line, old, text, weight = fix.line, fix.old_line, fix.new_line, 1.0
         else:
             mutation = pick(rng, wrong)
-            line, text, weight = mutation.line, mutation.after, settings.wrong_edit_weight
+            line, old, text, weight = mutation.line, mutation.before, mutation.after, settings.wrong_edit_weight
             if rng.random() < settings.broken_edit:
                 text, weight = broken_line(rng, text, fix.before), 0.0
             if (line, text) == (fix.line, fix.new_line):
                 weight = 1.0  # by chance
-        result = yield Action("edit_line", {"path": fix.path, "line": line, "text": text}, weight)
+        result = yield Action(*edit_line_call(tools, fix.path, line, old, text), weight)
         if result.startswith("error"):
             if rng.random() < settings.reread:
                 yield view
@@ -214,7 +218,7 @@ def broken_line(rng: random.Random, text: str, source: str) -> str:
     return text[: rng.randint(4, max(4, len(text) - 1))] + other[rng.randint(0, max(0, len(other) - 3)) :]
 
 
-def _invalid(rng: random.Random, files: list[str], fix: Fix) -> Action:
+def _invalid(rng: random.Random, files: list[str], fix: Fix, tools: Collection[str]) -> Action:
     """A call that the harness answers with an error."""
     choice = rng.randrange(4)
     if choice == 0:
@@ -222,6 +226,8 @@ def _invalid(rng: random.Random, files: list[str], fix: Fix) -> Action:
     if choice == 3:
         missing = rng.choice([noun for noun in NOUNS if f"{noun}.py" not in files])
         return Action("read_file", {"path": f"{missing}.py"}, 0.0)
-    if choice == 1:
-        return Action("edit_line", {"path": fix.path, "line": 40 + rng.randrange(9), "text": fix.new_line}, 0.0)
-    return Action("edit_line", {"path": fix.path, "line": fix.line, "text": fix.old_line}, 0.0)
+    if choice == 1:  # no such line
+        return Action(*edit_line_call(tools, fix.path, 40 + rng.randrange(9), fix.old_line, fix.new_line), 0.0)
+    name, arguments = edit_line_call(tools, fix.path, fix.line, fix.old_line, fix.new_line)
+    same = {"new": arguments["old"]} if name == "edit_words" else {"text": fix.old_line}
+    return Action(name, {**arguments, **same}, 0.0)

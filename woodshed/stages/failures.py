@@ -8,9 +8,10 @@ from pathlib import Path
 from woodshed.recipe.load import RecipeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import TaskError
-from woodshed.rl.ledger import OutOfTasks
+from woodshed.rl.conservation import ConservationError
+from woodshed.rl.ledger import LedgerError, OutOfTasks
 from woodshed.rollout.agent import ProgramFailed
-from woodshed.rollout.failures import RunFailing
+from woodshed.rollout.failures import RunFailing, RunPaused
 from woodshed.rollout.rewards import RewardError
 from woodshed.tasks.packages.index import PackageError
 
@@ -26,7 +27,7 @@ class StageFailed(Exception):
 
 HOPELESS = (
     StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
-    RewardError, RunFailing,
+    RewardError, RunFailing, RunPaused, ConservationError, LedgerError,
 )  # fmt: skip
 """Errors of a stage whose message is all there is to say."""
 

@@ -13,12 +13,16 @@ import uvloop
 from woodshed.engine.grammar import Grammars
 from woodshed.monitors import count, quarantined
 from woodshed.recipe.recipe import Recipe
+from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.batching import History, build_batch
+from woodshed.rl.batching import History, build_batch, is_flat
+from woodshed.rl.conservation import check_conservation
 from woodshed.rl.controller import Controller
 from woodshed.rl.forks import roots
+from woodshed.rl.health.measure import measure
+from woodshed.rl.health.watch import HealthWatch
 from woodshed.rl.ledger import Ledger
 from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.pool import Pool
@@ -75,13 +79,20 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             left_out=left_out,
             grammars=lambda: _grammars(run),
         )
-        statistics = {**vars(counts), **describe(groups), "boxes": boxes()}
+        statistics = {**vars(counts), **describe(groups), **measure(groups, step), "boxes": boxes()}
         note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
         speed = pace.at(step * settings.groups_per_step * settings.group_size)
         run.write_progress("rl", step, settings.steps, f"{note}  {speed}; {_last_action(groups)}")
         return batch, statistics
 
     run.stage_metrics("rollouts").parent.mkdir(parents=True, exist_ok=True)
+    health = HealthWatch(
+        settings.alarms,
+        steps=settings.steps,
+        rollouts=run.stage_metrics("rollouts"),
+        trainer=run.stage_metrics("trainer"),
+        log=run.stage_metrics("alarms"),
+    )
     grading = with_key(recipe.grading, run.root)
     async with open_arena(recipe, run, grading=grading, training=True) as arena:
         controller = Controller(
@@ -96,6 +107,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             build=build,
             seed=recipe.seed,
             least=algorithm.least,
+            flat=lambda group: is_flat(group, algorithm, left_out),
+            health=health,
             notice=lambda text: run.write_progress("rl", head() or 0, settings.steps, text),
         )
         await controller.run()
@@ -103,8 +116,12 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     from .policy import export_final  # imports torch, which rollouts do without
 
     export_final(run, chain)
-    note = f"{settings.steps} steps, {len(store)} trajectories stored"
-    run.write_result_of("rl", {"note": note, "held_out_key": key_digest(grading), **ledger.counts()})
+    stored = [row["id"] for row in store.rows("source = 'train'")]
+    found = check_conservation(run.ledger, stored, read_jsonl(run.stage_metrics("rollouts")))
+    note = f"{settings.steps} steps, {len(store)} trajectories stored; {found}"
+    rollouts = {"dispatched": found.dispatched, "trained": found.trained, "dropped": dict(found.dropped)}
+    result = {"note": note, "held_out_key": key_digest(grading), "rollouts": rollouts, **ledger.counts()}
+    run.write_result_of("rl", result)
     ledger.close()
     store.close()
 

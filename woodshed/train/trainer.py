@@ -21,7 +21,8 @@ from .settings import TrainSettings
 def summarise(seen: TokenStats) -> dict[str, float]:
     """Means over the trained tokens of a step.
 
-    ``dlogp_mean``, ``dlogp_p99``, ``dlogp_max``: of |logp - behaviour|, the train/rollout mismatch. ``k3``: mean of
+    ``dlogp_mean``, ``dlogp_p99``, ``dlogp_max``: of |logp - behaviour|, the train/rollout mismatch. ``ratio_p1``,
+    ``ratio_p50``, ``ratio_p99``: percentiles of r = exp(logp - behaviour), each a value that occurs. ``k3``: mean of
     r - 1 - log r with r = pi / behaviour, an estimate of KL(behaviour || pi) in nats. ``ess``: effective sample size
     (sum r)^2 / (n sum r^2), 1 when on-policy. ``masked_share``: tokens whose importance weight is 0, or that are
     clipped. ``kl``: mean of logp - ref, k1 of the divergence from the reference, in nats per token. ``entropy``: nats
@@ -41,6 +42,9 @@ def summarise(seen: TokenStats) -> dict[str, float]:
         out["dlogp_mean"] = float(gap.mean())
         out["dlogp_p99"] = float(gap[min(len(gap) - 1, int(0.99 * len(gap)))])
         out["dlogp_max"] = float(gap[-1])
+        ordered = ratio.sort().values
+        for percent in (1, 50, 99):
+            out[f"ratio_p{percent}"] = float(ordered[min(len(ordered) - 1, percent * len(ordered) // 100)])
         out["k3"] = float((ratio - 1 - log_ratio).mean())
         out["ess"] = float(ratio.sum().square() / (len(ratio) * ratio.square().sum()))
         out["masked_share"] = float((torch.cat(seen.importance) == 0).double().mean())
@@ -66,8 +70,9 @@ class Trainer:
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """Train on ``batch`` and return its metrics (see ``metrics.summarise``), plus ``grad_norm`` (before
         clipping), ``lr``, ``tokens`` (computed, without padding), ``padding_share``, ``spared_share`` (of the tokens
-        of all sequences, those that were not computed because rows share them), ``sequences``,
-        ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``, ``skipped``.
+        of all sequences, those that were not computed because rows share them), ``sequences``, ``rollouts`` (that have
+        a sequence), ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``,
+        ``skipped``.
 
         A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as ``skipped``;
         the step is consumed all the same. Raises BatchError where
@@ -86,7 +91,8 @@ class Trainer:
         metrics = summarise(seen)
         metrics |= {"tokens": float(tokens), "padding_share": 1 - tokens / padded if padded else 0.0}
         metrics["spared_share"] = spared / (tokens + spared) if tokens else 0.0
-        metrics |= {"sequences": float(len(batch)), **_staleness(batch)}
+        metrics |= {"sequences": float(len(batch)), "rollouts": float(len(set(batch.trajectories)))}
+        metrics |= _staleness(batch)
         metrics |= self._update(skip=not tokens)
         metrics["seconds"] = time.perf_counter() - started
         return metrics

@@ -15,10 +15,14 @@ def lines(
     x: str,
     y: str,
     smooth: int = 1,
+    band: tuple[Sequence[float], Sequence[float], Sequence[float]] | None = None,
     size: tuple[float, float] = (5.2, 2.8),
 ) -> str:
-    """Curves by name, each (x values, y values), with a running mean over ``smooth`` points drawn bold."""
+    """Curves by name, each (x values, y values), with a running mean over ``smooth`` points drawn bold. ``band``: x
+    values, lower and upper edge of an area behind them."""
     figure, axis = _figure(size)
+    if band is not None:
+        axis.fill_between(*band, color="tab:green", alpha=0.2, linewidth=0)
     for name, (xs, ys) in series.items():
         values = np.asarray(ys, float)
         (line,) = axis.plot(

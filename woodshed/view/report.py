@@ -17,6 +17,8 @@ from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 
+from .expected import Expected, expected_section
+from .health import conserved, health_section
 from .plots import bars, lines
 from .summary import EFFORT, Evaluation, evaluation, flagged, gains, telling_pairs
 
@@ -94,8 +96,11 @@ class Run(Protocol):
     def stage_metrics(self, name: str) -> Path: ...
 
 
-def build_report(run: Run, console: Console) -> dict[str, Any]:
-    """Write ``report.html`` and ``summary.json``, print the table; the summary's numbers come back."""
+def build_report(run: Run, console: Console, expected: Expected | None = None) -> dict[str, Any]:
+    """Write ``report.html`` and ``summary.json``, print the table; the summary's numbers come back.
+
+    ``expected``: the curves that a run of this recipe should have.
+    """
     if not run.trajectories.exists():
         raise ReportError(f"{run.root}: no trajectories yet; run the recipe first")
     store = TrajectoryStore(run.trajectories)
@@ -112,9 +117,15 @@ def build_report(run: Run, console: Console) -> dict[str, Any]:
     title = titles(_verified(run.root))
     temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
     summary = _summary(run, arms, transfer, title, temperatures)
+    stored = [row["id"] for row in store.rows("source = 'train'")]
+    metrics = run.stage_metrics("rollouts").parent
+    rollouts = conserved(run.root / "state.sqlite", stored, metrics, finished=run.stage_result("rl") is not None)
+    if rollouts is not None:
+        summary["rollouts"] = rollouts
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
-    body = [_headline(tables, gain, before, transfer), _curves(steps, trainer), _behaviour(arms, title)]
+    body = [_headline(tables, gain, before, transfer), _curves(steps, trainer)]
+    body += [expected_section(run.root, expected), health_section(rollouts, metrics), _behaviour(arms, title)]
     if after:
         body.append(_trajectories(store, before, after))
     body.append(_monitors(before, after, flagged(store.rows("source = 'train'"))))
@@ -122,6 +133,10 @@ def build_report(run: Run, console: Console) -> dict[str, Any]:
     name = html.escape(run.root.name)
     page = f"<!doctype html><meta charset=utf-8><title>{name}</title><style>{_STYLE}</style><h1>{name}</h1>"
     run.report.write_text(page + "".join(body), encoding="utf-8")
+    if rollouts is not None:
+        console.print(rollouts["error"] or rollouts["text"], style="red" if rollouts["error"] else None)
+    for departure in expected.departures(run.root) if expected is not None else ():
+        console.print(f"unlike other runs of this recipe: {departure}", style="yellow")
     _print(console, tables, gain, before, transfer, run)
     store.close()
     return summary

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from woodshed.rollout.attempts import attempt_rates
 from woodshed.evaluate.run import group_name
 from woodshed.evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
 from woodshed.record.store import TrajectoryStore
+from woodshed.rollout.attempts import attempt_rates
 from woodshed.rollout.failures import INFRA
 
 EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")

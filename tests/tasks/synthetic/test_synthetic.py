@@ -29,6 +29,7 @@ from woodshed.tasks.generators.synthetic import (
 from woodshed.tasks.generators.synthetic.function import SHARES, build_function
 from woodshed.tasks.generators.synthetic.worker import build_synthetic, failing_cases
 from woodshed.tasks.languages.python import apply_line, normalise
+from woodshed.tasks.validate.leaks import scan
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +167,14 @@ def test_visible_runner_survives_loops_and_broken_modules(specs: list[SyntheticS
         done = _run_tests(task.workspace)
         assert done.returncode == 1 and done.stdout.splitlines()[0] == f"FAIL {spec.modules[0]}"
         assert done.stdout.splitlines()[3] == f"got {got}"
+
+
+def test_no_other_module_shows_the_answer() -> None:
+    """This one did, before drawing looked for what the leak gate finds: ``(item * 2) else:`` of another module."""
+    (spec,) = draw_synthetic(1, split="sft", seed=1, start=5)
+    others = {
+        f"{m}.py": f.source.encode() for i, (m, f) in enumerate(zip(spec.modules, spec.functions)) if i != spec.broken
+    }
+    path = f"{spec.modules[spec.broken]}.py"
+    gold = {path: spec.functions[spec.broken].source.encode()}
+    assert scan(others, {path: spec.mutation.source.encode()}, gold) == []

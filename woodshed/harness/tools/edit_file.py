@@ -1,4 +1,4 @@
-"""Edits of one file: exact search and replace, and the replacement of one line for tiny policies.
+"""Edits of one file: exact search and replace; for tiny policies, the replacement of one line or of words in it.
 
 Edits that break the syntax of a Python file are refused. Parsing runs no code, so it happens on the host.
 """
@@ -6,6 +6,7 @@ Edits that break the syntax of a Python file are refused. Parsing runs no code, 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from functools import lru_cache
 
@@ -130,3 +131,53 @@ class EditLine(Tool):
         lines[args.line - 1] = args.text
         height = args.text.count("\n") + 1
         return await apply(self, session, path, before, "\n".join(lines), args.line, height)
+
+
+class EditWordsArgs(Arguments):
+    path: str = Field(description="file, relative to the workspace")
+    line: int = Field(description="number of the line to change, from 1")
+    old: str = Field(description="words of that line to replace")
+    new: str = Field(description="words to put there")
+
+
+class EditWords(Tool):
+    """A policy that copies whole lines badly still repairs them: it writes only what differs."""
+
+    name = "edit_words"
+    verb = "edit"
+    template = "{path}\n{line} {old}\t {new}"
+    Args = EditWordsArgs
+
+    def description(self) -> str:
+        return "Replace words or operators in one line of a file. They must occur in it exactly once, as whole words."
+
+    async def run(self, args: EditWordsArgs, session: Session) -> ToolResult:
+        path = session.path(args.path)
+        before = await session.read_text(path)
+        lines = before.split("\n")
+        count = len(lines) - (lines[-1] == "")
+        if not 1 <= args.line <= count:
+            raise ToolError("no_such_line", f"{args.path} has {count} lines")
+        if args.old == args.new:
+            raise ToolError("no_change", "old and new are the same")
+        found = occurrences(lines[args.line - 1], args.old)
+        if not found:
+            raise ToolError("no_match", f"line {args.line} has no {args.old!r}")
+        if len(found) > 1:
+            raise ToolError("multiple_matches", f"line {args.line} has it {len(found)} times; add words around it")
+        line, at = lines[args.line - 1], found[0]
+        lines[args.line - 1] = line[:at] + args.new + line[at + len(args.old) :]
+        height = args.new.count("\n") + 1
+        return await apply(self, session, path, before, "\n".join(lines), args.line, height)
+
+
+_OPERATOR = r"[<>=!*/]"
+
+
+def occurrences(line: str, words: str) -> list[int]:
+    """Where whole words and operators occur in ``line``: ``x`` is not in ``xs``, and ``<`` is not in ``<=``."""
+    if not words:
+        return []
+    start = r"(?<!\w)" if re.match(r"\w", words) else rf"(?<!{_OPERATOR})" if re.match(_OPERATOR, words) else ""
+    end = r"(?!\w)" if re.search(r"\w\Z", words) else rf"(?!{_OPERATOR})" if re.search(rf"{_OPERATOR}\Z", words) else ""
+    return [found.start() for found in re.finditer(f"{start}{re.escape(words)}{end}", line)]

@@ -1,7 +1,7 @@
 """Credit at the nodes of a tree: a rollout and the forks that continue it from one of its states.
 
-The baseline of a continuation is the mean reward of continuations from the same state, so what happened before the state
-is no noise in it (compare the Monte Carlo values of VinePPO, Kazemnejad et al. 2024, arXiv:2410.01679).
+The baseline of a continuation is the mean reward of continuations from the same state, so what happened before that
+state adds no noise (compare the Monte Carlo values of VinePPO, Kazemnejad et al. 2024, arXiv:2410.01679).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Tree(Algorithm):
         siblings: dict[str, list[Trajectory]] = {}
         for trajectory in group:
             siblings.setdefault(_root(trajectory), []).append(trajectory)
-        after = {
-            t.id: float(advantage) for node in siblings.values() for t, advantage in zip(node, centred(rewards_of(node)))
-        }
+        after: dict[str, float] = {}
+        for node in siblings.values():
+            after |= {t.id: float(advantage) for t, advantage in zip(node, centred(rewards_of(node)))}
         roots = [t for t in group if t.fork is None]
         values_R = np.array([rewards_of(siblings[root.id]).mean() for root in roots], np.float64)
         before = {t.id: float(advantage) for t, advantage in zip(roots, centred(values_R))} if roots else {}

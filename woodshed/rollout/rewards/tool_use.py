@@ -16,7 +16,7 @@ from woodshed.harness.session import confine
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
-EDITS = frozenset({"edit_file", "edit_line", "write_file", "undo"})
+EDITS = frozenset({"edit_file", "edit_line", "edit_words", "write_file", "undo"})
 _FAILED = re.compile(r"\[(exit code|signal) \d+\]$")
 """How ``run_command`` ends the output of a command that failed."""
 
@@ -35,7 +35,7 @@ def unread_edit(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: i
     shown, words, output, blind = set[str](), set[str](), "", 0
     for event in trajectory.events:
         path = _path(event, task)
-        if event.error is None and event.name in ("edit_file", "edit_line"):
+        if event.error is None and event.name in ("edit_file", "edit_line", "edit_words"):
             quoted = re.search(rf"(?<![\w./-]){re.escape(path)}:\d", output)
             blind += not (path in shown or quoted or any(_may_name(word, path) for word in words))
         if event.error is None and path:

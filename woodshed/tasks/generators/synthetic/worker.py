@@ -13,10 +13,12 @@ import random
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from woodshed.tasks.languages.python import Mutation, mutations, pick
+from woodshed.tasks.validate.leaks import scan
 
 from .function import VISIBLE, Case, Split, SyntheticFunction, draw_function
 from .spec import NOUNS, SyntheticSpec
@@ -43,9 +45,8 @@ def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
         found = find_bug(functions[broken], rng)
         if found is not None:
             mutation, failing = found
-            lines = {line.strip() for f in functions for line in f.source.split("\n") if f is not functions[broken]}
-            if mutation.before.strip() in lines:
-                continue  # another module would show the answer
+            if _shows_answer(functions, broken, mutation):
+                continue
             name = f"woodshed/synthetic-{split}-{seed}-{index:05d}"
             return SyntheticSpec(
                 name=name,
@@ -57,6 +58,15 @@ def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
                 mutation=mutation,
                 failing=failing,
             )
+
+
+def _shows_answer(functions: Sequence[SyntheticFunction], broken: int, mutation: Mutation) -> bool:
+    """Whether another module has the line that the mutation changed, or what the leak gate of tasks would find."""
+    others = {f"{number}.py": f.source.encode() for number, f in enumerate(functions) if number != broken}
+    lines = {line.strip() for source in others.values() for line in source.decode().split("\n")}
+    path = f"{broken}.py"
+    before, gold = {path: mutation.source.encode()}, {path: functions[broken].source.encode()}
+    return mutation.before.strip() in lines or bool(scan(others, before, gold))
 
 
 def find_bug(function: SyntheticFunction, rng: random.Random) -> tuple[Mutation, tuple[int, ...]] | None:

@@ -1,0 +1,220 @@
+"""Cheap trials of RL for synthetic tasks: engine, harness, tests and trainer in one process, on policy, no overlap.
+
+``python benchmarks/research.py RUN --tasks FOLDER --dev FOLDER --steps 100``: RUN is a run directory with SFT done.
+Writes JSON lines: figures of the training batches every ten steps, and of the development tasks every ``--every`` steps
+at each temperature of ``--eval``. What looks good here has to be shown by whole runs (``benchmarks/laptop.py``).
+
+Signals: ``--forks K`` (continuations from the first failed test of each rollout, credit by node), ``--rejected`` and
+``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--method rejection``
+(cross-entropy on what was solved instead of RL: the baseline with the same rollouts).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from in_process import EDITS, Played, Player, Tests, describe, load_tasks, wasted_edits
+
+from woodshed.engine.local import LocalEngine
+from woodshed.engine.settings import EngineSettings
+from woodshed.gateway.rendering import Rendering
+from woodshed.policy.hf import load_policy, save_policy
+from woodshed.policy.state import hf_state
+from woodshed.recipe.load import load_recipe
+from woodshed.record.task import Task
+from woodshed.rollout.attempts import suite_passed
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
+from woodshed.train.batch import Sequence as TrainSequence
+from woodshed.train.batch import TrainBatch, pack
+from woodshed.train.settings import TrainSettings
+from woodshed.train.trainer import Trainer
+
+Advantages = dict[int, float]
+"""Turn (from 1) -> advantage of its tokens."""
+
+
+def first_failed_test(played: Played) -> int | None:
+    """Turn after which a test failed following an accepted edit, unless it is the last."""
+    edited = False
+    for event in played.episode.events:
+        if event.name in EDITS and event.error is None:
+            edited = True
+        elif event.name == "run_tests" and edited:
+            failed = not suite_passed(event.result) and event.turn < len(played.turns)
+            return event.turn if failed else None
+    return None
+
+
+def prices(played: Played, rejected: float, repeated: float) -> Advantages:
+    """What the edits of an episode cost, by turn."""
+    return {
+        event.turn: rejected * refused + repeated * again
+        for event, refused, again in wasted_edits(played.episode.events)
+        if event.turn > played.forked
+    }
+
+
+async def sample(player: Player, tasks: Sequence[Task], args: argparse.Namespace) -> tuple[list[Played], list[Played]]:
+    """(rollouts, forks) of one step."""
+    roots = await player.play_all([(task,) for task in tasks for _ in range(args.group)], args.temperature)
+    plays = []
+    for index, root in enumerate(roots if args.forks else ()):
+        turn = first_failed_test(root)
+        if turn is not None:
+            plays += [(root.task, root.turns[:turn], index)] * args.forks
+    forks = await player.play_all(plays, args.temperature)
+    for one in (*roots, *forks):
+        one.reward = float(one.solved) - args.invalid * min(10, one.episode.effort.invalid_calls)
+    return roots, forks
+
+
+def credit(
+    roots: Sequence[Played], forks: Sequence[Played], args: argparse.Namespace
+) -> list[tuple[Played, Advantages]]:
+    """Advantages by node: a continuation against its siblings, the turns before it by their mean against the group."""
+    children: dict[int, list[Played]] = defaultdict(list)
+    for fork in forks:
+        children[fork.parent].append(fork)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, root in enumerate(roots):
+        groups[root.task.name].append(index)
+    rows: list[tuple[Played, Advantages]] = []
+    for members in groups.values():
+        value = {i: float(np.mean([roots[i].reward, *(child.reward for child in children[i])])) for i in members}
+        base = float(np.mean(list(value.values())))
+        costs = [cost for i in members for cost in prices(roots[i], args.rejected, args.repeated).values()]
+        usual = float(np.mean(costs)) if costs else 0.0
+        for i in members:
+            root, own = roots[i], children[i]
+            node = own[0].forked if own else len(root.turns)
+            advantages = {n: value[i] - base for n in range(1, node + 1)}
+            advantages |= {n: root.reward - value[i] for n in range(node + 1, len(root.turns) + 1)}
+            rows.append((root, advantages))
+            rows += [(c, dict.fromkeys(range(node + 1, len(c.turns) + 1), c.reward - value[i])) for c in own]
+        for played, advantages in rows[-len(members) - sum(len(children[i]) for i in members) :]:
+            for turn, cost in prices(played, args.rejected, args.repeated).items():
+                advantages[turn] = advantages.get(turn, 0.0) + usual - cost
+    return rows
+
+
+def batch_of(
+    rows: Sequence[tuple[Played, Mapping[int, float]]], part: str, step: int, denominator: float
+) -> TrainBatch:
+    sequences = []
+    for played, advantages in rows:
+        weights = np.zeros(len(played.segment), np.float32)
+        for number, turn in enumerate(played.turns, 1):
+            if number > played.forked:
+                weights[turn.start : turn.end] = advantages.get(number, 0.0)
+        if weights.any():
+            segment = played.segment
+            behaviour = np.where(segment.sampled, segment.logprobs, np.nan).astype(np.float32)
+            sequences.append(
+                TrainSequence(segment.tokens, {part: weights}, behaviour_logprobs=behaviour, versions=segment.versions)
+            )
+    return pack(sequences, id=f"step-{step}", step=step, denominators={part: denominator})
+
+
+def solved_rows(roots: Sequence[Played]) -> list[tuple[Played, Advantages]]:
+    return [(p, dict.fromkeys(range(1, len(p.turns) + 1), 1.0)) for p in roots if p.solved]
+
+
+async def trial(args: argparse.Namespace) -> None:
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
+    recipe = load_recipe(args.run / "recipe.toml")
+    limits = recipe.harness.limits.model_copy(update={"turns": args.turns} if args.turns else {})
+    harness = recipe.harness.model_copy(update={"limits": limits})
+    place = args.policy or args.run / "policy" / "sft"
+    policy, learner = load_policy(place), load_policy(place)
+    learner.decoder.requires_grad_(True)
+    trainer = Trainer(learner.decoder, TrainSettings.model_validate({"optimizer": {"kind": "adamw", "lr": args.lr}}))
+    tasks, dev = load_tasks(args.tasks), load_tasks(args.dev)
+    random.Random(args.seed).shuffle(tasks)
+    if len(tasks) < args.steps * args.prompts:
+        raise SystemExit(f"--tasks has {len(tasks)} tasks, {args.steps * args.prompts} are needed: none is used twice")
+    recent: list[Played] = []
+    spent = {"sampling_seconds": 0.0, "training_seconds": 0.0}
+    with args.out.open("a") if args.out else sys.stdout as out, tempfile.TemporaryDirectory() as scratch:
+
+        def say(kind: str, step: int, figures: Mapping[str, float]) -> None:
+            print(json.dumps({"kind": kind, "step": step, **{k: round(v, 4) for k, v in figures.items()}}), file=out)
+            out.flush()
+
+        engine = LocalEngine(policy.decoder, settings=EngineSettings(threads=1, seed=args.seed))
+        backend = NamespaceBackend(Path(scratch))
+        player = Player(engine, Rendering(policy.format, policy.tokenizer), harness, Tests(backend))
+        try:
+            for step in range(args.steps + 1):
+                if step % args.every == 0 or step == args.steps:
+                    for temperature in args.eval:
+                        played = await player.play_all([(t,) for t in dev for _ in range(args.samples)], temperature)
+                        say(f"dev at {temperature:g}", step, describe(played))
+                if step == args.steps:
+                    break
+                began = time.perf_counter()
+                roots, forks = await sample(player, tasks[step * args.prompts : (step + 1) * args.prompts], args)
+                recent += roots
+                sampled = time.perf_counter()
+                count = float(args.prompts * args.group * recipe.rl.generation_budget)
+                if args.method == "rejection":
+                    batch = batch_of(solved_rows(roots), "ce", step + 1, count)
+                else:
+                    batch = batch_of(credit(roots, forks, args), "rl", step + 1, count)
+                metrics = trainer.step(batch)
+                state: dict[str, Any] = {k: v.detach() for k, v in hf_state(learner.decoder).items()}
+                await engine.update_weights(step + 1, state)
+                spent["sampling_seconds"] += sampled - began
+                spent["training_seconds"] += time.perf_counter() - sampled
+                if (step + 1) % 10 == 0:
+                    entropy = metrics.get("entropy", 0.0)
+                    say("train", step + 1, {**describe(recent), "entropy": entropy, "forks": len(forks), **spent})
+                    recent = []
+        finally:
+            await engine.close()
+            await backend.close()
+    if args.save:
+        save_policy(replace(learner, version=args.steps), args.save)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--policy", type=Path, help="instead of the run's SFT policy")
+    parser.add_argument("--tasks", type=Path, required=True, help="training tasks; each is used once")
+    parser.add_argument("--dev", type=Path, required=True, help="development tasks")
+    parser.add_argument("--method", choices=("rl", "rejection"), default="rl")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--every", type=int, default=25)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--forks", type=int, default=0)
+    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--temperature", type=float, default=1.0, help="of training rollouts")
+    parser.add_argument("--invalid", type=float, default=0.05, help="price of an invalid call")
+    parser.add_argument("--rejected", type=float, default=0.0)
+    parser.add_argument("--repeated", type=float, default=0.0)
+    parser.add_argument("--turns", type=int, help="limit of turns, instead of the recipe's")
+    parser.add_argument("--eval", type=float, nargs="+", default=[0.3, 0.6, 1.0], help="temperatures")
+    parser.add_argument("--samples", type=int, default=4, help="of each development task")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file to append to")
+    parser.add_argument("--save", type=Path, help="folder for the policy at the end")
+    asyncio.run(trial(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

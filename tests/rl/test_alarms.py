@@ -1,0 +1,293 @@
+"""Each alarm fires on a history that has what it looks for, and all are silent on that of a real, healthy run.
+
+``healthy/`` has the metrics of 26 steps of the laptop recipe (seed 0).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from woodshed.record.jsonl import read_jsonl
+from woodshed.record.segment import Segment
+from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent, Trajectory
+from woodshed.rl.health.alarms import ADVICE, LEARNING, LIVENESS, firing, stalled
+from woodshed.rl.health.measure import SlotMeter, effective_tools, flat_share, join, measure
+from woodshed.rl.health.settings import AlarmSettings
+from woodshed.rl.health.watch import HealthWatch, read_alarms
+from woodshed.rl.settings import RLSettings
+from woodshed.rollout.failures import RunPaused
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
+
+from .trained import by_number, trained
+
+FOLDER = Path(__file__).parent / "healthy"
+ROLLOUTS, TRAINER = read_jsonl(FOLDER / "rollouts.jsonl"), read_jsonl(FOLDER / "trainer.jsonl")
+DEFAULT = AlarmSettings()
+
+
+def healthy() -> list[dict[str, Any]]:
+    return json.loads(json.dumps(join(ROLLOUTS, TRAINER)))
+
+
+def test_a_healthy_run_is_silent_after_every_step() -> None:
+    history = healthy()
+    assert len(history) == 26 and all("trainer" in step for step in history)
+    for length in range(1, len(history) + 1):
+        assert firing(history[:length], DEFAULT) == {}, length
+    moments = [step["time"] for step in history]
+    for length in range(1, len(history)):
+        assert stalled(moments[:length], moments[length - 1], moments[length], DEFAULT) == ""
+
+
+def of_trainer(**values: float) -> Callable[[dict[str, Any]], None]:
+    return lambda step: step["trainer"].update(values)
+
+
+def of_step(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda step: step.update(values)
+
+
+BROKEN: dict[str, list[tuple[Callable[[dict[str, Any]], None], str]]] = {
+    "infra": [(of_step(infra_share=0.2), "20% of the rollouts")],
+    "flat": [
+        (of_step(zero_groups=9), "75% of the groups have equal rewards"),
+        (of_step(zero_groups=0, flat_groups=18), "60% of the groups"),
+    ],
+    "truncation": [(of_step(limit_share=0.9), "90% of the episodes ended at a limit")],
+    "entropy": [(of_trainer(entropy=0.01), "the entropy of the policy is 0.01 nats per token, below 0.3 of that")],
+    "ratio": [
+        (of_trainer(ess=0.05), "the effective sample size is 0.05"),
+        (of_trainer(ratio_p99=40.0), "the 99th percentile of the policy ratio is 40"),
+    ],
+    "pass_rate": [
+        (of_step(sampled_pass_rate=0.99), "the pass rate went from 0.66 to 0.99"),
+        (of_step(sampled_pass_rate=0.02), "the pass rate went from 0.66 to 0.02"),
+    ],
+    "edits": [(of_step(edit_rate=0.2), "the share of episodes with an edit is 0.20")],
+    "tools": [
+        (of_step(tools={"run_command": 0.98, "read_file": 0.02}), "is 1.10, below 0.5"),
+        (of_step(tools={"run_command": 1.0}), "run_command has 100% of the calls"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", [*LIVENESS, *LEARNING])
+def test_an_alarm_fires_on_what_it_is_for_and_alone(name: str) -> None:
+    for change, message in BROKEN[name]:
+        history = healthy()
+        for step in history[-DEFAULT.window :]:
+            change(step)
+        found = firing(history, DEFAULT)
+        assert list(found) == [name] and message in found[name], found
+        assert firing(history[: -DEFAULT.window], DEFAULT) == {}
+        assert firing(history, AlarmSettings(**{name: "off"})) == {}
+    assert name in ADVICE
+
+
+def test_liveness_comes_first() -> None:
+    history = healthy()
+    for step in history[-4:]:
+        of_trainer(entropy=0.0)(step)
+        of_step(limit_share=1.0, infra_share=1.0)(step)
+    assert list(firing(history, DEFAULT)) == ["infra", "truncation", "entropy"]
+
+
+def test_a_stall_is_relative_to_the_usual_time() -> None:
+    moments = [0.0, 100.0, 220.0, 310.0, 430.0]  # median 110 s
+    assert stalled(moments, 430.0, 430.0 + 6 * 110, DEFAULT) == ""
+    assert "661 s; usually a batch takes 110 s" in stalled(moments, 430.0, 430.0 + 661, DEFAULT)
+    assert stalled(moments, 800.0, 430.0 + 661, DEFAULT) == "", "something was trained meanwhile"
+    assert stalled(moments[:3], 220.0, 1e6, DEFAULT) == "", "nothing is usual yet"
+    assert stalled([0.0, 1.0, 2.0, 3.0], 3.0, 100.0, DEFAULT) == "" != stalled([0, 1, 2, 3], 3, 124, DEFAULT)
+
+
+def segment(versions: list[int]) -> Segment:
+    n = len(versions)
+    sampled = np.asarray(versions) >= 0
+    return Segment(np.arange(n, dtype=np.int32), sampled, np.full(n, -1, np.float32), np.asarray(versions, np.int32))
+
+
+def episode(id: str, status: ExitStatus, versions: list[list[int]], calls: str = "", **effort: int) -> Trajectory:
+    events = [ToolEvent(0, name, {}, "") for name in calls.split()]
+    segments = [segment(v) for v in versions]
+    made = Trajectory(
+        id, "t", "g", "train", "h", "p", status, segments=segments, events=events, effort=Effort(**effort)
+    )
+    return made
+
+
+def test_figures_of_a_batch() -> None:
+    groups = [
+        [
+            episode("a", "submitted", [[-1, 4, 4, 5], [-1, 3]], "read edit", edits=2, summaries=1),
+            episode("b", "limit", [[-1, 4, 4], [-1, -1]], "read run run"),
+        ],
+        [episode("c", "infra_error", []), episode("d", "timeout", [[-1, 5]], "read")],
+    ]
+    found = measure(groups, step=6)
+    assert found["tools"] == {"edit": 1 / 6, "read": 3 / 6, "run": 2 / 6}
+    assert found["edit_rate"] == pytest.approx(1 / 3) and found["limit_share"] == pytest.approx(2 / 3)
+    assert found["infra_share"] == 0.25 and found["summaries"] == pytest.approx(1 / 3)
+    assert found["staleness_histogram"] == {"0": 2 / 7, "1": 4 / 7, "2": 1 / 7}
+    assert found["mixed_version_share"] == 1 / 4, "segments without a sampled token count for nothing"
+    assert measure([[episode("c", "infra_error", [])]], 1)["limit_share"] == 0.0
+    assert effective_tools({"tools": {"a": 0.25, "b": 0.25, "c": 0.5}}) == pytest.approx(2 ** (1.5))
+    assert effective_tools({}) is None
+    assert flat_share({"groups": 4, "zero_groups": 1, "flat_groups": 4}) == 5 / 8
+
+
+def test_both_files_are_joined_by_step_and_idle_shares_are_of_the_step() -> None:
+    rollouts = [
+        {"step": 2, "engine": {"busy_seconds": 9.0, "uptime_seconds": 20.0}, "slots_busy": 0.75},
+        {"step": 1, "engine": {"busy_seconds": 4.0, "uptime_seconds": 10.0}},
+        {"step": 3, "engine": {"busy_seconds": 1.0, "uptime_seconds": 4.0}},  # started again
+    ]
+    steps = join(rollouts, [{"step": 2, "idle_seconds": 1.0, "busy_seconds": 3.0}, {"step": 9}])
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert ["trainer" in step for step in steps] == [
+        False,
+        True,
+        False,
+    ]
+    assert steps[0]["idle"] == {"engine": pytest.approx(0.6)}
+    assert steps[1]["idle"] == {"engine": pytest.approx(0.5), "slots": 0.25, "trainer": 0.25}
+    assert steps[2]["idle"] == {"engine": pytest.approx(0.75)}
+
+
+def test_slots_in_use() -> None:
+    now = [0.0]
+    meter = SlotMeter(4, lambda: now[0])
+    for moment, change in ((0.0, 1), (1.0, 1), (3.0, -1)):
+        now[0] = moment
+        meter.change(change)
+    now[0] = 5.0
+    assert meter.take() == pytest.approx((1 * 1 + 2 * 2 + 1 * 2) / (4 * 5))
+    now[0] = 6.0
+    assert meter.take() == pytest.approx(1 / 4)
+
+
+class Files:
+    """Metrics that appear step by step."""
+
+    def __init__(self, folder: Path, history: list[dict[str, Any]]) -> None:
+        self.folder, self.history = folder, history
+        self.now = history[0]["time"]
+
+    def watch(self, **settings: Any) -> HealthWatch:
+        return HealthWatch(
+            AlarmSettings(**settings),
+            steps=len(self.history),
+            rollouts=self.folder / "rollouts.jsonl",
+            trainer=self.folder / "trainer.jsonl",
+            log=self.folder / "alarms.jsonl",
+            clock=lambda: self.now,
+        )
+
+    def add(self, number: int) -> None:
+        step = dict(self.history[number - 1])
+        trained = step.pop("trainer")
+        self.now = step["time"]
+        for name, line in (("rollouts", step), ("trainer", trained)):
+            with (self.folder / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def told(self) -> list[tuple[int, str, str]]:
+        return [(row["step"], row["alarm"], row["action"]) for row in read_alarms(self.folder / "alarms.jsonl")]
+
+
+def collapsed(after: int) -> list[dict[str, Any]]:
+    history = healthy()
+    for step in history[after:]:
+        of_trainer(entropy=0.001)(step)
+    return history
+
+
+def test_a_warning_is_told_once(tmp_path: Path) -> None:
+    files = Files(tmp_path, collapsed(16))
+    watch = files.watch()
+    for number in range(1, 27):
+        files.add(number)
+        watch.look()
+        watch.look()
+    assert files.told() == [(19, "entropy", "warn")]
+
+
+def test_a_pause_ends_the_run_and_again_at_the_next_step(tmp_path: Path) -> None:
+    files = Files(tmp_path, collapsed(16))
+    watch = files.watch(entropy="pause")
+    for number in range(1, 19):
+        files.add(number)
+        watch.look()
+    files.add(19)
+    with pytest.raises(RunPaused, match=r"rl\.alarms\.entropy paused the run after step 19 of 26: the entropy "):
+        watch.look()
+    again = files.watch(entropy="pause")
+    again.look()  # what was told is not told again
+    files.add(20)
+    with pytest.raises(RunPaused, match=r'RUN --set rl\.alarms\.entropy="warn"'):
+        again.look()
+    on = files.watch(entropy="warn")
+    for number in range(21, 27):
+        files.add(number)
+        on.look()
+    assert files.told() == [(19, "entropy", "pause"), (20, "entropy", "pause"), (21, "entropy", "warn")]
+
+
+def test_nothing_is_paused_after_the_last_step(tmp_path: Path) -> None:
+    files = Files(tmp_path, collapsed(23))
+    watch = files.watch(entropy="pause")
+    for number in range(1, 27):
+        files.add(number)
+        watch.look()
+    assert files.told() == [(26, "entropy", "warn")]
+
+
+def test_a_stall_is_told_while_it_lasts_and_again_when_another_begins(tmp_path: Path) -> None:
+    files = Files(tmp_path, healthy())
+    watch = files.watch()
+    for number in range(1, 11):
+        files.add(number)
+        watch.look()
+    for _ in range(3):
+        files.now += 1000
+        watch.look()
+    files.add(11)
+    watch.look()
+    files.now += 1000
+    watch.look()
+    assert files.told() == [(10, "stall", "warn"), (11, "stall", "warn")]
+    with pytest.raises(RunPaused, match="nothing was decided or trained for"):
+        paused = files.watch(stall="pause")
+        files.now += 1000
+        paused.look()
+
+
+def test_a_controller_pauses_resumably(tmp_path: Path) -> None:
+    """Every group is flat; the controller stops dispatching, keeps what it has, and another one goes on."""
+    if not (probe := probe_namespace(None)).ok:
+        pytest.skip("; ".join(probe.reasons))
+    metrics = tmp_path / "metrics"
+    settings = RLSettings(steps=3, groups_per_step=1, group_size=2, concurrency=2, max_staleness=0)
+
+    def watch(**options: Any) -> HealthWatch:
+        alarms = AlarmSettings(window=1, flat_share=0.4, **options)
+        files = {"rollouts": metrics / "rollouts.jsonl", "trainer": metrics / "trainer.jsonl"}
+        return HealthWatch(alarms, steps=3, log=metrics / "alarms.jsonl", **files)
+
+    async def main() -> None:
+        async with trained(tmp_path, 4, reward=by_number({0, 1, 2, 3})) as at:
+            with pytest.raises(RunPaused, match=r"flat paused the run after step 1 of 3: 100% of the groups"):
+                await at.run(settings, health=watch(flat="pause"))
+            before = at.conserved(finished=False)
+            assert before.dispatched < 6 and len(at.trained) < 3
+            await at.run(settings, health=watch(flat="warn"))
+            assert len(at.trained) == 3 and at.conserved().dropped["zero_advantage"] == 6
+
+    asyncio.run(main())

@@ -1,0 +1,130 @@
+"""What the rollouts of a step looked like, and the history of steps: rollout and trainer metrics joined by step."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from woodshed.record.trajectory import Trajectory
+from woodshed.rl.forks import roots
+from woodshed.rollout.failures import INFRA, loss_reason
+
+Step = Mapping[str, Any]
+"""Metrics of one step; values of the trainer below ``trainer``, absent until it has trained the step."""
+
+
+def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]:
+    """Figures of the rollouts of the batch of ``step``, those apart that infrastructure errors ended. What describes
+    whole episodes leaves forks out, which repeat a part of one; abandoned forks are no infrastructure errors.
+
+    ``tools``: share of each tool among the calls. ``edit_rate``: share of rollouts that edited a file.
+    ``limit_share``: share that ended at a limit. ``summaries``: contexts that the policy summarised, per rollout.
+    ``staleness_histogram``: share of the sampled tokens by versions between their weights and those before this step.
+    ``mixed_version_share``: share of the segments with sampled tokens that several versions have sampled.
+    ``retried_share``, ``infra_share``: rollouts that were tried again; that were given up (of all).
+    """
+    everyone = [t for group in groups for t in group]
+    ended = [t for t in everyone if t.status != INFRA]
+    whole = roots(ended)
+    calls = Counter(event.name for t in whole for event in t.events if event.name)
+    lags: Counter[int] = Counter()
+    segments = mixed = 0
+    for segment in (s for t in ended for s in t.segments):
+        versions = segment.versions[segment.sampled]
+        if not len(versions):
+            continue
+        segments += 1
+        mixed += bool(versions.min() != versions.max())
+        values, counts = np.unique(step - 1 - versions, return_counts=True)
+        lags.update({int(lag): int(count) for lag, count in zip(values, counts)})
+    return {
+        "tools": {name: count / calls.total() for name, count in sorted(calls.items())},
+        "edit_rate": _share(t.effort.edits > 0 for t in whole),
+        "limit_share": _share(t.status in ("limit", "timeout") for t in whole),
+        "infra_share": _share(t.status == INFRA and loss_reason(t) == INFRA for t in everyone),
+        "retried_share": _share(t.attempts > 1 for t in ended),
+        "summaries": float(np.mean([t.effort.summaries for t in whole])) if whole else 0.0,
+        "segments_per_rollout": float(np.mean([len(t.segments) for t in whole])) if whole else 0.0,
+        "staleness_histogram": {str(lag): count / lags.total() for lag, count in sorted(lags.items())},
+        "mixed_version_share": mixed / segments if segments else 0.0,
+    }
+
+
+def _share(found: Any) -> float:
+    values = list(found)
+    return sum(values) / len(values) if values else 0.0
+
+
+class SlotMeter:
+    """Share of the slots for rollouts that was in use since the figure was last taken."""
+
+    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.slots, self._clock = slots, clock
+        self._busy, self._area = 0, 0.0
+        self._since = self._mark = clock()
+
+    def change(self, by: int) -> None:
+        """A rollout begins (1) or ends (-1)."""
+        now = self._clock()
+        self._area += self._busy * (now - self._mark)
+        self._busy, self._mark = self._busy + by, now
+
+    def take(self) -> float:
+        self.change(0)
+        seconds = self._mark - self._since
+        share = self._area / (self.slots * seconds) if seconds else 0.0
+        self._area, self._since = 0.0, self._mark
+        return share
+
+
+def join(rollouts: Sequence[Mapping[str, Any]], trainer: Sequence[Mapping[str, Any]]) -> list[Step]:
+    """Steps in order, from the lines of both metrics files; ``idle`` has the share of time in which each process had
+    nothing to do, where that is known: ``engine`` and ``trainer`` since the step before, ``slots`` for rollouts."""
+    trained = {int(line["step"]): line for line in trainer}
+    steps: list[Step] = []
+    before: Mapping[str, Any] = {}
+    for line in sorted(rollouts, key=lambda line: int(line["step"])):
+        joined = dict(line)
+        idle: dict[str, float] = {}
+        engine = line.get("engine") or {}
+        if (share := _engine_idle(before, engine)) is not None:
+            idle["engine"] = share
+        before = engine or before
+        if "slots_busy" in line:
+            idle["slots"] = max(0.0, 1 - float(line["slots_busy"]))
+        if (of_trainer := trained.get(int(line["step"]))) is not None:
+            joined["trainer"] = of_trainer
+            wall = of_trainer.get("idle_seconds", 0.0) + of_trainer.get("busy_seconds", 0.0)
+            if wall > 0:
+                idle["trainer"] = of_trainer.get("idle_seconds", 0.0) / wall
+        joined["idle"] = idle
+        steps.append(joined)
+    return steps
+
+
+def _engine_idle(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+    """From the counters of two steps; those of one start of the engine, which begin at 0 after a restart."""
+    if "busy_seconds" not in now or "uptime_seconds" not in now:
+        return None
+    uptime = now["uptime_seconds"] - before.get("uptime_seconds", 0.0)
+    busy = now["busy_seconds"] - before.get("busy_seconds", 0.0)
+    if uptime <= 0 or busy < 0:
+        uptime, busy = now["uptime_seconds"], now["busy_seconds"]
+    return min(1.0, max(0.0, 1 - busy / uptime)) if uptime > 0 else None
+
+
+def flat_share(step: Step) -> float:
+    """Share of the groups sampled for a step whose rollouts weigh nothing, those that were replaced included."""
+    replaced = int(step.get("flat_groups", 0))
+    sampled = int(step.get("groups", 0)) + replaced
+    return (int(step.get("zero_groups", 0)) + replaced) / sampled if sampled else 0.0
+
+
+def effective_tools(step: Step) -> float | None:
+    """exp of the entropy (nats) of the mix of tool calls: 1 where one tool is used, n where n are used alike."""
+    shares = np.array([share for share in step.get("tools", {}).values() if share > 0], float)
+    return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else None

@@ -1,0 +1,111 @@
+"""The watch over a run that trains: evaluates the alarms after every step, tells what fires, and pauses the stage.
+
+What fired is in ``metrics/alarms.jsonl``: one line when an alarm begins to fire, and one for every pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from woodshed.record.jsonl import JsonLines, read_jsonl
+from woodshed.rollout.failures import RunPaused
+
+from .alarms import ADVICE, firing, stalled
+from .measure import Step, join
+from .settings import AlarmSettings
+
+
+class HealthWatch:
+    """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``. ``steps``: length of the run, after whose
+    last step nothing is paused. Steps that an earlier process evaluated are not evaluated again: a run that goes on
+    after a pause trains at least one more step."""
+
+    def __init__(
+        self,
+        settings: AlarmSettings,
+        *,
+        steps: int,
+        rollouts: Path,
+        trainer: Path,
+        log: Path,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings, self.steps, self.clock = settings, steps, clock
+        self.rollouts, self.trainer = rollouts, trainer
+        self._log = JsonLines(log)
+        self._began = clock()
+        self._firing: set[str] = set()
+        self._sizes: tuple[int, int] | None = None
+        self._history: list[Step] = []
+        earlier = [int(row["step"]) for row in self._log.rows()]
+        self._evaluated = max([self._trained(), *earlier])
+
+    async def run(self, seconds: float = 1.0) -> None:
+        """Look for ever. Raises RunPaused."""
+        while True:
+            self.look()
+            await asyncio.sleep(seconds)
+
+    def look(self) -> None:
+        """Evaluate what is new. Raises RunPaused where an alarm fires that pauses."""
+        self._read()
+        self._look_for_stall()
+        for number in range(self._evaluated + 1, self._trained() + 1):
+            self._evaluated = number
+            found = firing([step for step in self._history if int(step["step"]) <= number], self.settings)
+            self._firing &= {*found, "stall"}
+            for name, message in found.items():
+                self._fire(name, number, message)
+
+    def _look_for_stall(self) -> None:
+        if self.settings.stall == "off" or self._trained() >= self.steps:
+            return
+        decided = [float(step["time"]) for step in self._history]
+        trained = [float(step["trainer"]["time"]) for step in self._history if "trainer" in step]
+        message = stalled(decided, max([self._began, *decided, *trained]), self.clock(), self.settings)
+        if message:
+            self._fire("stall", self._trained(), message)
+        else:
+            self._firing.discard("stall")
+
+    def _fire(self, name: str, step: int, message: str) -> None:
+        pauses = self.settings.actions[name] == "pause" and step < self.steps
+        if name not in self._firing or pauses:
+            action = "pause" if pauses else "warn"
+            row = {"step": step, "time": self.clock(), "alarm": name, "action": action, "message": message}
+            self._log.append(row)
+        self._firing.add(name)
+        if pauses:
+            raise RunPaused(
+                f"the alarm rl.alarms.{name} paused the run after step {step} of {self.steps}: {message}.\n"
+                f"Look at the report (`woodshed report RUN`), and at {ADVICE[name]}.\n"
+                "All work is kept. `woodshed run RUN` goes on, and pauses again at the next step where it fires; "
+                f'`woodshed run RUN --set rl.alarms.{name}="warn"` goes on and only warns'
+            )
+
+    def _read(self) -> None:
+        sizes = (_size(self.rollouts), _size(self.trainer))
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._history = join(read_jsonl(self.rollouts), read_jsonl(self.trainer))
+
+    def _trained(self) -> int:
+        """The newest step of which both files have a line."""
+        self._read()
+        return max((int(step["step"]) for step in self._history if "trainer" in step), default=0)
+
+
+def read_alarms(log: Path) -> list[dict[str, Any]]:
+    """What fired, oldest first."""
+    return read_jsonl(log)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1

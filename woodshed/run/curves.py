@@ -1,0 +1,65 @@
+"""The curves of a run beside what its recipe is expected to do: drawn on the screen, and a notice when one leaves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from woodshed.recipe.load import BUILTIN
+from woodshed.recipe.recipe import Recipe
+from woodshed.view.expected import Expected, digest_of, read_curve, smoothed
+
+STAGE_CURVES = {"pretrain": "pretraining loss", "sft": "SFT loss", "rl": "pass rate"}
+"""Stage -> the curve that is drawn while it runs."""
+_SECONDS = 5.0
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def expected_curves(recipe: Recipe) -> Expected | None:
+    """What is expected of this recipe; None where no curves are shipped, or the recipe was changed where it matters.
+
+    Raises ExpectedError for a damaged file.
+    """
+    path = BUILTIN / f"{recipe.name}.expected.json"
+    if not path.exists():
+        return None
+    found = Expected.load(path)
+    return found if found.digest == digest_of(recipe.model_dump(mode="json", exclude_defaults=True)) else None
+
+
+class CurveWatch:
+    """Follows the metrics of a run in ``root``. ``expected`` None: curves are drawn without a band."""
+
+    def __init__(self, root: Path, expected: Expected | None) -> None:
+        self.root, self.expected = root, expected
+        self._told: set[str] = set()
+        self._next = 0.0
+
+    def news(self, *, now: bool = False) -> list[str]:
+        """One sentence for each curve that has left its band since the last call; looks every few seconds."""
+        if self.expected is None or (not now and time.monotonic() < self._next):
+            return []
+        self._next = time.monotonic() + _SECONDS
+        fresh = [d for d in self.expected.departures(self.root) if d.curve not in self._told]
+        self._told |= {departure.curve for departure in fresh}
+        return [f"{departure} ({self.expected.recipe}.expected.json)" for departure in fresh]
+
+    def drawn(self, stage: str, width: int = 24) -> str:
+        """The curve of a stage as one line of text, with its newest value and band; '' where there is none yet."""
+        name = STAGE_CURVES.get(stage)
+        if name is None:
+            return ""
+        steps, values = read_curve(self.root, name)
+        if len(values) < 2:
+            return ""
+        band = self.expected.curves.get(name) if self.expected is not None else None
+        smooth = smoothed(values, band.window if band else max(1, len(values) // 20))
+        shown = smooth[:: max(1, -(-len(smooth) // width))]
+        low, high = float(shown.min()), float(shown.max())
+        marks = "".join(_LEVELS[round((v - low) / (high - low or 1.0) * (len(_LEVELS) - 1))] for v in shown)
+        text = f"{name} {marks} {smooth[-1]:.3g}"
+        if band is not None:
+            last = max((i for i, step in enumerate(band.steps) if step <= steps[-1]), default=None)
+            if last is not None:
+                text += f" (expected {band.low[last]:.3g} to {band.high[last]:.3g})"
+        return text
