@@ -19,7 +19,6 @@ import numpy as np
 
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import Sampling
-from woodshed.evaluate.attempts import attempt_rates, suite_passed
 from woodshed.gateway.rendering import Rendering
 from woodshed.harness.boxed import program
 from woodshed.harness.endpoint import Reply
@@ -29,6 +28,7 @@ from woodshed.harness.settings import HarnessSettings
 from woodshed.record.segment import Segment
 from woodshed.record.task import Task
 from woodshed.record.trajectory import ToolEvent
+from woodshed.rollout.attempts import attempt_rates, suite_passed
 from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
 

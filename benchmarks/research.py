@@ -30,12 +30,12 @@ from in_process import EDITS, Played, Player, Tests, describe, load_tasks, waste
 
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.settings import EngineSettings
-from woodshed.evaluate.attempts import suite_passed
 from woodshed.gateway.rendering import Rendering
 from woodshed.policy.hf import load_policy, save_policy
 from woodshed.policy.state import hf_state
 from woodshed.recipe.load import load_recipe
 from woodshed.record.task import Task
+from woodshed.rollout.attempts import suite_passed
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack

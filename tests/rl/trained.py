@@ -111,10 +111,15 @@ class Trained:
 
 @asynccontextmanager
 async def trained(
-    folder: Path, count: int, *, around: Callable[[Backend], Any] = lambda backend: backend, **options: Any
+    folder: Path,
+    count: int,
+    *,
+    around: Callable[[Backend], Any] = lambda backend: backend,
+    say: Callable[[list[int]], list[int]] = lambda _: list(DONE),
+    **options: Any,
 ) -> AsyncIterator[Trained]:
-    """``count`` tasks; ``around`` wraps the backend; ``options`` are of the arena."""
-    engine = ScriptedEngine(lambda _: list(DONE), context=1 << 20)
+    """``count`` tasks; ``around`` wraps the backend; ``say`` plays the policy; ``options`` are of the arena."""
+    engine = ScriptedEngine(say, context=1 << 20)
     engine.version = 0
 
     async def follow(version: int) -> int:

@@ -14,6 +14,7 @@ from woodshed.cluster.service import bearer
 
 from . import segments_wire
 from .background import Background
+from .beginning import Beginning
 from .errors import ApiError, invalid
 from .fields import json_object
 from .key_limits import KeyLimits
@@ -75,7 +76,9 @@ class Admin:
             except ValidationError as error:
                 first = error.errors(include_url=False, include_context=False, include_input=False)[0]
                 raise invalid(".".join(("limits", *map(str, first["loc"]))), first["msg"]) from None
-        return JSONResponse({"id": id, "key": self.trajectories.open(id, about)})
+        given = data.get("beginning")
+        beginning = None if given is None else Beginning.from_json(given)
+        return JSONResponse({"id": id, "key": self.trajectories.open(id, about, beginning)})
 
     async def list(self, request: Request) -> Response:
         self._check(request)

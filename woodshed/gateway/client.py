@@ -13,6 +13,7 @@ import httpx
 from woodshed.record.fault import Fault, FaultSource
 from woodshed.record.trajectory import Source
 
+from .beginning import Beginning
 from .key_limits import KeyLimits
 from .segments_wire import Finished, decode
 
@@ -68,11 +69,15 @@ class GatewayAdmin:
         source: Source = "train",
         labels: Mapping[str, str] | None = None,
         limits: KeyLimits | None = None,
+        beginning: Beginning | None = None,
     ) -> str:
-        """Open a trajectory and return its API key. A trajectory that is open under this id is discarded."""
+        """Open a trajectory, with a recorded ``beginning`` if it is a fork, and return its API key. A trajectory that
+        is open under this id is discarded."""
         about: dict[str, Any] = {"id": id, "task": task, "group": group, "source": source, "labels": dict(labels or {})}
         if limits is not None:
             about["limits"] = limits.model_dump()
+        if beginning is not None:
+            about["beginning"] = beginning.to_json()
         return _read(await self._call("POST", "/admin/trajectories", about), lambda found: str(found["key"]))
 
     async def finish(self, id: str, *, messages: bool = False) -> Finished:

@@ -138,7 +138,8 @@ class Journal:
         self._limit = max(self._least, 4 * size)
 
     def opened(self, kept: Kept) -> None:
-        self._write(_opened(kept))
+        """Append a new trajectory, with the beginning of a fork."""
+        self._write(b"".join(_all_frames([kept])))
 
     def closed(self, id: str) -> None:
         self._write(_frame({"kind": "close", "id": id}))

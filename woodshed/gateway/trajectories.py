@@ -19,6 +19,7 @@ from typing import Any
 from woodshed.cluster.service import key_hash
 from woodshed.engine.protocol import Completion, StopReason
 
+from .beginning import Beginning
 from .errors import ApiError
 from .journal import Journal, Kept
 from .key_limits import KeyLimits, KeyUsage, TurnUsage
@@ -120,10 +121,12 @@ class Trajectories:
             for kept in journal.restore(rendering):
                 self._add(kept)
 
-    def open(self, id: str, about: dict[str, Any]) -> str:
-        """Open a trajectory and return its key; a trajectory that is open under this id is discarded."""
+    def open(self, id: str, about: dict[str, Any], beginning: Beginning | None = None) -> str:
+        """Open a trajectory, with a recorded ``beginning`` if it is a fork, and return its key; a trajectory that is
+        open under this id is discarded. Raises ApiError."""
+        recorder = Recorder(self.rendering) if beginning is None else beginning.recorder(self.rendering)
         key = self.keys.make()
-        opened = Kept(id, key_hash(key), about, Recorder(self.rendering), opened=time.time())
+        opened = Kept(id, key_hash(key), about, recorder, opened=time.time())
         if self._journal is not None:
             self._journal.opened(opened)
         if id in self.by_id:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import httpx
 
+from woodshed.record.trajectory import ReplyUsage
+
 from .errors import ContextFull, EndpointLost
 from .settings import RetrySettings
 from .wire import WireTransport
@@ -84,13 +86,31 @@ class Reply:
     thinking_tokens: int = 0
     parse_error: str = ""
 
+    def usage(self, *, context: int, summary: bool) -> ReplyUsage:
+        """What the episode records of the reply beside the message."""
+        return ReplyUsage(
+            context=context,
+            summary=summary,
+            prompt_tokens=self.prompt_tokens,
+            sampled_tokens=self.sampled_tokens,
+            thinking_tokens=self.thinking_tokens,
+            finish_reason=self.finish_reason,
+            parse_error=self.parse_error,
+        )
+
 
 class ChatEndpoint(Protocol):
-    """A chat server. ``lost_seconds``: total time of failed tries. ``failing``: why the last try failed; '' if it
-    succeeded, or if the first try is still running."""
+    """A chat server."""
 
-    lost_seconds: float
-    failing: str
+    @property
+    def lost_seconds(self) -> float:
+        """Total time of failed tries."""
+        ...
+
+    @property
+    def failing(self) -> str:
+        """Why the last try failed; '' if it succeeded, or if the first try is still running."""
+        ...
 
     async def complete(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from woodshed.harness.tools.base import ToolResult
-from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent
+from woodshed.record.trajectory import Effort, ExitStatus, ReplyUsage, ToolEvent
 
 from .endpoint import Reply
 from .settings import LimitSettings
@@ -61,6 +61,7 @@ class Episode:
     effort: Effort = field(default_factory=Effort)
     summary_replies: list[int] = field(default_factory=list)
     error: str = ""
+    replies: list[ReplyUsage] = field(default_factory=list)
 
 
 class Budget:

@@ -12,7 +12,7 @@ import inspect
 from functools import lru_cache
 
 from woodshed.harness.tools.base import clean
-from woodshed.record.trajectory import ExitStatus, ToolEvent
+from woodshed.record.trajectory import ExitStatus, ReplyUsage, ToolEvent
 from woodshed.sandbox.faults import is_silent
 from woodshed.sandbox.protocol import BoxError, Sandbox
 
@@ -51,7 +51,7 @@ async def run_episode(
         status, reason = "timeout" if is_silent(error) else "limit", f"the box is gone: {error.strerror}"
     await agent.notify(Moment("end", agent.effort.turns, status=status))
     messages = [*agent.past, *agent.messages]
-    return Episode(status, messages, agent.events, agent.effort, agent.summary_replies, reason)
+    return Episode(status, messages, agent.events, agent.effort, agent.summary_replies, reason, agent.replies)
 
 
 class _Agent:
@@ -79,7 +79,7 @@ class _Agent:
         self.messages: list[Message] = list(opening(task_prompt, settings))
         self.past: list[Message] = []
         self.events: list[ToolEvent] = []
-        self.replies = 0
+        self.replies: list[ReplyUsage] = []
         self.summary_replies: list[int] = []
 
     async def run(self) -> tuple[ExitStatus, str]:
@@ -130,13 +130,13 @@ class _Agent:
         self.budget.deadline += self.endpoint.lost_seconds - lost
         self.session.deadline = self.budget.deadline
         self.messages.append(reply.message)
+        self.replies.append(reply.usage(context=self.effort.summaries, summary=summary))
         has_calls = bool(reply.message.get("tool_calls"))
         self.budget.count(reply, has_calls=has_calls, final=not has_calls and not summary)
         if summary:
-            self.summary_replies.append(self.replies)
+            self.summary_replies.append(len(self.replies) - 1)
             self.effort.summaries += 1
             self.effort.summary_tokens += reply.sampled_tokens
-        self.replies += 1
         await self.notify(Moment("summary" if summary else "reply", self.effort.turns, reply.message))
         return reply
 

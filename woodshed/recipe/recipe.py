@@ -103,6 +103,11 @@ class Recipe(Settings):
                 f"harness.program asks a gateway from inside its box, and boxes of the {backend} backend "
                 'have no network: set sandbox.backend = "namespace"'
             )
+        if self.harness.program is not None and self.rl.forks.count:
+            raise ValueError(
+                f"rl.forks.count is {self.rl.forks.count}: a fork repeats the calls of the built-in agent, and "
+                "harness.program is another one; set rl.forks.count = 0 or leave harness.program out"
+            )
         if self.harness.program is not None and self.learn.demonstrations.episodes:
             raise ValueError(
                 "harness.program: demonstrations show our own agent at work, not the program; set "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import ClassVar, Literal
 
-FaultSource = Literal["box", "host", "endpoint", "task"]
+FaultSource = Literal["box", "host", "endpoint", "task", "replay"]
 
 _SHORTAGES = frozenset({
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS,
@@ -15,7 +15,8 @@ _SHORTAGES = frozenset({
 
 class Fault(Exception):
     """A failure with its ``source``. ``box`` counts against the code that ran in the box; ``host`` and ``endpoint`` are
-    retried, then masked; ``task`` is masked at once: the task cannot be graded here, whatever the submission."""
+    retried, then masked; ``task`` is masked at once: the task cannot be graded here, whatever the submission.
+    ``replay`` is masked at once too: the box of a fork did not repeat its parent's beginning."""
 
     source: ClassVar[FaultSource]
 

@@ -25,7 +25,7 @@ import zstandard
 
 from .kept import KeptSets
 from .segment import Constraint, Penalties, Segment, Span
-from .trajectory import Effort, Outcome, ToolEvent, Trajectory
+from .trajectory import Effort, Fork, Outcome, ReplyUsage, ToolEvent, Trajectory
 
 _MAGIC = b"WSTR1\n"
 _ARRAYS = (("tokens", "<i4"), ("sampled", "|b1"), ("logprobs", "<f4"), ("versions", "<i4"))
@@ -36,6 +36,8 @@ def trajectory_to_bytes(trajectory: Trajectory) -> bytes:
     head["outcome"] = asdict(trajectory.outcome) if trajectory.outcome else None
     head["effort"] = asdict(trajectory.effort)
     head["events"] = [vars(event) for event in trajectory.events]
+    head["replies"] = [vars(reply) for reply in trajectory.replies]
+    head["fork"] = asdict(trajectory.fork) if trajectory.fork else None
     head["segments"], arrays = [], []
     for segment in trajectory.segments:
         routes = None if segment.routes is None else list(segment.routes.shape)
@@ -85,6 +87,8 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
     head["effort"] = Effort(**head["effort"])
     head["events"] = [ToolEvent(**event) for event in head["events"]]
     head["summaries"] = [(segment, start, end) for segment, start, end in head.get("summaries", ())]
+    head["replies"] = [ReplyUsage(**reply) for reply in head.get("replies", ())]
+    head["fork"] = Fork(**head["fork"]) if head.get("fork") else None
     return Trajectory(**head, segments=segments)
 
 

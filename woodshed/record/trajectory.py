@@ -62,6 +62,36 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class ReplyUsage:
+    """What the policy server said about one reply of an episode. ``context`` counts the contexts before it (each
+    summary starts one); ``summary``: the reply is a summary. ``prompt_tokens`` is the length of its context before the
+    reply. ``parse_error``: why a call of the reply could not be parsed, else empty."""
+
+    context: int
+    summary: bool
+    prompt_tokens: int
+    sampled_tokens: int
+    thinking_tokens: int
+    finish_reason: str
+    parse_error: str = ""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where a trajectory branched off from another one, its ``parent``.
+
+    Both have the same first ``replies`` replies (summaries included) and the same results of their calls. ``tokens``:
+    the first segment begins with this number of tokens of the parent's segment ``segment``. They are context in the
+    fork: only the parent sampled them.
+    """
+
+    parent: str
+    replies: int
+    segment: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One agent episode, complete. Frozen: a later step makes a new one (``dataclasses.replace``).
 
@@ -71,8 +101,9 @@ class Trajectory:
     is their sum. ``ignored``: fields of the agent's requests that the gateway accepted without effect, with the number
     of requests that had them. ``changed``: final text of each file of code that the submission changes or adds.
     ``summaries``: (segment, start, end) of the tokens that the policy sampled for each summary of its context.
-    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). Times are Unix
-    seconds.
+    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). ``replies``: one entry for each reply;
+    empty for other agents than the built-in one. ``fork``: set if the episode continues another one's beginning. Times
+    are Unix seconds.
     """
 
     id: str
@@ -99,6 +130,8 @@ class Trajectory:
     started: float = 0.0
     ended: float = 0.0
     error: str = ""
+    replies: list[ReplyUsage] = field(default_factory=list)
+    fork: Fork | None = None
 
     @property
     def reward(self) -> float:

@@ -18,25 +18,29 @@ from woodshed.engine.grammar import GrammarError, Grammars, library
 from woodshed.record.segment import Constraint, Segment
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms.base import predicted
+from woodshed.rollout.failures import INFRA, loss_reason
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
 from woodshed.train.hinted import HintedMessage
 from woodshed.train.token_sets import SetTable, TokenSets
 
 from .algorithms import Algorithm, Weights
+from .forks import roots
 from .hints import Hinter, HintStats, Marks
 
 
 @dataclass
 class BatchStats:
-    """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``quarantined`` and
-    ``unpaired`` add up to ``rollouts``; ``fates`` has ``trained`` or the reason (``conservation.py``) by id.
+    """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``abandoned_forks``,
+    ``quarantined`` and ``unpaired`` add up to ``rollouts``; ``fates`` has ``trained`` or the reason
+    (``conservation.py``) by id.
 
     ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
-    of which weighs anything; ``zero_groups``: groups of none but those. ``empty_segments``: segments without a sampled
-    token. ``reward_terms``: mean of each term over the rollouts that were compared; they add up to ``reward_mean``.
+    of which weighs anything; ``zero_groups``: groups of none but those. ``forks``: those among the rollouts that an
+    algorithm has seen. ``empty_segments``: segments without a sampled token. ``reward_mean``, ``reward_best_mean`` and
+    ``reward_terms`` (mean of each term; they add up to ``reward_mean``) are of the rollouts that were compared, without
+    forks. ``reward_term_shares``: share of those in which a term is not 0, ``reward_term_capped``: at its cap.
     ``hints``: what the triggers found in those that an algorithm compared.
-    ``reward_term_shares``: share of those rollouts in which a term is not 0, ``reward_term_capped``: at its cap.
     """
 
     groups: int = 0
@@ -46,6 +50,8 @@ class BatchStats:
     infra_errors: int = 0
     quarantined: int = 0
     unpaired: int = 0
+    forks: int = 0
+    abandoned_forks: int = 0
     zero_groups: int = 0
     segments: int = 0
     empty_segments: int = 0
@@ -95,14 +101,17 @@ def build_batch(
             raise ValueError(f"build_batch: group {group[0].group} mixes tasks {sorted({t.task for t in group})}")
         stats.rollouts += len(group)
         valid = shown(group, left_out)
-        lost = sum(t.status == "infra_error" for t in group)
-        stats.infra_errors += lost
-        stats.quarantined += len(group) - lost - len(valid)
-        stats.fates |= {t.id: "infra_error" if t.status == "infra_error" else "quarantined" for t in group}
-        rewards += [t.reward for t in valid]
-        paid += [t.rewards for t in valid]
-        best += [max(t.reward for t in valid)] if valid else []
-        if len(valid) < algorithm.least:
+        lost = {t.id: loss_reason(t) for t in group if t.status == INFRA}
+        stats.infra_errors += sum(reason == INFRA for reason in lost.values())
+        stats.abandoned_forks += sum(reason != INFRA for reason in lost.values())
+        stats.quarantined += len(group) - len(lost) - len(valid)
+        stats.fates |= {t.id: lost.get(t.id, "quarantined") for t in group}
+        compared = roots(valid)
+        stats.forks += len(valid) - len(compared)
+        rewards += [t.reward for t in compared]
+        paid += [t.rewards for t in compared]
+        best += [max(t.reward for t in compared)] if compared else []
+        if len(compared) < algorithm.least:
             stats.unpaired += len(valid)
             stats.fates |= {t.id: "unpaired" for t in valid}
             continue
@@ -139,13 +148,13 @@ def build_batch(
 
 def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -> list[Trajectory]:
     """What an algorithm sees of a group: neither what was lost to infrastructure nor what is quarantined."""
-    return [t for t in group if t.status != "infra_error" and not left_out(t)]
+    return [t for t in group if t.status != INFRA and not left_out(t)]
 
 
 def is_flat(group: Sequence[Trajectory], algorithm: Algorithm, left_out: Callable[[Trajectory], bool]) -> bool:
     """Whether no token of a group would weigh anything, so that nothing can be learned from it."""
     valid = shown(group, left_out)
-    if len(valid) < algorithm.least:
+    if len(roots(valid)) < algorithm.least:
         return True
     return not any(
         weight.any() for segments in algorithm.annotate(valid) for part in segments for weight in part.values()

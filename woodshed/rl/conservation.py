@@ -19,12 +19,20 @@ REASONS: Final = {
     "zero_advantage": "trained batches: no token of the rollout weighs anything, because its group has equal rewards",
     "flat_group": "dynamic sampling replaced the group, whose rollouts would weigh nothing",
     "infra_error": "something outside the policy ended the rollout",
+    "abandoned_fork": "the box of the fork did not repeat the beginning of its root",
     "quarantined": "a monitor found what the recipe quarantines",
     "unpaired": "fewer graded rollouts were left in the group than the algorithm compares",
     "stale": "the group's oldest token was older than rl.max_token_age when a batch was formed",
     "unused": "the last batch was formed before the group was needed",
 }
 """Reasons why a rollout is not trained, and what they mean."""
+
+
+IS_FORK: Final = "(id GLOB '*.f[0-9]*')"
+"""SQL over an ``id``: whether it names a fork, ``<root>.f<number>``."""
+
+IS_REPLACEMENT: Final = f"(id GLOB '*.[0-9]*' AND NOT {IS_FORK})"
+"""SQL over an ``id``: whether it names a replacement, ``<member>.<number>``; forks of replacements are forks."""
 
 
 class ConservationError(Exception):
@@ -34,13 +42,14 @@ class ConservationError(Exception):
 @dataclass(frozen=True)
 class Conservation:
     """``dispatched`` as noted at dispatch; ``undecided`` are in flight, or wait for a batch. ``by_step``: number of
-    trained rollouts of each batch."""
+    trained rollouts of each batch. ``replacements`` and ``forks`` are a part of ``dispatched``."""
 
     dispatched: int
     trained: int
     dropped: Mapping[str, int]
     undecided: int
     replacements: int
+    forks: int
     by_step: Mapping[int, int]
 
     @property
@@ -54,8 +63,12 @@ class Conservation:
             terms.append(f"{self.undecided} undecided")
         if self.difference:
             terms.append(f"{self.difference} UNACCOUNTED")
-        again = f", {self.replacements} as replacements" if self.replacements else ""
-        return f"{self.dispatched} rollouts dispatched{again} = {' + '.join(terms)}"
+        some = "".join(
+            f", {count} as {kind}"
+            for kind, count in (("replacements", self.replacements), ("forks", self.forks))
+            if count
+        )
+        return f"{self.dispatched} rollouts dispatched{some} = {' + '.join(terms)}"
 
 
 def read_conservation(ledger: Path) -> Conservation | None:
@@ -114,7 +127,8 @@ def check_conservation(
 def _counts(db: sqlite3.Connection) -> Conservation:
     (dispatched,) = db.execute("SELECT COALESCE(SUM(dispatched), 0) FROM groups").fetchone()
     counts: dict[str | None, int] = dict(db.execute("SELECT fate, COUNT(*) FROM rollouts GROUP BY fate"))
-    (again,) = db.execute("SELECT COUNT(*) FROM rollouts WHERE id LIKE '%.%'").fetchone()
+    (again,) = db.execute(f"SELECT COUNT(*) FROM rollouts WHERE {IS_REPLACEMENT}").fetchone()
+    (forks,) = db.execute(f"SELECT COUNT(*) FROM rollouts WHERE {IS_FORK}").fetchone()
     query = "SELECT step, COUNT(*) FROM rollouts WHERE fate = ? GROUP BY step"
     return Conservation(
         dispatched=int(dispatched),
@@ -122,6 +136,7 @@ def _counts(db: sqlite3.Connection) -> Conservation:
         undecided=counts.pop(None, 0),
         dropped={str(reason): counts[reason] for reason in sorted(counts, key=str)},
         replacements=int(again),
+        forks=int(forks),
         by_step=dict(db.execute(query, (TRAINED,))),
     )
 

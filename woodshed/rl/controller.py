@@ -23,12 +23,15 @@ from woodshed.record.history import read_history
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rollout.failures import FAULT, INFRA, FailureWatch, RunFailing, RunPaused
+from woodshed.rollout.failures import FAULT, INFRA, FailureWatch, RunFailing, RunPaused, loss_reason
+from woodshed.rollout.forking import ForkPoint
 from woodshed.rollout.rollout import Arena, rollout
 from woodshed.train.batch import TrainBatch
 from woodshed.train.metrics_log import MetricsLog
 
+from .conservation import IS_FORK
 from .curriculum import Curriculum, replay
+from .forks import planned, roots
 from .health.measure import SlotMeter
 from .health.watch import HealthWatch
 from .ledger import GroupRow, Ledger, OutOfTasks
@@ -45,8 +48,8 @@ def may_dispatch(used: int, version: int, groups_per_step: int, max_staleness: i
 
 
 def lost(group: Iterable[Trajectory]) -> dict[str, str]:
-    """Fates of those members of a group that infrastructure errors ended."""
-    return {t.id: "infra_error" for t in group if t.status == INFRA}
+    """Fates of those members of a group that infrastructure errors ended, and of abandoned forks."""
+    return {t.id: loss_reason(t) for t in group if t.status == INFRA}
 
 
 def token_age(trajectories: Iterable[Trajectory], version: int) -> int:
@@ -150,7 +153,8 @@ class Controller:
                 self._write_batch(step, [self.store.group(g) for g in groups])
         if self.curriculum is not None:
             finished = self.ledger.finished_groups()
-            replay(self.curriculum, ((self.tasks[r.task], self.store.group(r.id), r.version) for r in finished))
+            rated = ((self.tasks[r.task], roots(self.store.group(r.id)), r.version) for r in finished)
+            replay(self.curriculum, rated)
         for row in self.ledger.open_groups():
             self._launch(row)
 
@@ -195,7 +199,7 @@ class Controller:
     async def _run_group(self, row: GroupRow, members: Sequence[str], known: Mapping[str, Trajectory]) -> None:
         await asyncio.gather(*(self._run_member(row, member, known) for member in members))
         group = self.store.group(row.id)
-        graded = [t for t in group if t.status != INFRA]
+        graded = [t for t in roots(group) if t.status != INFRA]
         step = max(self.ledger.batches(), default=0) + 1
         state = "ready" if len(graded) >= self.least else "failed"
         if state == "ready" and self.settings.dynamic_sampling.enabled and self.flat(group):
@@ -225,25 +229,41 @@ class Controller:
         return False
 
     async def _run_member(self, row: GroupRow, member: str, known: Mapping[str, Trajectory]) -> None:
-        """One member of a group. In place of one that an infrastructure error ended, ``rl.replacements`` fresh ones are
-        run; ``known`` has what an earlier process stored."""
+        """One member of a group and its forks. In place of one that an infrastructure error ended, ``rl.replacements``
+        fresh ones are run; ``known`` has what an earlier process stored."""
         id = member
         try:
             for number in range(1, self.settings.replacements + 2):
                 trajectory = known.get(id) or await self._run_rollout(row, id)
                 hopeless = trajectory.labels.get(FAULT) == "task"
                 if trajectory.status != INFRA or hopeless or number > self.settings.replacements:
-                    return
+                    break
                 id = self.ledger.replace(row.id, member, number)
         finally:
             self._open_members -= 1
             self._changed.set()
+        await self._run_forks(row, trajectory, known)
 
-    async def _run_rollout(self, row: GroupRow, id: str) -> Trajectory:
+    async def _run_forks(self, row: GroupRow, root: Trajectory, known: Mapping[str, Trajectory]) -> None:
+        """Continuations of a finished member. One that is lost is not replaced: the node has fewer siblings then."""
+        forks = planned(root, self.settings.forks)
+        if not forks:
+            return
+        self.ledger.fork(row.id, list(forks))
+        missing = {id: point for id, point in forks.items() if id not in known}
+        self._open_members += len(missing)
+        try:
+            await asyncio.gather(*(self._run_rollout(row, id, point) for id, point in missing.items()))
+        finally:
+            self._open_members -= len(missing)
+            self._changed.set()
+
+    async def _run_rollout(self, row: GroupRow, id: str, fork: ForkPoint | None = None) -> Trajectory:
         async with self._slots:
             self._meter.change(1)
             try:
-                trajectory = await rollout(self.arena, self.tasks[row.task], id=id, group=row.id, source="train")
+                task = self.tasks[row.task]
+                trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork)
             finally:
                 self._meter.change(-1)
         self.store.add(trajectory)
@@ -284,6 +304,7 @@ class Controller:
             "flat_groups": len(flat),
             "sampled_pass_rate": self._pass_rate([*flat, *(g[0].group for g in groups)]),
             "replacements": self.ledger.replacements(),
+            "forks_dispatched": self.ledger.forks(),
             "slots_busy": self._meter.take(),
             "engine": self.engine,
             "failures": dict(self.failures.counts),
@@ -293,9 +314,10 @@ class Controller:
         batch.save(self._batch_path(step))
 
     def _pass_rate(self, groups: Sequence[str]) -> float:
-        """Of the graded rollouts of these groups; 0 where there are none."""
+        """Of the graded rollouts of these groups, without forks; 0 where there are none."""
         names = ", ".join(f"'{group}'" for group in groups)
-        rows = self.store.rows(f"source = 'train' AND status != '{INFRA}' AND group_id IN ({names})")
+        graded = f"source = 'train' AND status != '{INFRA}' AND NOT {IS_FORK}"
+        rows = self.store.rows(f"{graded} AND group_id IN ({names})")
         return sum(bool(row["resolved"]) for row in rows) / len(rows) if rows else 0.0
 
     async def _watch_versions(self) -> None:

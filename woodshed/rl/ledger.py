@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from .conservation import IS_FORK, IS_REPLACEMENT
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -73,22 +75,36 @@ class Ledger:
         return row
 
     def members(self, group: str) -> list[str]:
-        """Ids of the rollouts that were dispatched with the group, in order; without replacements."""
-        query = "SELECT id FROM rollouts WHERE group_id = ? AND id NOT LIKE '%.%' ORDER BY id"
+        """Ids of the rollouts that were dispatched with the group, in order; without replacements and forks."""
+        query = f"SELECT id FROM rollouts WHERE group_id = ? AND NOT {IS_REPLACEMENT} AND NOT {IS_FORK} ORDER BY id"
         return [id for (id,) in self._db.execute(query, (group,))]
 
     def replace(self, group: str, member: str, number: int) -> str:
         """Dispatch replacement ``number`` (from 1) of a member, unless that was done before; return its id."""
         id = f"{member}.{number}"
+        self._add(group, [id])
+        return id
+
+    def fork(self, group: str, ids: Sequence[str]) -> None:
+        """Dispatch the forks of a member, ``<member>.f<number>``, unless that was done before."""
+        self._add(group, ids)
+
+    def _add(self, group: str, ids: Sequence[str]) -> None:
         with self._transaction():
             query = "INSERT OR IGNORE INTO rollouts (id, group_id) VALUES (?, ?)"
-            if self._db.execute(query, (id, group)).rowcount:
-                self._db.execute("UPDATE groups SET dispatched = dispatched + 1 WHERE id = ?", (group,))
-        return id
+            new = sum(self._db.execute(query, (id, group)).rowcount for id in ids)
+            self._db.execute("UPDATE groups SET dispatched = dispatched + ? WHERE id = ?", (new, group))
 
     def replacements(self) -> int:
         """Rollouts that were dispatched in place of another one."""
-        (count,) = self._db.execute("SELECT COUNT(*) FROM rollouts WHERE id LIKE '%.%'").fetchone()
+        return self._count(IS_REPLACEMENT)
+
+    def forks(self) -> int:
+        """Rollouts that were dispatched as forks of another one."""
+        return self._count(IS_FORK)
+
+    def _count(self, condition: str) -> int:
+        (count,) = self._db.execute(f"SELECT COUNT(*) FROM rollouts WHERE {condition}").fetchone()
         return int(count)
 
     def finished_groups(self) -> list[GroupRow]:

@@ -13,6 +13,7 @@ from woodshed.record.settings import Settings, is_reference
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm
+from .forks import ForkSettings
 from .health.settings import AlarmSettings
 from .hints.settings import HintSettings
 
@@ -83,7 +84,7 @@ class RLSettings(Settings):
     distribution."""
     algorithm: str = "mean_baseline"
     """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
-    deviation), leave_one_out, grpo, gspo, reinforce, or ``"module:Class"`` of your own."""
+    deviation), leave_one_out, grpo, gspo, reinforce, tree (``forks``), or ``"module:Class"`` of your own."""
     algorithm_options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)
@@ -96,6 +97,8 @@ class RLSettings(Settings):
     train_summaries: bool = True
     """Whether the summaries that the policy wrote of its own context (``harness.summary``) are trained like its other
     tokens. False is the control of an ablation."""
+    forks: ForkSettings = ForkSettings()
+    """Continuations from a state in the middle of a rollout, for ``algorithm = "tree"``."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
     rewards: RewardTerms = {}
@@ -135,6 +138,11 @@ class RLSettings(Settings):
             raise ValueError(
                 f"group_size is {self.group_size}: {self.algorithm} compares at least {made.least} rollouts of a prompt"
                 '; raise rl.group_size, or choose rl.algorithm="reinforce"'
+            )
+        if self.forks.count and not made.forks:
+            raise ValueError(
+                f"forks.count is {self.forks.count}: {self.algorithm} does not compare forks; choose "
+                'rl.algorithm="tree", or set rl.forks.count=0'
             )
         if self.dynamic_sampling.enabled and type(made).observe is not Algorithm.observe:
             raise ValueError(

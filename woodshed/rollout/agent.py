@@ -14,12 +14,14 @@ import httpx
 from woodshed.engine.settings import Truncation
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.key_limits import KeyLimits
+from woodshed.gateway.rendering import Tools
 from woodshed.gateway.segments_wire import Finished
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.episode import Episode
 from woodshed.harness.errors import EndpointLost
-from woodshed.harness.loop import run_episode
+from woodshed.harness.loop import registry_for, run_episode
 from woodshed.harness.registry import harness_hash
+from woodshed.harness.replay import Replay, ReplayEndpoint
 from woodshed.harness.settings import HarnessSettings, RetrySettings
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import BoxSpec, Egress, Sandbox
@@ -38,7 +40,9 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class PolicyAccess:
-    """How the agent of one rollout reaches the policy, and how the policy is sampled. ``key`` is the rollout's own."""
+    """How the agent of one rollout reaches the policy, and how the policy is sampled. ``key`` is the rollout's own.
+    ``replay``: what a fork repeats before it asks the policy; only the built-in agent can.
+    """
 
     base_url: str
     key: str
@@ -46,6 +50,7 @@ class PolicyAccess:
     temperature: float
     seed: int | None
     truncation: Truncation
+    replay: Replay | None = None
 
 
 class Agent(Protocol[Work]):
@@ -75,7 +80,8 @@ class Agent(Protocol[Work]):
         ...
 
     async def run(self, task: Task, box: Sandbox, access: PolicyAccess) -> Work:
-        """Work on the task until the agent ends or reaches a limit. Raises EndpointLost and SandboxError only.
+        """Work on the task until the agent ends or reaches a limit. Raises EndpointLost and SandboxError, and in a fork
+        ReplayDiverged.
 
         What the policy or its code does to the box (BoxError) ends the episode and is never raised.
         """
@@ -106,6 +112,11 @@ class BuiltinAgent:
         self.retry = retry
         self.harness_hash = harness_hash(harness)
 
+    @property
+    def tools(self) -> Tools:
+        """The schemas that every request of the agent has."""
+        return registry_for(self.harness).schemas()
+
     def limits(self, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits | None:
         return None
 
@@ -119,10 +130,14 @@ class BuiltinAgent:
         endpoint = HttpEndpoint(
             access.base_url, access.key, access.model, self.client, sampling=sampling, retry=self.retry
         )
+        replay = None if access.replay is None else ReplayEndpoint(access.replay, endpoint)
         try:
-            return await run_episode(task.instruction, box, endpoint, self.harness, test_command=task.info.test_command)
+            episode = await run_episode(
+                task.instruction, box, replay or endpoint, self.harness, test_command=task.info.test_command
+            )
         finally:
             await endpoint.close()
+        return episode if replay is None else replay.finish(episode)
 
     async def episode(self, work: Episode, finished: Finished, admin: GatewayAdmin) -> Episode:
         return work

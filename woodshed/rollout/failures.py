@@ -20,6 +20,10 @@ RETRIED = "retried"
 """Label of a trajectory that was tried again: the source of the last failure before."""
 
 
+AT_ONCE: Final = ("task", "replay")
+"""Sources of failures that another try would meet again."""
+
+
 class RunFailing(Exception):
     """Episode after episode ends for want of something outside of it; the message says what."""
 
@@ -31,6 +35,12 @@ def source_of(failure: BaseException) -> FaultSource:
     return "endpoint" if isinstance(failure, httpx.HTTPError) else "host"
 
 
+def loss_reason(trajectory: Trajectory) -> str:
+    """Why a trajectory with the status ``infra_error`` is not trained: ``infra_error``, or ``abandoned_fork`` where the
+    box of a fork did not repeat its parent's beginning."""
+    return "abandoned_fork" if trajectory.labels.get(FAULT) == "replay" else INFRA
+
+
 class RunPaused(Exception):
     """A recipe's own alarm or limit ends the stage, resumably; the message says what to look at and how to go on."""
 
@@ -39,8 +49,8 @@ class FailureWatch:
     """Counts failed episodes (``counts``, by source) and ends a run in which they are too many.
 
     More than ``rate`` of ``window`` among the last ``window`` episodes, each failed after all of its tries, are no
-    accident; of one task alone they say that it cannot be graded. Tasks that say so themselves (source ``task``) are
-    counted and never end a run.
+    accident; of one task alone they say that it cannot be graded. Tasks that say so themselves (source ``task``) and
+    abandoned forks (source ``replay``) are counted and never end a run.
     """
 
     def __init__(self, rate: float, window: int) -> None:
@@ -55,7 +65,7 @@ class FailureWatch:
             return
         source = trajectory.labels.get(FAULT, "host")
         self.counts[source] += 1
-        if source == "task":
+        if source in AT_ONCE:
             return
         self._recent.append(trajectory.task)
         failed = [task for task in self._recent if task is not None]

@@ -26,8 +26,9 @@ from woodshed.sandbox.protocol import Backend, Egress, Limits
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec
 
-from .agent import Agent, PolicyAccess, ProgramFailed
-from .failures import FAULT, INFRA, RETRIED, source_of
+from .agent import Agent, BuiltinAgent, PolicyAccess, ProgramFailed
+from .failures import AT_ONCE, FAULT, INFRA, RETRIED, source_of
+from .forking import FORK_OF, ForkError, ForkPoint
 from .observed import summary_tokens
 from .rewards import RewardError, RewardFunction, raw_outcome
 
@@ -77,6 +78,7 @@ async def rollout(
     source: Source,
     labels: Mapping[str, str] | None = None,
     seed: int | None = None,
+    fork: ForkPoint | None = None,
 ) -> Trajectory:
     """Run one episode, grade it and describe it. Never raises for what the policy does.
 
@@ -85,13 +87,19 @@ async def rollout(
     the first try. No code in a box can raise SandboxError or EndpointLost; what it does to its own box (BoxError) ends
     the episode, which is then graded. An exception that comes from neither a box nor the gateway counts as a failure of
     the host. A restarted gateway costs one try, however long the restart takes (up to ``arena.patience`` seconds).
+    With ``fork`` the episode continues another one from there; if its box does not repeat what happened before, it has
+    the status ``infra_error`` and the fault ``replay``.
     Raises ProgramFailed if the recipe's program does not work at all, TaskError, and RewardError.
     """
     labels = dict(labels or {})
+    if fork is not None:
+        labels[FORK_OF] = fork.parent.id
     started, error, origin = time.time(), "", "host"
     for attempt in range(1, arena.attempts + 1):
         try:
-            trajectory = await _attempt(arena, task, id=id, group=group, source=source, labels=labels, seed=seed)
+            trajectory = await _attempt(
+                arena, task, id=id, group=group, source=source, labels=labels, seed=seed, fork=fork
+            )
         except (TaskError, RewardError):
             raise
         except Exception as failure:
@@ -100,7 +108,7 @@ async def rollout(
             error, origin = f"{type(failure).__name__}: {failure}", source_of(failure)
             known = isinstance(failure, (Fault, ProgramFailed, httpx.HTTPError, OSError))
             log.warning("%s: attempt %d of %d: %s", id, attempt, arena.attempts, error, exc_info=not known)
-            if origin == "task":  # grading has already tried several draws of inputs
+            if origin in AT_ONCE:  # grading, for one, has already tried several draws of inputs
                 break
             await asyncio.sleep(0.2 * 2**attempt)  # a process that died is being restarted
             await arena.admin.wait_until_up(arena.patience)
@@ -122,6 +130,7 @@ async def rollout(
         started=started,
         ended=time.time(),
         error=error,
+        fork=None if fork is None else fork.fork,
     )
 
 
@@ -134,11 +143,19 @@ async def _attempt(
     source: Source,
     labels: Mapping[str, str],
     seed: int | None,
+    fork: ForkPoint | None,
 ) -> Trajectory:
     """One try of a rollout. Raises what ``rollout`` retries."""
     agent = arena.agent
     limits = agent.limits(temperature=arena.temperature, seed=seed, truncation=arena.truncation)
-    key = await arena.admin.open(id, task=task.name, group=group, source=source, labels=labels, limits=limits)
+    beginning = None
+    if fork is not None:
+        if not isinstance(agent, BuiltinAgent):
+            raise ForkError(f"{type(agent).__name__} cannot continue a rollout; only the built-in agent can")
+        beginning = fork.beginning(agent.tools)
+    key = await arena.admin.open(
+        id, task=task.name, group=group, source=source, labels=labels, limits=limits, beginning=beginning
+    )
     access = PolicyAccess(
         base_url=arena.base_url,
         key=key,
@@ -146,6 +163,7 @@ async def _attempt(
         temperature=arena.temperature,
         seed=seed,
         truncation=arena.truncation,
+        replay=None if fork is None else fork.replay,
     )
     spec = agent_box_spec(task, arena.layers, limits=arena.limits, egress=arena.egress)
     box = await create_box(arena.backend, agent.box(spec, arena.base_url), task.info.start)
@@ -166,6 +184,8 @@ async def _attempt(
         submission=submission,
         requests=box.stats().get("egress", {}),
     )
+    repeated = 0 if fork is None else fork.fork.replies  # replies that the gateway did not sample for this trajectory
+    summaries = [reply - repeated for reply in episode.summary_replies if reply >= repeated]
     trajectory = Trajectory(
         id=id,
         task=task.name,
@@ -174,18 +194,20 @@ async def _attempt(
         harness_hash=arena.harness_hash,
         policy=arena.policy,
         status=episode.status,
-        segments=finished.segments,
+        segments=finished.segments if fork is None else fork.joined(finished.segments),
         messages=episode.messages,
         events=episode.events,
         outcome=outcome,
         effort=episode.effort,
         changed={path: after for path, _, after in seen.changed()},
-        summaries=summary_tokens(finished, episode.summary_replies),
+        summaries=summary_tokens(finished, summaries),
         labels=dict(labels),
         prefix_breaks=finished.prefix_breaks,
         ignored=finished.ignored,
         ended=time.time(),
         error=episode.error,
+        replies=episode.replies,
+        fork=None if fork is None else fork.fork,
     )
     # in a thread: terms may run programs (``style``) or read large files
     rewards = await asyncio.to_thread(arena.reward, task, trajectory, outcome)

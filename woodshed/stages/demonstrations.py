@@ -10,7 +10,6 @@ from typing import Any
 
 import uvloop
 
-from woodshed.evaluate.attempts import suite_passed
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.harness.loop import run_episode
 from woodshed.harness.registry import ToolRegistry
@@ -20,6 +19,7 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task
+from woodshed.rollout.attempts import suite_passed
 from woodshed.rollout.rewards.tool_use import EDITS
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec

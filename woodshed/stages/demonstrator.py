@@ -13,9 +13,9 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from woodshed.evaluate.attempts import suite_passed
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
+from woodshed.rollout.attempts import suite_passed
 from woodshed.tasks.generators.synthetic.spec import NOUNS
 from woodshed.tasks.languages.python import function_spans, mutations, pick
 

@@ -24,6 +24,7 @@ from woodshed.record.trajectory import Trajectory
 from woodshed.rl.batching import History, build_batch, is_flat
 from woodshed.rl.conservation import check_conservation
 from woodshed.rl.controller import Controller
+from woodshed.rl.forks import roots
 from woodshed.rl.health.measure import measure
 from woodshed.rl.health.watch import HealthWatch
 from woodshed.rl.hints import Hinter, renderer, usages
@@ -155,10 +156,11 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
-    """What the rollouts of a batch did: pass rate, best of group, mean effort, statuses."""
+    """What the rollouts of a batch did: pass rate and best of group (without forks), mean effort, statuses."""
     everyone = [t for group in groups for t in group]
     ended = [t for t in everyone if t.status != INFRA]
-    graded = [[t for t in group if t.status != INFRA] for group in groups]
+    graded = [[t for t in roots(group) if t.status != INFRA] for group in groups]
+    forks = [bool(t.outcome and t.outcome.resolved) for t in ended if t.fork is not None]
     solved = [[bool(t.outcome and t.outcome.resolved) for t in group] for group in graded if group]
     effort = {k: float(np.mean([getattr(t.effort, k) for t in ended])) for k in vars(everyone[0].effort)}
     statuses: dict[str, int] = {}
@@ -167,6 +169,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
     return {
         "pass_rate": float(np.mean([s for group in solved for s in group])),
         "best_of_group": float(np.mean([any(group) for group in solved])),
+        **({"fork_pass_rate": float(np.mean(forks))} if forks else {}),
         "effort": effort,
         "statuses": statuses,
         "findings": count(everyone),

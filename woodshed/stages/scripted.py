@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from woodshed.evaluate.attempts import suite_passed
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.episode import Message
+from woodshed.rollout.attempts import suite_passed
 
 from .demonstrator import Action, Script
 

@@ -33,6 +33,7 @@ def conserved(ledger: Path, stored: Sequence[str], metrics: Path, *, finished: b
         "dropped": dict(found.dropped),
         "undecided": found.undecided,
         "replacements": found.replacements,
+        "forks": found.forks,
         "text": str(found),
         "error": error,
     }

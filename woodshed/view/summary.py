@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from woodshed.evaluate.attempts import attempt_rates
 from woodshed.evaluate.run import group_name
 from woodshed.evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
 from woodshed.record.store import TrajectoryStore
+from woodshed.rollout.attempts import attempt_rates
 from woodshed.rollout.failures import INFRA
 
 EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
@@ -34,7 +34,7 @@ class Evaluation:
     statuses: dict[str, int]
     effort: dict[str, float]
     first_attempts: float = float("nan")
-    """Share of first attempts at a repair that passed (``evaluate.attempts``)."""
+    """Share of first attempts at a repair that passed (``rollout.attempts``)."""
     later_attempts: float = float("nan")
     """The same of all later ones."""
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)

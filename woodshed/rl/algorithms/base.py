@@ -28,6 +28,7 @@ _NAMES = {
     "grpo": "Grpo",
     "gspo": "Gspo",
     "reinforce": "Reinforce",
+    "tree": "Tree",
 }
 
 
@@ -38,7 +39,10 @@ class Algorithm(ABC):
     """The loss parts that it weighs. Each is divided by a constant: rollouts of a batch x ``budget``."""
 
     least: ClassVar[int] = 2
-    """Rollouts of a group that it needs at least."""
+    """Rollouts of a group that it needs at least; forks do not count."""
+
+    forks: ClassVar[bool] = False
+    """Whether it takes forks (``Trajectory.fork``); only then a group may have some."""
 
     def __init__(self, budget: int) -> None:
         """``budget``: tokens that a rollout may sample, ``rl.generation_budget``."""

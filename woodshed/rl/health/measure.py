@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from woodshed.record.trajectory import ToolEvent, Trajectory
-from woodshed.rollout.failures import INFRA
+from woodshed.rl.forks import roots
+from woodshed.rollout.failures import INFRA, loss_reason
 
 MOST_TOOLS = 12
 Step = Mapping[str, Any]
@@ -18,7 +19,8 @@ Step = Mapping[str, Any]
 
 
 def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]:
-    """Figures of the rollouts of the batch of ``step``, those apart that infrastructure errors ended.
+    """Figures of the rollouts of the batch of ``step``, those apart that infrastructure errors ended. What describes
+    whole episodes leaves forks out, which repeat a part of one; abandoned forks are no infrastructure errors.
 
     ``tools``: share of each tool among the calls (``_tool_mix``). ``edit_rate``: share of rollouts that edited a file.
     ``limit_share``: share that ended at a limit. ``summaries``: contexts that the policy summarised, per rollout.
@@ -28,6 +30,7 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
     """
     everyone = [t for group in groups for t in group]
     ended = [t for t in everyone if t.status != INFRA]
+    whole = roots(ended)
     lags: Counter[int] = Counter()
     segments = mixed = 0
     for segment in (s for t in ended for s in t.segments):
@@ -39,13 +42,13 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
         values, counts = np.unique(step - 1 - versions, return_counts=True)
         lags.update({int(lag): int(count) for lag, count in zip(values, counts)})
     return {
-        "tools": _tool_mix(event for t in ended for event in t.events),
-        "edit_rate": _share(t.effort.edits > 0 for t in ended),
-        "limit_share": _share(t.status in ("limit", "timeout") for t in ended),
-        "infra_share": _share(t.status == INFRA for t in everyone),
+        "tools": _tool_mix(event for t in whole for event in t.events),
+        "edit_rate": _share(t.effort.edits > 0 for t in whole),
+        "limit_share": _share(t.status in ("limit", "timeout") for t in whole),
+        "infra_share": _share(t.status == INFRA and loss_reason(t) == INFRA for t in everyone),
         "retried_share": _share(t.attempts > 1 for t in ended),
-        "summaries": float(np.mean([t.effort.summaries for t in ended])) if ended else 0.0,
-        "segments_per_rollout": float(np.mean([len(t.segments) for t in ended])) if ended else 0.0,
+        "summaries": float(np.mean([t.effort.summaries for t in whole])) if whole else 0.0,
+        "segments_per_rollout": float(np.mean([len(t.segments) for t in whole])) if whole else 0.0,
         "staleness_histogram": {str(lag): count / lags.total() for lag, count in sorted(lags.items())},
         "mixed_version_share": mixed / segments if segments else 0.0,
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from woodshed.record.trajectory import ToolEvent
-from woodshed.rollout.rewards.tool_use import EDITS
+
+from .rewards.tool_use import EDITS
 
 
 def suite_passed(result: str) -> bool:
@@ -15,12 +16,17 @@ def suite_passed(result: str) -> bool:
 
 def attempts(events: Iterable[ToolEvent]) -> list[bool]:
     """For each test run that follows an accepted edit, whether it passed, in order. The ``run_tests`` tool only."""
+    return [suite_passed(event.result) for event in attempt_events(events)]
+
+
+def attempt_events(events: Iterable[ToolEvent]) -> list[ToolEvent]:
+    """The test runs that follow an accepted edit, in order."""
     found, edited = [], False
     for event in events:
         if event.error is None and event.name in EDITS and event.name != "undo":
             edited = True
         elif event.name == "run_tests" and edited:
-            found.append(suite_passed(event.result))
+            found.append(event)
             edited = False
     return found
 

@@ -1,0 +1,137 @@
+"""Forks under a real controller: decided, run, stored and counted once, through restarts and where boxes differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gateway.parts import HERMES
+
+from woodshed.record.jsonl import read_jsonl
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
+from woodshed.rl.conservation import read_conservation
+from woodshed.rl.forks import ForkSettings
+from woodshed.rl.ledger import Ledger
+from woodshed.rl.settings import RLSettings
+from woodshed.rollout.failures import FAULT, INFRA
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
+
+from .test_conservation import count, interrupted
+from .trained import trained
+
+SETTINGS = RLSettings(
+    steps=2,
+    groups_per_step=1,
+    group_size=2,
+    concurrency=1,
+    attempts=2,
+    max_staleness=0,
+    algorithm="tree",
+    forks=ForkSettings(count=2),
+)
+FAILS = "print('FAIL')\nraise SystemExit(1)\n"
+VARIES = "import os\nprint('FAIL', os.urandom(8).hex())\nraise SystemExit(1)\n"
+
+
+@pytest.fixture
+def boxes() -> None:
+    if not (probe := probe_namespace(None)).ok:
+        pytest.skip("; ".join(probe.reasons))
+
+
+class Player:
+    """Writes a test program, runs it, and is done: by the number of results in the prompt."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def __call__(self, prompt: list[int]) -> list[int]:
+        results = HERMES.decode(prompt).count("<tool_response>")
+        calls = (("write_file", {"path": "run_tests.py", "content": self.program}), ("run_tests", {}), ("finish", {}))
+        name, arguments = calls[min(results, 2)]
+        call = json.dumps({"name": name, "arguments": arguments})
+        return HERMES.encode(f"<tool_call>\n{call}\n</tool_call><|im_end|>", allow_special=True)
+
+
+def reward(_: Task, trajectory: Trajectory, __: Outcome) -> dict[str, float]:
+    """The last digit of the id, modulo 2."""
+    return {"played": float(int(trajectory.id[-1]) % 2)}
+
+
+def stored(folder: Path) -> dict[str, Trajectory]:
+    store = TrajectoryStore(folder / "store")
+    found = list(store)
+    store.close()
+    assert len({t.id for t in found}) == len(found), "stored twice"
+    return {t.id: t for t in found}
+
+
+@pytest.mark.usefixtures("boxes")
+def test_forks_are_run_once_and_conserved_through_restarts(tmp_path: Path) -> None:
+    index = tmp_path / "store" / "index.sqlite"
+
+    async def main() -> None:
+        async with trained(tmp_path, 4, say=Player(FAILS), reward=reward) as at:
+            for done in (3, 8):  # among the forks of a group
+                await interrupted(at, SETTINGS, lambda n=done: count(index, "SELECT COUNT(*) FROM trajectories") >= n)
+                assert at.conserved(finished=False).undecided
+            await at.run(SETTINGS)
+            found = at.conserved()
+            assert (found.dispatched, found.trained, found.forks, found.replacements) == (12, 12, 8, 0)
+            assert str(found) == "12 rollouts dispatched, 8 as forks = 12 trained" and at.trained == [6, 6]
+
+    asyncio.run(main())
+    everyone = stored(tmp_path)
+    roots = {f"g{group:06d}-{member:02d}" for group in range(2) for member in range(2)}
+    assert set(everyone) == roots | {f"{root}.f{number}" for root in roots for number in range(2)}
+    for id, made in everyone.items():
+        if id in roots:
+            assert made.fork is None
+            continue
+        assert made.fork is not None and made.status == "submitted"
+        parent, shared = everyone[made.fork.parent], made.fork.tokens
+        assert made.id.startswith(parent.id) and made.fork.replies == 2
+        (ours,), (theirs,) = made.segments, parent.segments
+        assert np.array_equal(ours.tokens, theirs.tokens), "the player says the same again"
+        assert not ours.sampled[:shared].any() and np.array_equal(ours.sampled[shared:], theirs.sampled[shared:])
+        assert [(e.name, e.result) for e in made.events] == [(e.name, e.result) for e in parent.events]
+        assert made.effort.turns == parent.effort.turns == 3
+    lines = read_jsonl(tmp_path / "metrics" / "rollouts.jsonl")
+    assert [(line["forks"], line["rollouts"], line["abandoned_forks"]) for line in lines] == [(4, 6, 0), (4, 6, 0)]
+
+
+@pytest.mark.usefixtures("boxes")
+def test_forks_whose_box_does_not_repeat_the_beginning_are_abandoned(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with trained(tmp_path, 4, say=Player(VARIES), reward=reward) as at:
+            controller = await at.run(SETTINGS)
+            found = at.conserved()
+            assert found.dropped == {"abandoned_fork": 8} and (found.dispatched, found.trained) == (12, 4)
+            assert controller.failures.counts == {"replay": 8} and found.replacements == 0
+
+    asyncio.run(main())
+    lost = [t for t in stored(tmp_path).values() if t.status == INFRA]
+    assert len(lost) == 8 and all(t.fork is not None and t.labels[FAULT] == "replay" for t in lost)
+    assert {t.attempts for t in lost} == {1}, "another try would meet the same"
+    lines = read_jsonl(tmp_path / "metrics" / "rollouts.jsonl")
+    assert [(line["abandoned_forks"], line["infra_errors"], line["infra_share"]) for line in lines] == [(4, 0, 0)] * 2
+
+
+def test_the_ledger_tells_forks_from_replacements(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    ledger = Ledger(path)
+    row = ledger.dispatch("t", 0, 0, 2)
+    again = ledger.replace(row.id, "g000000-01", 1)
+    for _ in range(2):  # the second time as after a kill
+        ledger.fork(row.id, ["g000000-00.f0", "g000000-00.f1"])
+        ledger.fork(row.id, [f"{again}.f0"])
+    assert (ledger.replacements(), ledger.forks()) == (1, 3)
+    assert ledger.members(row.id) == ["g000000-00", "g000000-01"]
+    ledger.close()
+    found = read_conservation(path)
+    assert found is not None and (found.dispatched, found.replacements, found.forks, found.difference) == (6, 1, 3, 0)

@@ -1,0 +1,171 @@
+"""A fork in real boxes: the recorded beginning is repeated exactly, and a real engine goes on from its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from gateway.parts import ADMIN, HERMES, ScriptedEngine
+from gateway.real import logprob_gap
+from grading import toy
+
+from woodshed.engine.local import LocalEngine
+from woodshed.gateway.app import build_app
+from woodshed.gateway.client import GatewayAdmin
+from woodshed.harness.settings import HarnessSettings, LimitSettings
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
+from woodshed.policy.formats import get_format
+from woodshed.record.store import trajectory_from_bytes, trajectory_to_bytes
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Trajectory
+from woodshed.rollout.agent import BuiltinAgent
+from woodshed.rollout.failures import FAULT, INFRA
+from woodshed.rollout.forking import FORK_OF, ForkError, failed_tests, fork_point
+from woodshed.rollout.rollout import Arena, rollout
+from woodshed.sandbox import open_backend
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Limits
+
+FILE = "shapes/measure.py"
+Call = tuple[str, dict[str, Any]]
+WRONG: Sequence[Call] = (
+    ("edit_file", {"path": FILE, "old": "width + height", "new": "width - height"}),
+    ("run_tests", {}),
+)
+READ: Call = ("read_file", {"path": FILE})
+HARNESS = HarnessSettings(
+    tools=("read_file", "edit_file", "undo", "run_tests", "finish"),
+    limits=LimitSettings(turns=6, turn_tokens=300, sampled_tokens=2000, wall_seconds=300.0),
+)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, LayerStore]:
+    if not (probe := open_backend().probe()).ok:
+        pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
+    root = tmp_path_factory.mktemp("forking")
+    layers = LayerStore(root / "layers")
+    return toy.toy_task(root / "toy", toy.pytest_layer(layers)), layers
+
+
+def scripted(*calls: Call) -> ScriptedEngine:
+    texts = [f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call><|im_end|>" for n, a in calls]
+    said = iter(texts)
+    return ScriptedEngine(lambda _: HERMES.encode(next(said), allow_special=True), context=1 << 16)
+
+
+@asynccontextmanager
+async def arena(engine: Any, layers: LayerStore) -> AsyncIterator[Arena]:
+    backend = open_backend()
+    app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=300.0) as client:
+        try:
+            yield Arena(
+                backend=backend,
+                layers=layers,
+                admin=GatewayAdmin("http://gateway", ADMIN, client=client),
+                base_url="http://gateway",
+                agent=BuiltinAgent(HARNESS, client),
+                policy="p",
+                attempts=2,
+                patience=5.0,
+                limits=Limits(memory=1 << 30, disk=64 << 20),
+            )
+        finally:
+            await backend.close()
+
+
+async def episode(task: tuple[Task, LayerStore], engine: Any, id: str = "root", **rest: Any) -> Trajectory:
+    async with arena(engine, task[1]) as at:
+        return await rollout(at, task[0], id=id, group="g", source="train", **rest)
+
+
+@pytest.fixture(scope="module")
+def parent(task: tuple[Task, LayerStore]) -> Trajectory:
+    made = asyncio.run(episode(task, scripted(*WRONG, ("run_tests", {}), ("finish", {}))))
+    assert made.status == "submitted" and [e.error for e in made.events] == [None] * 4
+    return trajectory_from_bytes(trajectory_to_bytes(made))  # as a later process finds it
+
+
+def test_where_it_can_be_forked(parent: Trajectory) -> None:
+    assert failed_tests(parent) == [2], "the second test run follows no edit"
+    point = fork_point(parent, 2)
+    (segment,) = parent.segments
+    assert (point.fork.parent, point.fork.replies, point.fork.segment) == ("root", 2, 0)
+    assert segment.sampled[point.fork.tokens] and not segment.sampled[point.fork.tokens - 1]
+    with pytest.raises(ForkError, match="at least one and not the last"):
+        fork_point(parent, len(parent.replies))
+
+
+def test_the_box_and_the_undo_stack_are_those_of_the_parent(task: tuple[Task, LayerStore], parent: Trajectory) -> None:
+    engine = scripted(READ, ("undo", {}), READ, ("finish", {}))
+    made = asyncio.run(episode(task, engine, "root.f0", fork=fork_point(parent, 2)))
+    assert made.status == "submitted" and len(engine.calls) == 4, "only what is new was asked for"
+    assert [e.name for e in made.events] == ["edit_file", "run_tests", "read_file", "undo", "read_file", "finish"]
+    assert [(e.name, e.arguments, e.error) for e in made.events[:2]] == [
+        (e.name, e.arguments, e.error) for e in parent.events[:2]
+    ]
+    assert "width - height" in made.events[2].result and "width + height" in made.events[4].result
+    assert made.effort.turns == 6 and made.labels[FORK_OF] == "root"
+    assert made.effort.sampled_tokens == sum(reply.sampled_tokens for reply in made.replies)
+    assert made.replies[:2] == parent.replies[:2] and made.messages[:6] == parent.messages[:6]
+    again = trajectory_from_bytes(trajectory_to_bytes(made))
+    assert again.fork == made.fork and again.replies == made.replies
+
+
+def test_limits_count_what_was_repeated(task: tuple[Task, LayerStore], parent: Trajectory) -> None:
+    made = asyncio.run(episode(task, scripted(*[READ] * 9), "root.f0", fork=fork_point(parent, 2)))
+    assert made.status == "limit" and made.effort.turns == 6 and len(made.replies) == 6
+
+
+def test_a_real_engine_goes_on_from_the_tokens(task: tuple[Task, LayerStore], parent: Trajectory) -> None:
+    config = DecoderConfig(
+        vocab_size=HERMES.vocab_size,
+        d_model=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        d_ff=48,
+        max_positions=1 << 14,
+    )
+    decoder = Decoder(config, seed=5)
+
+    async def main() -> Trajectory:
+        engine = LocalEngine(decoder)
+        try:
+            return await episode(task, engine, "root.f1", fork=fork_point(parent, 2))
+        finally:
+            await engine.close()
+
+    made = asyncio.run(main())
+    assert made.status != INFRA, made.error
+    assert made.fork is not None
+    ours, theirs, shared = made.segments[0], parent.segments[0], made.fork.tokens
+    assert np.array_equal(ours.tokens[:shared], theirs.tokens[:shared])
+    assert not ours.sampled[:shared].any() and ours.sampled[shared]
+    assert ours.spans[0] == theirs.spans[0] and (ours.versions[ours.sampled] == 0).all()
+    assert logprob_gap(decoder, ours) < 1e-4
+
+
+def test_a_fork_whose_results_differ_is_abandoned(task: tuple[Task, LayerStore], parent: Trajectory) -> None:
+    point = fork_point(parent, 2)
+    changed = [
+        {**m, "content": "all passed"} if m["role"] == "tool" and i == len(point.replay.messages) - 1 else m
+        for i, m in enumerate(parent.messages)
+    ]
+    engine = scripted(READ)
+    other = replace(point, parent=replace(parent, messages=changed))
+    made = asyncio.run(episode(task, engine, "root.f0", fork=other))
+    assert made.status == INFRA and made.labels[FAULT] == "replay" and made.attempts == 1
+    assert "ReplayDiverged" in made.error and "all passed" in made.error and not engine.calls
+    assert made.fork == point.fork and not made.segments

@@ -1,0 +1,116 @@
+"""Continue a recorded episode: its first replies are repeated from the record, then the policy is asked.
+
+Every call of a repeated reply runs again in the new box, so files, undo stack, to-do list and budgets are those of the
+recorded episode, whatever the sandbox backend. Every result must equal the recorded one, except for durations and
+memory addresses; the policy then sees the recorded text, so the tokens of the common beginning are equal.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from woodshed.record.fault import Fault, FaultSource
+from woodshed.record.trajectory import ReplyUsage
+
+from .endpoint import ChatEndpoint, Reply
+from .episode import Episode, Message
+
+_VARYING = re.compile(r"\b0x[0-9a-f]{6,}\b|\b\d+(\.\d+)?(?= ?(s|ms|us|sec|secs|seconds)\b)", re.IGNORECASE)
+
+
+class ReplayDiverged(Fault):
+    """The new box did not repeat the recorded beginning."""
+
+    source: ClassVar[FaultSource] = "replay"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The beginning of an episode. ``messages``: those of all its contexts in order, up to the results of the last of
+    ``replies``."""
+
+    messages: Sequence[Message]
+    replies: Sequence[ReplyUsage]
+
+
+class ReplayEndpoint:
+    """Answers the first requests of an episode from ``replay`` and all others by ``endpoint``."""
+
+    def __init__(self, replay: Replay, endpoint: ChatEndpoint) -> None:
+        self.replay, self.endpoint = replay, endpoint
+        self.live = False
+        """Whether ``endpoint`` was asked."""
+        places = [i for i, message in enumerate(replay.messages) if message["role"] == "assistant"]
+        if len(places) != len(replay.replies):
+            raise ValueError(f"replay: {len(places)} assistant messages and {len(replay.replies)} replies")
+        self._places = [*places, len(replay.messages)]
+        self._given = 0
+        self._prefix: Sequence[Message] = ()
+        self._last: Message | None = None
+
+    @property
+    def lost_seconds(self) -> float:
+        return self.endpoint.lost_seconds
+
+    @property
+    def failing(self) -> str:
+        return self.endpoint.failing
+
+    async def complete(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        call_tools: bool = True,
+    ) -> Reply:
+        """The next reply. Raises ReplayDiverged if ``messages`` are not the recorded ones, and what ``endpoint``
+        raises."""
+        if not self.live:
+            recorded = self._recorded(messages)
+            if self._given < len(self.replay.replies):
+                usage = self.replay.replies[self._given]
+                message = copy.deepcopy(self.replay.messages[self._places[self._given]])
+                self._given += 1
+                return Reply(
+                    message=message,
+                    finish_reason=usage.finish_reason,
+                    prompt_tokens=usage.prompt_tokens,
+                    sampled_tokens=usage.sampled_tokens,
+                    thinking_tokens=usage.thinking_tokens,
+                    parse_error=usage.parse_error,
+                )
+            self.live, self._prefix, self._last = True, recorded, messages[-1]
+        known = len(self._prefix)
+        if len(messages) >= known and messages[known - 1] is self._last:  # else a summary has started a new context
+            messages = [*self._prefix, *messages[known:]]
+        return await self.endpoint.complete(messages, tools, max_tokens=max_tokens, call_tools=call_tools)
+
+    def finish(self, episode: Episode) -> Episode:
+        """``episode`` with the recorded messages at its beginning. Raises ReplayDiverged if it ended before that."""
+        if not self.live:
+            raise ReplayDiverged(f"the episode ended with {episode.status} at reply {self._given}: {episode.error}")
+        recorded = self.replay.messages
+        return replace(episode, messages=[*recorded, *episode.messages[len(recorded) :]])
+
+    def _recorded(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The recorded messages of the current context. Raises ReplayDiverged if ``messages`` differ from them."""
+        end = self._places[self._given]
+        recorded = self.replay.messages[max(0, end - len(messages)) : end]
+        if len(recorded) != len(messages):
+            raise ReplayDiverged(f"reply {self._given + 1}: {len(messages)} messages, {len(recorded)} were recorded")
+        for ours, theirs in zip(messages, recorded):
+            if _steady(ours) != _steady(theirs):
+                text = f"{theirs.get('content')!r:.200} became {ours.get('content')!r:.200}"
+                raise ReplayDiverged(f"before reply {self._given + 1} a {theirs['role']} message changed: {text}")
+        return recorded
+
+
+def _steady(message: Message) -> Message:
+    """``message`` without what differs each time that a program runs."""
+    content = message.get("content")
+    return {**message, "content": _VARYING.sub("#", content)} if isinstance(content, str) else message
