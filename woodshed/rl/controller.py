@@ -153,8 +153,8 @@ class Controller:
                 self._write_batch(step, [self.store.group(g) for g in groups])
         if self.curriculum is not None:
             finished = self.ledger.finished_groups()
-            groups = ((self.tasks[r.task], roots(self.store.group(r.id)), r.version) for r in finished)
-            replay(self.curriculum, groups)
+            told = ((self.tasks[r.task], roots(self.store.group(r.id)), r.version) for r in finished)
+            replay(self.curriculum, told)
         for row in self.ledger.open_groups():
             self._launch(row)
 
