@@ -37,7 +37,7 @@ from woodshed.sandbox.protocol import Limits
 FILE = "shapes/measure.py"
 Call = tuple[str, dict[str, Any]]
 WRONG: Sequence[Call] = (
-    ("edit_file", {"path": FILE, "old": "width + height", "new": "width - height"}),
+    ("edit_file", {"path": FILE, "old_string": "width + height", "new_string": "width - height"}),
     ("run_tests", {}),
 )
 READ: Call = ("read_file", {"path": FILE})

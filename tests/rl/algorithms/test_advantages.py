@@ -104,7 +104,7 @@ def test_an_algorithm_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "ppo",
             {},
-            "unknown algorithm 'ppo'; known: mean_baseline, leave_one_out, grpo, gspo, reinforce, tree, or ",
+            "unknown algorithm 'ppo'; known: mean_baseline, leave_one_out, grpo, gspo, reinforce, tree, or",
         ),
         ("grpo", {"lenght": True}, "grpo has no option 'lenght'; known: std, length"),
         ("mean_baseline", {"std": True}, "mean_baseline has no option 'std'; it takes none"),
