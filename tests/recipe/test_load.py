@@ -72,7 +72,7 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
         ),
         ('description = "no name"\n', [], "name: Field required"),
         (
-            "",
+            'name = "x"\n',
             [
                 'harness.program.command="x"',
                 'rl.algorithm="tree"',
