@@ -76,6 +76,16 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
             r"rl: .*set rl\.judge\.base_url and rl\.judge\.model",
         ),
         ('description = "no name"\n', [], "name: Field required"),
+        (
+            'name = "x"\n',
+            [
+                'harness.program.command="x"',
+                'rl.algorithm="tree"',
+                "rl.forks.count=2",
+                "learn.demonstrations.episodes=0",
+            ],
+            r"rl\.forks\.count is 2: a fork repeats the calls of the built-in agent.*set rl\.forks\.count = 0",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:
