@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -22,7 +21,7 @@ SWEEP = (0.3, 0.6, 1.0)
 class _WithoutRun(TyperGroup):
     """``woodshed evaluate POLICY ...`` means ``woodshed evaluate run POLICY ...``."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # its type is a private one of typer
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [RUN, *args]
         return super().parse_args(ctx, args)

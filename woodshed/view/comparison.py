@@ -21,8 +21,11 @@ _MANY_TASKS = 400
 
 
 def print_results(results: Results, console: Console) -> None:
-    """The table of the policies, their differences, and what is incomplete or not comparable."""
-    console.print(_rich(score_cells(results)))
+    """The table of the policies, their differences, and what is incomplete or not comparable.
+
+    A policy is a column: the figures are many, and a terminal is narrow.
+    """
+    console.print(_rich([list(column) for column in zip(*score_cells(results), strict=True)]))
     if results["differences"]:
         console.print(_rich(difference_cells(results)))
     for line in notes(results):

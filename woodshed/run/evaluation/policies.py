@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from woodshed.recipe.load import RecipeError, load_recipe
@@ -93,8 +94,13 @@ def _agent_recipe(agent: str, overrides: Sequence[str]) -> Recipe:
 
 
 def _default_recipe(overrides: Sequence[str]) -> Recipe:
-    # Demonstrations are of training; without them a program is a possible agent.
-    table = {"name": _DEFAULTS, "learn": {"demonstrations": {"episodes": 0}}}
+    # Demonstrations are of training (without them a program is a possible agent), and the format compact is of our own
+    # tiny policies.
+    table: dict[str, Any] = {
+        "name": _DEFAULTS,
+        "policy": {"format": "hermes"},
+        "learn": {"demonstrations": {"episodes": 0}},
+    }
     try:
         return validated(Recipe, table, overrides)
     except ValueError as error:
