@@ -1,4 +1,6 @@
-"""Coverage and power of ``woodshed evaluate``'s comparisons, by simulation: ``python benchmarks/statistics.py``.
+"""Coverage and power of ``woodshed evaluate``'s comparisons, by simulation: ``python benchmarks/evaluate_statistics.py``.
+
+(A script called like a module of the standard library would be imported in its place.)
 
 Each design draws whole evaluations of two policies from known rates: task i has p_i uniform over an interval and
 q_i = p_i + d +- tau, so every moment has a closed form. Of 2,000 comparisons a design, ``coverage`` is the share whose
