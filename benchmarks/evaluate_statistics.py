@@ -1,4 +1,4 @@
-"""Coverage and power of ``woodshed evaluate``'s comparisons, by simulation: ``python benchmarks/evaluate_statistics.py``.
+"""Coverage and power of the comparisons of ``woodshed evaluate``: ``python benchmarks/evaluate_statistics.py``.
 
 (A script called like a module of the standard library would be imported in its place.)
 

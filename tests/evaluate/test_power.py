@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused() -> None:
         tasks_needed(0.0, Spread(0.1, 0.1), 1)
     with pytest.raises(ValueError, match="power must lie"):
         tasks_needed(0.1, Spread(0.1, 0.1), 1, wanted=1.0)
-    with pytest.raises(ValueError, match="task_sd is 0.6"):
+    with pytest.raises(ValueError, match=r"task_sd is 0\.6"):
         assumed_spread(0.5, 0.6, 0.1, 0.1)
     with pytest.raises(ValueError, match="between 0 and 1"):
         assumed_spread(0.95, 0.1, 0.1, 0.1)
