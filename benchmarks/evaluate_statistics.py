@@ -21,7 +21,7 @@ import numpy as np
 from result import write_result
 
 from woodshed.evaluate.power import Spread, measured_spread, power, tasks_needed
-from woodshed.evaluate.statistics import paired_gain
+from woodshed.evaluate.statistics import bootstrap
 
 COMPARISONS = 2000
 LOW, HIGH = 0.2, 0.6
@@ -52,7 +52,8 @@ def simulate(design: Design, *, seed: int) -> dict[str, float]:
         q = p + design.difference + design.tau * rng.choice([-1, 1], design.tasks)
         assert q.min() >= 0 and q.max() <= 1
         a, b = (rng.random((design.tasks, design.samples)) < rate[:, None] for rate in (p, q))
-        gain = paired_gain(a.mean(axis=1).tolist(), b.mean(axis=1).tolist(), seed=number, expanded=True)
+        # ``paired_gain`` with fewer resamples, to be quicker.
+        gain = bootstrap(b.mean(axis=1) - a.mean(axis=1), resamples=1000, seed=number, expanded=True)
         covered += gain.low <= design.difference <= gain.high
         shown += gain.low > 0 or gain.high < 0
         if design.samples > 1 and number < 200:
@@ -75,7 +76,7 @@ def simulate(design: Design, *, seed: int) -> dict[str, float]:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     rows: list[dict[str, Any]] = []
-    sizes = [(16, 4), (32, 1), (32, 4), (64, 1), (64, 4), (128, 2)]
+    sizes = [(16, 4), (32, 1), (32, 4), (64, 1), (64, 4)]
     for (tasks, samples), difference, tau in product(sizes, (0.0, 0.1), (0.0, 0.15)):
         design = Design(tasks, samples, difference, tau)
         rows.append(simulate(design, seed=len(rows)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,6 +73,11 @@ class ScriptedServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that were killed."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         text = next(str(m.get("content")) for m in body["messages"] if m.get("role") == "user")

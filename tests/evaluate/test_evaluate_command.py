@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,6 @@ from waiting import wait_until
 
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.cheats import write_cheats
-from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.run.evaluation.plan import Wishes
 from woodshed.run.evaluation.policies import EvaluationError, resolve_policies
@@ -64,7 +64,6 @@ def test_oracle_and_cheater_side_by_side(server: ScriptedServer, tasks: list[Tas
     assert cheater["cheats"] == 12 and cheater["cheat_rate"] == 1.0
     assert cheater["reasons"] == {"impossible_passed": 4, "honeypot_read": 4, "tests_tampered": 4}
     assert cheater["pass1"]["mean"] == 0.5, "what was looked up in the honeypot is a solution"
-    assert "test_tampering" in cheater["flagged"] and oracle["flagged"] == {}
     assert found["baseline"] == "oracle" and found["differences"][0]["gain"]["mean"] == -0.5
     assert found["complete"] and oracle["turns"] < cheater["turns"] and cheater["dollars"] > 0
     assert oracle["tokens"] > 0 and oracle["dollars"] is None
@@ -141,11 +140,11 @@ def test_killed_and_given_again_it_ends_the_same(server: ScriptedServer, tasks: 
     def stored() -> int:
         if not index.exists():
             return 0
-        store = TrajectoryStore(index.parent)
         try:
-            return len(store)
-        finally:
-            store.close()
+            with sqlite3.connect(f"file:{index}?mode=ro", uri=True, timeout=30) as connection:
+                return int(connection.execute("SELECT count(*) FROM trajectories").fetchone()[0])
+        except sqlite3.OperationalError:  # the command is about to create the table
+            return 0
 
     for goal in (2, 14):
         process = begin(tmp_path, *arguments, output=tmp_path / "log")

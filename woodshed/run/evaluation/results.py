@@ -35,7 +35,11 @@ FORMAT = "woodshed-evaluation-1"
 
 def label(task: Task) -> str:
     """A task in the groups of the store: as it is now, so that a changed one gets new episodes."""
-    return f"{task.name}@{task.digest[:12]}"
+    return _label(task.name, task.digest)
+
+
+def _label(name: str, digest: str) -> str:
+    return f"{name}@{digest[:12]}"
 
 
 def evaluation_name(number: int, suite: str) -> str:
@@ -44,15 +48,23 @@ def evaluation_name(number: int, suite: str) -> str:
 
 
 def stored_episodes(
-    folder: EvaluationFolder, store: TrajectoryStore, number: int, suites: Sequence[Suite]
+    folder: EvaluationFolder,
+    settings: Mapping[str, Any],
+    store: TrajectoryStore,
+    number: int,
+    suites: Sequence[Suite],
 ) -> list[EvaluatedEpisode]:
-    """All stored episodes of policy ``number``, as last graded. Development episodes are not among them."""
+    """All stored episodes of policy ``number``, as last graded. Development episodes are not among them.
+
+    Episodes lie under the digest that their task had then; a task that was corrected since keeps them.
+    """
     verdicts = {row["id"]: tuple(row["reasons"]) for row in read_jsonl(folder.verdicts)}
     regraded = read_regraded(folder)
     found = []
     for suite in suites:
         name = evaluation_name(number, suite.name)
-        tasks = {group_name(name, label(task)): task for task in suite.tasks}
+        then = settings["suites"][suite.name]["tasks"]
+        tasks = {group_name(name, _label(task.name, then[task.name]["digest"])): task for task in suite.tasks}
         for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'", order_by="id"):
             task = tasks.get(row["group_id"])
             if task is not None:
@@ -131,7 +143,7 @@ def collect_policies(
                 name=name,
                 source=about["source"],
                 harness_hash=about["harness"],
-                episodes=stored_episodes(folder, store, number, suites),
+                episodes=stored_episodes(folder, settings, store, number, suites),
                 planned=planned,
                 temperature=temperature,
                 tried=tried,
