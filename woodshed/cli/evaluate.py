@@ -21,9 +21,11 @@ SWEEP = (0.3, 0.6, 1.0)
 class _WithoutRun(TyperGroup):
     """``woodshed evaluate POLICY ...`` means ``woodshed evaluate run POLICY ...``."""
 
+    default_command = RUN
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # its type is a private one of typer
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [RUN, *args]
+            args = [self.default_command, *args]
         return super().parse_args(ctx, args)
 
 
