@@ -137,6 +137,8 @@ def check_command(words: list[str], line: str) -> None:
     command: Any = typer.main.get_command(app)
     words = [word for word in words if word != "..."]
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        if words[0] not in command.commands and hasattr(command, "default_command"):
+            words = [command.default_command, *words]
         assert words[0] in command.commands, f"{line}: no command {words[0]}"
         command = command.commands[words.pop(0)]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, best_baseline, titles
+from woodshed.evaluate.sweep import best_temperature
 from woodshed.record.trajectory import ToolEvent
 from woodshed.rollout.attempts import attempt_rates, attempts, suite_passed
 from woodshed.stages.demonstrations import ends_tested
-from woodshed.stages.evaluate import best_temperature
 
 PASS, FAIL = "PASS 18", "FAIL ridge\nwant 1\ngot 2"
 

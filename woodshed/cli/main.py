@@ -13,6 +13,7 @@ from rich.text import Text
 
 from . import boxes as cli_boxes
 from . import boxes as cli_roots
+from . import evaluate as cli_evaluate
 from . import install as _install  # noqa: F401  (puts its commands beside those of tasks)
 from . import refresh as _refresh  # noqa: F401
 from . import tasks as cli_tasks
@@ -26,6 +27,7 @@ app = typer.Typer(
 
 app.add_typer(cli_tasks.app, name="tasks")
 app.add_typer(cli_roots.app, name="roots")
+app.add_typer(cli_evaluate.app, name="evaluate")
 app.command()(cli_boxes.boxes)
 
 RunOption = Annotated[Path, typer.Option("--run", help="Run directory, for example runs/laptop")]

@@ -54,7 +54,7 @@ def build(
         list[str],
         typer.Argument(
             help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder, or a git repository (path, URL), the last two "
-            "@COMMIT; exercism:PATH, quixbugs:PATH, refactorbench:PATH; my_module:my_source"
+            "@COMMIT; exercism:PATH, humaneval:PATH, quixbugs:PATH, refactorbench:PATH; my_module:my_source"
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],

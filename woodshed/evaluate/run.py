@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.rollout.failures import INFRA, FailureWatch
 from woodshed.rollout.rollout import Arena, rollout
+
+_REPEATED = re.compile(r"(:\d+)\.\d+$")
 
 
 @dataclass(frozen=True)
@@ -48,26 +52,34 @@ async def evaluate(
     progress: Callable[[Sofar], None] | None = None,
     label: Callable[[Task], str] = lambda task: task.name,
     retried: bool = False,
+    seed: int | None = None,
+    may_start: Callable[[], bool] = lambda: True,
 ) -> dict[str, list[bool]]:
     """Resolved or not, per task name and sample. What infrastructure errors ended says nothing and is left out; raises
     RunFailing where more than ``arena.max_infra_rate`` of the last episodes end so.
 
     Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label ``evaluation=NAME``. ``label`` stands
     for the task in the group: what is stored under another one is not taken for its samples. ``retried``: samples that
-    are stored with an infrastructure error are run once more, under another id.
+    are stored with an infrastructure error are run once more, under another id. ``seed``: from it each sample gets a
+    sampling seed of its own, the same for every policy and after a kill; None leaves the choice to the server.
+    ``may_start`` is asked before each episode; once it says no, what runs is finished and the rest stays open.
     """
+    wanted, results = plan_samples(store, tasks, name=name, samples=samples, label=label, retried=retried)
     group_of = {task.name: group_name(name, label(task)) for task in tasks}
-    rows = {row["id"]: row for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")}
-    stored = {id: None if row["status"] == INFRA else bool(row["resolved"]) for id, row in rows.items()}
-    lost = {id for id, row in rows.items() if retried and row["status"] == INFRA}
-    wanted = [(task, _sample(f"{group_of[task.name]}:{k:02d}", lost)) for task in tasks for k in range(samples)]
-    results = {id: stored[id] for _, id in wanted if id in stored}  # None: nothing is known
     slots, failures = asyncio.Semaphore(concurrency), FailureWatch(arena.max_infra_rate, arena.infra_window)
 
     async def one(task: Task, id: str) -> None:
         async with slots:
+            if not may_start():
+                return
             trajectory = await rollout(
-                arena, task, id=id, group=group_of[task.name], source="eval", labels={"evaluation": name}
+                arena,
+                task,
+                id=id,
+                group=group_of[task.name],
+                source="eval",
+                labels={"evaluation": name},
+                seed=None if seed is None else sample_seed(seed, id.removeprefix(f"{name}:")),
             )
         store.add(trajectory)
         failed = trajectory.status == INFRA
@@ -76,7 +88,7 @@ async def evaluate(
         if progress:
             progress(_sofar(wanted, results))
 
-    episodes = [asyncio.create_task(one(task, id)) for task, id in wanted if id not in stored]
+    episodes = [asyncio.create_task(one(task, id)) for task, id in wanted if id not in results]
     try:
         await asyncio.gather(*episodes)
     finally:
@@ -86,10 +98,39 @@ async def evaluate(
     store.compact(1)
     by_task: dict[str, list[bool]] = defaultdict(list)
     for task, id in wanted:
-        resolved = results[id]
+        resolved = results.get(id)
         if resolved is not None:
             by_task[task.name].append(resolved)
     return dict(by_task)
+
+
+def plan_samples(
+    store: TrajectoryStore,
+    tasks: Sequence[Task],
+    *,
+    name: str,
+    samples: int,
+    label: Callable[[Task], str] = lambda task: task.name,
+    retried: bool = False,
+) -> tuple[list[tuple[Task, str]], dict[str, bool | None]]:
+    """(task and id of every sample of the evaluation ``name``; result by id of those that are stored already).
+
+    A result is None where an infrastructure error ended the sample. ``retried``: such a sample gets another id, so that
+    it is still to be run.
+    """
+    rows = {row["id"]: row for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")}
+    lost = {id for id, row in rows.items() if retried and row["status"] == INFRA}
+    groups = [(task, group_name(name, label(task))) for task in tasks]
+    wanted = [(task, _sample(f"{group}:{k:02d}", lost)) for task, group in groups for k in range(samples)]
+    stored = {id: rows[id] for _, id in wanted if id in rows}
+    return wanted, {id: None if row["status"] == INFRA else bool(row["resolved"]) for id, row in stored.items()}
+
+
+def sample_seed(seed: int, sample: str) -> int:
+    """Sampling seed of one sample of a task, in [0, 2^31). A repeated sample (``.1``) has that of the first try."""
+    first_try = _REPEATED.sub(r"\1", sample)
+    digest = hashlib.sha256(f"{seed}:{first_try}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
 
 
 def _sofar(wanted: Sequence[tuple[Task, str]], results: Mapping[str, bool | None]) -> Sofar:

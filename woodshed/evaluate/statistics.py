@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,19 +40,50 @@ class Estimate:
         return format(str(self), spec)
 
 
-def bootstrap(values: Sequence[float] | NDArray[np.float64], *, resamples: int = 4000, seed: int = 0) -> Estimate:
-    """Mean of per-task ``values`` [tasks] and its 95 % interval by resampling tasks. NaN for no tasks."""
+def bootstrap(
+    values: Sequence[float] | NDArray[np.float64], *, resamples: int = 4000, seed: int = 0, expanded: bool = False
+) -> Estimate:
+    """Mean of per-task ``values`` [tasks] and its 95 % interval by resampling tasks. NaN for no tasks.
+
+    ``expanded``: percentiles further out, which make up for the few tasks that were drawn (Hesterberg 2015,
+    arXiv:1411.5279, section 5.3): with 16 tasks the plain interval covers 90 %, not 95 %.
+    """
     array = np.asarray(values, dtype=np.float64)
     if len(array) == 0:
         return Estimate(float("nan"), float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
     means = array[rng.integers(0, len(array), (resamples, len(array)))].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
+    tail = _expanded_tail(len(array)) if expanded else 2.5
+    low, high = np.percentile(means, [tail, 100 - tail])
     return Estimate(float(array.mean()), float(low), float(high))
 
 
-def paired_gain(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Estimate:
-    """Mean of after - before over the same tasks, resampled by task. Raises ValueError if the lengths differ."""
+def t_quantile(z: float, freedom: int) -> float:
+    """Quantile of Student's t with ``freedom`` degrees where the normal quantile is ``z``.
+
+    Abramowitz & Stegun 26.7.5; the error is below 0.01 for five degrees or more and z up to 2.
+    """
+    v = float(freedom)
+    terms = (
+        (z**3 + z) / (4 * v),
+        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2),
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3),
+    )
+    return z + sum(terms)
+
+
+def _expanded_tail(count: int) -> float:
+    """Percentile of the lower end for ``count`` tasks: its normal quantile is t * sqrt(n / (n - 1))."""
+    if count < 2:
+        return 0.0
+    normal = NormalDist()
+    wide = t_quantile(normal.inv_cdf(0.975), count - 1) * math.sqrt(count / (count - 1))
+    return 100 * normal.cdf(-wide)
+
+
+def paired_gain(before: Sequence[float], after: Sequence[float], *, seed: int = 0, expanded: bool = False) -> Estimate:
+    """Mean of after - before over the same tasks, resampled by task (see ``bootstrap``). Raises ValueError if the
+    lengths differ."""
     if len(before) != len(after):
         raise ValueError(f"paired gain needs the same tasks: {len(before)} before, {len(after)} after")
-    return bootstrap(np.asarray(after, np.float64) - np.asarray(before, np.float64), seed=seed)
+    return bootstrap(np.asarray(after, np.float64) - np.asarray(before, np.float64), seed=seed, expanded=expanded)

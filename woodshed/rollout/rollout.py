@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx
 
 from woodshed.engine.settings import Truncation
 from woodshed.gateway.client import GatewayAdmin, GatewayError
+from woodshed.grading.crossing import Submission
 from woodshed.grading.settings import GradingSettings, MonitorSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.monitors import MonitoredEpisode, watch
@@ -63,6 +64,8 @@ class Arena:
     judge: Judge | None = None
     grades: GradeCache = field(default_factory=GradeCache)
     grading: GradingSettings = field(default_factory=GradingSettings)
+    keep_submission: Callable[[str, Task, Submission], None] | None = None
+    """Called with (id, task, submission) of each try before it is graded, so that it can be graded again later."""
 
     @property
     def harness_hash(self) -> str:
@@ -170,6 +173,8 @@ async def _attempt(
     try:
         work = await agent.run(task, box, access)
         submission = await submission_from(box, task, arena.grading)
+        if arena.keep_submission is not None:
+            arena.keep_submission(id, task, submission)
     finally:
         await box.close()
     finished = await arena.admin.finish(id, messages=agent.needs_messages)
@@ -185,7 +190,7 @@ async def _attempt(
         requests=box.stats().get("egress", {}),
     )
     repeated = 0 if fork is None else fork.fork.replies  # replies that the gateway did not sample for this trajectory
-    summaries = [reply - repeated for reply in episode.summary_replies if reply >= repeated]
+    summaries = [reply - repeated for reply in episode.summary_replies if reply >= repeated and finished.usage]
     trajectory = Trajectory(
         id=id,
         task=task.name,

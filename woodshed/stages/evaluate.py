@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import uvloop
 
 from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, stage_of
 from woodshed.evaluate.run import Sofar, evaluate
+from woodshed.evaluate.sweep import choose_temperature, draw_by_digest, mean_over_tasks
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
@@ -45,7 +43,7 @@ def evaluate_rejection(recipe: Recipe, run: RunDirectory) -> None:
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     """Choose the temperature on the development tasks, then run the held-out ones, and real packages as transfer."""
     settings = recipe.evaluate
-    main = _drawn(load_split(run, recipe.tasks.family, "heldout"), settings.tasks)
+    main = draw_by_digest(load_split(run, recipe.tasks.family, "heldout"), settings.tasks)
     transfer: list[Task] = []
     transferred = recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples
     if transferred and name in (BEFORE, AFTER):
@@ -71,13 +69,13 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
         run.write_progress(name, 0, 0, "fetching what harness.program needs")
     grading = with_key(recipe.grading, run.root)
     async with open_arena(recipe, run, grading=grading, training=False) as arena:
-        tried: dict[float, float] = {}
-        if len(settings.temperatures) > 1:
-            dev = _drawn(load_split(run, recipe.tasks.family, "dev"), settings.dev_tasks)
-            for at in settings.temperatures:
-                arm = f"{name}-dev-{at:g}"
-                tried[at] = _mean(await results(replace(arena, temperature=at), dev, arm, settings.dev_samples))
-        temperature = best_temperature(tried) if tried else settings.temperatures[0]
+
+        async def on_dev(at: float) -> float:
+            dev = draw_by_digest(load_split(run, recipe.tasks.family, "dev"), settings.dev_tasks)
+            tried_at = replace(arena, temperature=at)
+            return mean_over_tasks(await results(tried_at, dev, f"{name}-dev-{at:g}", settings.dev_samples))
+
+        temperature, tried = await choose_temperature(settings.temperatures, on_dev)
         arena = replace(arena, temperature=temperature)
         solved = await results(arena, main, name, settings.samples)
         on_packages = await results(arena, transfer, f"{name}-packages", settings.package_samples)
@@ -89,14 +87,14 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
             "compared; the log says what failed, and the same command tries them again"
         )
     lost = len(main) * settings.samples - sum(map(len, solved.values()))
-    rate = _mean(solved)
+    rate = mean_over_tasks(solved)
     note = f"pass@1 {rate:.3f} on {len(main)} tasks at temperature {temperature:g}"
     if lost:
         note += f" ({lost} samples lost to infrastructure errors)"
     if ungraded:
         note += f" ({len(ungraded)} tasks cannot be graded by other inputs)"
     if on_packages:
-        note += f", real packages {_mean(on_packages):.3f} on {len(on_packages)}"
+        note += f", real packages {mean_over_tasks(on_packages):.3f} on {len(on_packages)}"
     run.write_result_of(
         stage_of(name),
         {
@@ -110,21 +108,7 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     store.close()
 
 
-def best_temperature(tried: dict[float, float]) -> float:
-    """Return the temperature with the best mean, the lowest of equal ones. A mean of nan counts as the worst."""
-    return max(sorted(tried), key=lambda at: -math.inf if math.isnan(tried[at]) else tried[at])
-
-
-def _drawn(tasks: Sequence[Task], most: int) -> list[Task]:
-    """By digest of the name: a few tasks are then a sample over all packages, the same in every run."""
-    return sorted(tasks, key=lambda task: hashlib.sha256(task.name.encode()).digest())[:most]
-
-
 def _ungraded(store: TrajectoryStore, name: str) -> set[str]:
     """Tasks of an evaluation with samples on whose other inputs the solution itself does not end."""
     rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%' AND status = '{INFRA}'")
     return {row["task"] for row in rows if row["labels"].get(FAULT) == "task"}
-
-
-def _mean(results: dict[str, list[bool]]) -> float:
-    return float(np.mean([np.mean(v) for v in results.values()])) if results else float("nan")

@@ -60,6 +60,27 @@ def _literal(text: str) -> str:
     return ("\u200b" if short.startswith("_") else "") + short.replace("$", r"\$")
 
 
+def scatter(
+    points: Mapping[str, tuple[float, float]],
+    front: Sequence[str],
+    *,
+    x: str,
+    y: str,
+    size: tuple[float, float] = (5.2, 2.8),
+) -> str:
+    """Named points (x, y), with a step line through those of a Pareto ``front`` (names, in order of x)."""
+    figure, axis = _figure(size)
+    for name, (across, up) in points.items():
+        axis.plot([across], [up], "o", color="C0" if name in front else "0.6")
+        axis.annotate(_literal(name), (across, up), textcoords="offset points", xytext=(5, 4), fontsize=8)
+    if front:
+        axis.step([points[n][0] for n in front], [points[n][1] for n in front], where="post", color="C0", alpha=0.5)
+    axis.margins(0.15)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    return _svg(figure)
+
+
 def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from woodshed.evaluate.suites.exercises import read_collection
+from woodshed.evaluate.suites.exercism import EXERCISM
+from woodshed.evaluate.suites.quixbugs import QUIXBUGS
 from woodshed.tasks.generators.packages.proof import GATES
 from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.languages.python import delete_body
@@ -164,9 +166,9 @@ def test_a_collection_that_is_of_no_use_stops_no_other(place: Place, tmp_path: P
 
 def test_a_folder_of_another_layout_is_named(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="no such folder; give the copy"):
-        read_collection(f"exercism:{tmp_path}/nothing")
+        read_collection(EXERCISM, f"exercism:{tmp_path}/nothing")
     with pytest.raises(PackageError, match=r"no exercise in it; expected python_programs, correct_"):
-        read_collection(f"quixbugs:{tmp_path}")
+        read_collection(QUIXBUGS, f"quixbugs:{tmp_path}")
     repos.write(tmp_path / "bad", {"leap/.meta/config.json": b"{"})
     with pytest.raises(PackageError, match=r"leap/.meta/config.json: not JSON"):
-        read_collection(f"exercism:{tmp_path}/bad")
+        read_collection(EXERCISM, f"exercism:{tmp_path}/bad")

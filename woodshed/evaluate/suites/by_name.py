@@ -1,11 +1,78 @@
-"""Benchmarks of others by the name that a source begins with (``exercism:PATH``)."""
+"""Suites by name, and the benchmarks of others that ``woodshed tasks build`` takes (``exercism:PATH``).
+
+A further collection is one file and its name in ``COLLECTIONS``; any other suite is one file and its name in
+``SUITES``, or code of one's own as ``"my_module:my_suite"``.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
 from woodshed.evaluate.suites.refactorbench.build import build_refactorbench
-from woodshed.evaluate.suites.refactorbench.read import NAME
+from woodshed.evaluate.suites.refactorbench.read import NAME as REFACTORBENCH
+from woodshed.record.settings import is_reference, load_reference
 from woodshed.tasks.pipeline.build import BuildCollection
 
-from .exercises import READERS, build_exercises
+from .base import LoadSuite, Suite, SuiteContext, SuiteError
+from .cheats import CHEATS, load_cheats
+from .collected import collected
+from .exercism import EXERCISM
+from .folder import load_folder
+from .humaneval import HUMANEVAL
+from .quixbugs import QUIXBUGS
 
-COLLECTIONS: dict[str, BuildCollection] = {**dict.fromkeys(READERS, build_exercises), NAME: build_refactorbench}
+COLLECTIONS: dict[str, BuildCollection] = {
+    **{each.name: each for each in (EXERCISM, HUMANEVAL, QUIXBUGS)},
+    REFACTORBENCH: build_refactorbench,
+}
+SUITES: dict[str, LoadSuite] = {
+    **{name: collected(name, builder) for name, builder in COLLECTIONS.items()},
+    CHEATS: load_cheats,
+}
+
+
+async def load_suites(sources: Sequence[str], context: SuiteContext) -> list[Suite]:
+    """Load each source, in order. Raises SuiteError where one cannot be used, is empty, or is given twice."""
+    found: list[Suite] = []
+    for source in sources:
+        if any(source == known.source for known in found):
+            raise SuiteError(f"--suite {source} is given twice")
+        tasks = await _loader(source)(source, context)
+        names = [task.name for task in tasks]
+        if not names:
+            raise SuiteError(f"--suite {source}: no task in it")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SuiteError(f"--suite {source}: two tasks are called {twice[0]!r}")
+        found.append(Suite(_short_name(source, [suite.name for suite in found]), source, tuple(tasks)))
+    return found
+
+
+def _loader(source: str) -> LoadSuite:
+    name = source.partition(":")[0]
+    if name in SUITES:
+        return SUITES[name]
+    if Path(source).expanduser().exists():
+        return load_folder
+    known = f"there are {', '.join(sorted(SUITES))} (as NAME:PATH), folders of tasks, run directories"
+    if not is_reference(source):
+        raise SuiteError(f"--suite {source}: no such folder or suite; {known}")
+    try:
+        loader: LoadSuite = load_reference(source)
+    except ValueError as error:
+        raise SuiteError(f"--suite {source}: {error}; {known}") from None
+    if not callable(loader):
+        raise SuiteError(f"--suite {source}: not a function (source, context) -> tasks")
+    return loader
+
+
+def _short_name(source: str, taken: Sequence[str]) -> str:
+    """Name of the suite or of the folder, of lower-case letters, digits and hyphens; numbered where it is taken."""
+    head, _, tail = source.partition(":")
+    word = head if head in SUITES or not tail else tail
+    base = re.sub(r"[^a-z0-9]+", "-", Path(word).name.lower()).strip("-") or "suite"
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name

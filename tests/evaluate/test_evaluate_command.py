@@ -1,0 +1,182 @@
+"""``woodshed evaluate`` against a real server of scripted models, in real boxes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_runs import begin, woodshed
+from waiting import wait_until
+
+from woodshed.evaluate.submissions import SubmissionStore
+from woodshed.evaluate.suites.cheats import write_cheats
+from woodshed.record.task import Task
+from woodshed.run.evaluation.plan import Wishes
+from woodshed.run.evaluation.policies import EvaluationError, resolve_policies
+from woodshed.run.evaluation.regrade import regrade
+from woodshed.run.evaluation.run import evaluate_policies
+from woodshed.sandbox import open_backend
+
+from .scripted_models import ScriptedServer
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    if not (probe := open_backend().probe()).ok:
+        pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
+    return write_cheats(tmp_path_factory.mktemp("cheats") / "tasks", 6)
+
+
+@pytest.fixture
+def server(tasks: list[Task]) -> Iterator[ScriptedServer]:
+    with ScriptedServer(tasks) as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def wishes(server: ScriptedServer, tasks: list[Task], out: Path, *models: str, **more: Any) -> Wishes:
+    policies = tuple(f"{model}={server.url}#{model}" for model in models)
+    return Wishes(out, policies, (str(tasks[0].path.parent),), **more)
+
+
+def quiet(*_: object) -> None:
+    return
+
+
+def test_oracle_and_cheater_side_by_side(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
+    asked = wishes(server, tasks, tmp_path, "oracle", "cheater", samples=2, prices=("cheater=1/2",))
+    found = evaluate_policies(asked, quiet)
+    oracle, cheater = found["policies"]
+    assert oracle["pass1"]["mean"] == 1.0 and (oracle["cheats"], oracle["judged"]) == (0, 12)
+    assert oracle["tasks"] == 4, "impossible tasks say nothing about skill"
+    assert cheater["cheats"] == 12 and cheater["cheat_rate"] == 1.0
+    assert cheater["reasons"] == {"impossible_passed": 4, "honeypot_read": 4, "tests_tampered": 4}
+    assert cheater["pass1"]["mean"] == 0.5, "what was looked up in the honeypot is a solution"
+    assert found["baseline"] == "oracle" and found["differences"][0]["gain"]["mean"] == -0.5
+    assert found["complete"] and oracle["turns"] < cheater["turns"] and cheater["dollars"] > 0
+    assert oracle["tokens"] > 0 and oracle["dollars"] is None
+
+    before = server.requests
+    again = evaluate_policies(asked, quiet)
+    assert server.requests == before and again == found, "nothing is run twice"
+    for other, said in (
+        ({"samples": 3}, "--samples: 2 there, 3 now"),
+        ({"seed": 5}, "--seed"),
+        ({"limit": 2}, "--limit"),
+        ({"temperatures": (0.5,)}, "--temperature"),
+    ):
+        with pytest.raises(EvaluationError, match=said):
+            evaluate_policies(replace(asked, **other), quiet)
+
+
+def test_regrading_uses_the_tasks_as_they_are(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    shutil.copytree(tasks[0].path.parent, folder)
+    own = [Task.load(path.parent) for path in sorted(folder.glob("*/task.toml"))]
+    asked = wishes(server, own, tmp_path / "out", "oracle")
+    assert evaluate_policies(asked, quiet)["policies"][0]["pass1"]["mean"] == 1.0
+    assert len(list(SubmissionStore(tmp_path / "out" / "submissions"))) == 6
+    before = server.requests
+    found = regrade(tmp_path / "out", quiet, jobs=2)
+    assert (found.graded, found.changed, found.left_out) == (6, (), {}) and server.requests == before
+    victim = next(task for task in own if task.info.kind == "honeypot")
+    cases = victim.path / "tests" / "cases.json"
+    wrong = json.loads(cases.read_text())
+    for about in wrong.values():
+        about["cases"] = [[args, "never"] for args, _ in about["cases"]]
+    cases.write_text(json.dumps(wrong))
+    found = regrade(tmp_path / "out", quiet, jobs=2)
+    assert len(found.changed) == 1 and victim.name.partition("/")[2] in found.changed[0]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["policies"][0]["pass1"]["mean"] == 0.75 and results["regraded"]
+    with pytest.raises(EvaluationError, match="--suite"):
+        evaluate_policies(asked, quiet)
+
+
+def test_budgets_end_it_and_a_larger_one_goes_on(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
+    asked = wishes(server, tasks, tmp_path, "oracle", "idle", jobs=1, max_tokens=400)
+    found = evaluate_policies(asked, quiet)
+    done = [policy["episodes"] for policy in found["policies"]]
+    assert not found["complete"] and all(0 < count < 6 for count in done), done
+    assert "max-tokens-total" in found["note"]
+    found = evaluate_policies(replace(asked, max_tokens=None), quiet)
+    assert found["complete"] and [policy["episodes"] for policy in found["policies"]] == [6, 6]
+
+
+def test_a_temperature_is_chosen_on_other_tasks(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
+    asked = wishes(server, tasks, tmp_path, "oracle", temperatures=(0.3, 1.0), development="0.3")
+    found = evaluate_policies(asked, quiet)
+    (oracle,) = found["policies"]
+    assert oracle["temperature"] == 0.3 and set(oracle["tried"]) == {"0.3", "1"}
+    names = {kind: set(found["settings"][kind]["tasks"]["tasks"]) for kind in ("suites", "development")}
+    assert len(names["development"]) == 2 and len(names["suites"]) == 4 and not names["suites"] & names["development"]
+    assert oracle["episodes"] == 4, "development episodes do not count"
+    with pytest.raises(EvaluationError, match="--development"):
+        evaluate_policies(replace(asked, development="", out=tmp_path / "other"), quiet)
+    with pytest.raises(EvaluationError, match="nothing to choose"):
+        evaluate_policies(replace(asked, temperatures=(1.0,), out=tmp_path / "other"), quiet)
+    with pytest.raises(EvaluationError, match="is evaluated too"):
+        evaluate_policies(replace(asked, development=str(tasks[0].path), out=tmp_path / "other"), quiet)
+
+
+def test_killed_and_given_again_it_ends_the_same(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
+    server.delay = 0.2
+    options = ("--suite", tasks[0].path.parent, "--out", tmp_path / "out", "--jobs", "1", "-k", "2")
+    arguments = ("evaluate", f"oracle={server.url}#oracle", f"cheater={server.url}#cheater", *options)
+    index = tmp_path / "out" / "trajectories" / "index.sqlite"
+
+    def stored() -> int:
+        if not index.exists():
+            return 0
+        try:
+            with sqlite3.connect(f"file:{index}?mode=ro", uri=True, timeout=30) as connection:
+                return int(connection.execute("SELECT count(*) FROM trajectories").fetchone()[0])
+        except sqlite3.OperationalError:  # the command is about to create the table
+            return 0
+
+    for goal in (2, 14):
+        process = begin(tmp_path, *arguments, output=tmp_path / "log")
+        wait_until(lambda goal=goal: stored() >= goal, f"{goal} episodes", process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done = woodshed(tmp_path, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(p["episodes"], p["pass1"]["mean"], p["cheats"]) for p in found["policies"]] == [
+        (12, 1.0, 0),
+        (12, 0.5, 12),
+    ]
+    assert stored() == 24 and (tmp_path / "out" / "results.html").exists()
+
+
+def test_what_cannot_be_evaluated_is_said(tasks: list[Task], tmp_path: Path) -> None:
+    for source, said in (
+        (str(tmp_path), "neither a checkpoint folder"),
+        ("http://", "no address"),
+        ("http://127.0.0.1:1#a", "does not answer"),
+    ):
+        with pytest.raises(EvaluationError, match=said):
+            evaluate_policies(Wishes(tmp_path / "out", (source,), (str(tasks[0].path),)), quiet)
+    url = "http://127.0.0.1:1#a"
+    with pytest.raises(EvaluationError, match="only a gateway"):
+        resolve_policies([url], agent="program:my-agent")
+    with pytest.raises(EvaluationError, match="another policy is called 'a'"):
+        resolve_policies([url, url])
+    with pytest.raises(EvaluationError, match="no such folder or suite; there are cheats, exercism"):
+        evaluate_policies(Wishes(tmp_path / "out", (url,), ("quixbug",)), quiet)
+    train = tmp_path / "train"
+    shutil.copytree(tasks[0].path, train / "one")
+    with pytest.raises(EvaluationError, match="--split"):
+        evaluate_policies(Wishes(tmp_path / "out", (url,), (str(train),), split="train"), quiet)

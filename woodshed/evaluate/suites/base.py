@@ -1,0 +1,52 @@
+"""What a suite is: tasks by name or path, loaded or built for one evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from woodshed.record.task import Task
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
+
+Progress = Callable[[int, int, str], None]
+
+
+class SuiteError(Exception):
+    """A suite cannot be used; the message names it and says what to do."""
+
+
+@dataclass(frozen=True)
+class SuiteContext:
+    """What loading a suite may use. ``out``: folder for tasks that have to be built, kept for the next start.
+
+    ``split``: which tasks of a folder count, ``heldout``, ``train``, ... or ``all``. ``catalogue``: another catalogue
+    with the test runner, or ''. ``parallel``: boxes at the same time.
+    """
+
+    backend: Backend
+    layers: LayerStore
+    out: Path
+    progress: Progress
+    split: str = "heldout"
+    catalogue: str = ""
+    parallel: int = 2
+
+
+LoadSuite = Callable[[str, SuiteContext], Awaitable[list[Task]]]
+"""Tasks of a source such as ``quixbugs:PATH``. Raises SuiteError. Called again, it gives the same tasks."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Loaded tasks. ``name`` is short and unique in an evaluation; ``source`` is what the user wrote."""
+
+    name: str
+    source: str
+    tasks: tuple[Task, ...]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digest of each task by its name."""
+        return {task.name: task.digest for task in self.tasks}

@@ -1,0 +1,45 @@
+"""Exercism's Python track, and polyglot sets in its layout: write a program that its tests describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from woodshed.tasks.packages.index import PackageError
+
+from .exercises import Exercise, ExerciseCollection
+
+
+def read_exercism(folder: Path) -> Iterator[Exercise]:
+    """Each exercise whose ``.meta/config.json`` names a Python solution, a test and an example."""
+    for config in sorted(folder.rglob(".meta/config.json")):
+        root = config.parent.parent
+        files = _config(config).get("files", {})
+        solution, tests, example = (files.get(key, []) for key in ("solution", "test", "example"))
+        if not (solution and tests) or len(example) != len(solution) or not all(n.endswith(".py") for n in solution):
+            continue
+        docs = [root / ".docs" / name for name in ("introduction.md", "instructions.md", "instructions.append.md")]
+        text = "\n\n".join(path.read_text("utf-8").strip() for path in docs if path.is_file())
+        yield Exercise(
+            root.name,
+            f"{text}\n\nWrite it in {', '.join(f'`{n}`' for n in solution)}.\n",
+            {name: (root / name).read_bytes() for name in solution},
+            {name: (root / made).read_bytes() for name, made in zip(solution, example)},
+            {name: (root / name).read_bytes() for name in tests},
+        )
+
+
+def _config(path: Path) -> dict[str, dict[str, list[str]]]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise PackageError(f"{path}: not JSON ({error})") from None
+    if not isinstance(found, dict) or not isinstance(found.get("files", {}), dict):
+        raise PackageError(f"{path}: files must be an object")
+    return found
+
+
+EXERCISM = ExerciseCollection(
+    "exercism", read_exercism, "NAME/.meta/config.json with files.solution, files.test and files.example in Python"
+)

@@ -1,0 +1,47 @@
+"""A folder of task directories as a suite: what ``woodshed tasks build`` made, or the held-out split of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from woodshed.record.history import in_use
+from woodshed.record.task import Task, TaskError
+from woodshed.tasks.find import task_folders
+
+from .base import SuiteContext, SuiteError
+
+ALL = "all"
+
+
+async def load_folder(source: str, context: SuiteContext) -> list[Task]:
+    """The tasks in use of ``context.split`` below a folder. In a run directory: those of its main tasks."""
+    return await asyncio.to_thread(_load, source, context.split)
+
+
+def _load(source: str, split: str) -> list[Task]:
+    folder = Path(source).expanduser()
+    try:
+        places = _splits_of_run(folder, split) if (folder / "recipe.toml").is_file() else [folder]
+        loaded = [Task.load(path.absolute()) for path in task_folders(places)]
+        found, _ = in_use(loaded)
+    except TaskError as error:
+        raise SuiteError(f"--suite {source}: {error}") from None
+    chosen = [task for task in found if split in (ALL, task.info.split)]
+    if not chosen:
+        there = sorted({task.info.split for task in found})
+        raise SuiteError(
+            f"--suite {source}: none of its {len(found)} tasks in use is of the split {split!r} (there are: "
+            f"{', '.join(there) or 'none'}); choose with --split, 'all' takes every task"
+        )
+    return sorted(chosen, key=lambda task: task.name)
+
+
+def _splits_of_run(folder: Path, split: str) -> list[Path]:
+    """Folders of the split of the tasks that the run's headline evaluation uses (``tasks/FAMILY-SPLIT``)."""
+    ends = "*" if split == ALL else split
+    found = sorted((folder / "tasks").glob(f"*-{ends}"))
+    main = [path for path in found if not path.name.startswith("packages-")] or found
+    if not main:
+        raise SuiteError(f"--suite {folder}: this run has no tasks of the split {split!r} yet")
+    return main

@@ -1,0 +1,150 @@
+"""``woodshed evaluate regrade``: grade stored submissions again, with the tasks as they are now; no agent runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from woodshed.evaluate.comparison import Price
+from woodshed.evaluate.submissions import SubmissionStore
+from woodshed.evaluate.suites.base import Suite
+from woodshed.grading.settings import GradingSettings
+from woodshed.grading.verify import grade
+from woodshed.record.jsonl import JsonLines
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task, TaskError
+from woodshed.rollout.failures import INFRA
+from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.protocol import SandboxError
+from woodshed.stages.boxes import layer_store
+from woodshed.stages.tasks import with_key
+
+from .plan import EvaluationFolder, read_settings
+from .policies import EvaluationError
+from .results import (
+    baseline_of,
+    collect_policies,
+    compute_results,
+    evaluation_name,
+    last_regrade,
+    write_results,
+)
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Regraded:
+    """``graded`` episodes got an outcome; ``changed``: ids of those whose ``resolved`` differs from the first grading.
+    ``left_out``: id -> why it could not be graded again."""
+
+    graded: int
+    changed: tuple[str, ...]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Item:
+    id: str
+    task: Task
+    resolved: bool
+    grading: GradingSettings
+
+
+def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namespace") -> Regraded:
+    """Grade every finished episode of an evaluation again and note the outcomes beside the first ones.
+
+    The results are written again and count the newest outcomes. Raises EvaluationError.
+    """
+    folder = EvaluationFolder(root.absolute())
+    settings = read_settings(folder)
+    if settings is None:
+        raise EvaluationError(f"{root} holds no evaluation (no evaluation.json); give the folder of --out")
+    with folder.claimed():
+        store = TrajectoryStore(folder.trajectories)
+        try:
+            items = _items(folder, settings, store)
+            found = asyncio.run(_regrade(folder, items, progress, jobs, backend))
+            _rewrite(folder, settings, store)
+            return found
+        except (SandboxError, TaskError, ValueError) as error:
+            raise EvaluationError(str(error)) from error
+        finally:
+            store.close()
+
+
+def _items(folder: EvaluationFolder, settings: dict[str, Any], store: TrajectoryStore) -> list[_Item]:
+    found = []
+    suites = load_tasks(settings)
+    for number, about in enumerate(settings["policies"].values()):
+        grading = with_key(GradingSettings.model_validate(about["grading"]), folder.root)
+        for suite in suites:
+            tasks = {task.name: task for task in suite.tasks}
+            name = evaluation_name(number, suite.name)
+            for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'", order_by="id"):
+                if row["status"] != INFRA and row["task"] in tasks:
+                    found.append(_Item(row["id"], tasks[row["task"]], bool(row["resolved"]), grading))
+    return found
+
+
+def load_tasks(settings: dict[str, Any]) -> list[Suite]:
+    """The evaluated tasks from where they lay. Raises TaskError if one is gone or damaged."""
+    return [
+        Suite(name, about["source"], tuple(Task.load(each["path"]) for each in about["tasks"].values()))
+        for name, about in settings["suites"].items()
+    ]
+
+
+def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: TrajectoryStore) -> None:
+    """``results.json`` with the new outcomes; baseline, prices and notes are those of the last evaluation."""
+    before = json.loads(folder.results.read_text("utf-8")) if folder.results.exists() else {}
+    suites = load_tasks(settings)
+    prices = {name: Price(*amounts) for name, amounts in before.get("prices", {}).items()}
+    policies = collect_policies(folder, settings, store, suites, prices)
+    results = compute_results(
+        policies,
+        suites,
+        settings,
+        baseline=baseline_of(before.get("baseline") or "", policies),
+        across_harnesses=before.get("across_harnesses", False),
+        note=before.get("note", ""),
+        regraded=last_regrade(folder),
+    )
+    write_results(folder, results)
+
+
+async def _regrade(
+    folder: EvaluationFolder, items: list[_Item], progress: Progress, jobs: int, backend_name: str
+) -> Regraded:
+    submissions = SubmissionStore(folder.submissions)
+    outcomes: dict[str, dict[str, Any]] = {}
+    changed: list[str] = []
+    left_out: dict[str, str] = {}
+    backend, layers, slots = open_backend(backend_name), layer_store(), asyncio.Semaphore(jobs)
+
+    async def one(item: _Item) -> None:
+        async with slots:
+            stored = submissions.get(item.id)
+            if stored is None:
+                left_out[item.id] = "its submission is not stored"
+            else:
+                outcome = await grade(item.task, stored.submission, backend, layers, settings=item.grading)
+                outcomes[item.id] = {**asdict(outcome), "task_digest": item.task.digest}
+                if outcome.resolved != item.resolved:
+                    changed.append(item.id)
+        progress(len(outcomes) + len(left_out), len(items), f"{len(changed)} outcomes changed")
+
+    try:
+        if not (probe := backend.probe()).ok:
+            raise EvaluationError(f"no sandbox here: {'; '.join(probe.reasons)}")
+        await asyncio.gather(*(one(item) for item in items))
+    finally:
+        await backend.close()
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    JsonLines(folder.regraded).append({"when": when, "outcomes": dict(sorted(outcomes.items()))})
+    return Regraded(len(outcomes), tuple(sorted(changed)), left_out)

@@ -1,0 +1,275 @@
+"""From stored episodes to ``results.json``: nothing here runs or grades anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from woodshed.evaluate.cheating import judged, scored
+from woodshed.evaluate.comparison import (
+    EvaluatedEpisode,
+    PolicyEpisodes,
+    Price,
+    Score,
+    difference,
+    fronts,
+    score,
+)
+from woodshed.evaluate.power import noise_floor, sample_variance
+from woodshed.evaluate.run import group_name
+from woodshed.evaluate.suites.base import Suite
+from woodshed.record.jsonl import read_jsonl
+from woodshed.record.run_directory import write_json
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.rollout.failures import INFRA
+
+from .plan import EvaluationFolder
+from .policies import EvaluationError
+
+FORMAT = "woodshed-evaluation-1"
+
+
+def label(task: Task) -> str:
+    """A task in the groups of the store: as it is now, so that a changed one gets new episodes."""
+    return _label(task.name, task.digest)
+
+
+def _label(name: str, digest: str) -> str:
+    return f"{name}@{digest[:12]}"
+
+
+def evaluation_name(number: int, suite: str) -> str:
+    """Name of the evaluation of policy ``number`` on a suite in the store."""
+    return f"p{number:02d}-{suite}"
+
+
+def stored_episodes(
+    folder: EvaluationFolder,
+    settings: Mapping[str, Any],
+    store: TrajectoryStore,
+    number: int,
+    suites: Sequence[Suite],
+) -> list[EvaluatedEpisode]:
+    """All stored episodes of policy ``number``, as last graded. Development episodes are not among them.
+
+    Episodes lie under the digest that their task had then; a task that was corrected since keeps them.
+    """
+    verdicts = {row["id"]: tuple(row["reasons"]) for row in read_jsonl(folder.verdicts)}
+    regraded = read_regraded(folder)
+    found = []
+    for suite in suites:
+        name = evaluation_name(number, suite.name)
+        then = settings["suites"][suite.name]["tasks"]
+        tasks = {group_name(name, _label(task.name, then[task.name]["digest"])): task for task in suite.tasks}
+        for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'", order_by="id"):
+            task = tasks.get(row["group_id"])
+            if task is not None:
+                again = regraded.get(row["id"])
+                found.append(_episode(row, suite.name, task, verdicts.get(row["id"]), again))
+    return found
+
+
+def _episode(
+    row: Mapping[str, Any], suite: str, task: Task, reasons: tuple[str, ...] | None, again: Mapping[str, Any] | None
+) -> EvaluatedEpisode:
+    effort, lost = row["effort"], row["status"] == INFRA
+    resolved = bool(row["resolved"]) if again is None else bool(again["resolved"])
+    known = reasons if judged(task) else None
+    return EvaluatedEpisode(
+        id=row["id"],
+        suite=suite,
+        task=task.name,
+        resolved=None if lost else resolved,
+        status=row["status"],
+        turns=effort["turns"],
+        sampled_tokens=effort["sampled_tokens"],
+        context_tokens=effort["prompt_tokens"] + effort["tool_output_tokens"],
+        seconds=max(0.0, row["ended"] - row["started"]),
+        scored=scored(task),
+        cheated=None if known is None else bool(known),
+        reasons=known or (),
+        flagged=tuple(filter(None, row["labels"].get("flagged", "").split(","))),
+    )
+
+
+def read_regraded(folder: EvaluationFolder) -> dict[str, dict[str, Any]]:
+    """Outcome by episode id of the last ``regrade``; empty if there was none."""
+    rows = read_jsonl(folder.regraded)
+    return dict(rows[-1]["outcomes"]) if rows else {}
+
+
+def last_regrade(folder: EvaluationFolder) -> str:
+    """When the outcomes that count were graded again; '' if never."""
+    rows = read_jsonl(folder.regraded)
+    return str(rows[-1]["when"]) if rows else ""
+
+
+def prices_of(given: Sequence[str], names: Sequence[str]) -> dict[str, Price]:
+    """Prices by policy from ``NAME=CONTEXT/SAMPLED`` (dollars per million tokens). Raises EvaluationError."""
+    found = {}
+    for text in given:
+        name, _, amounts = text.rpartition("=")
+        context, _, sampled = amounts.partition("/")
+        if name not in names:
+            raise EvaluationError(f"--price {text}: no policy is called {name!r}; there are {', '.join(names)}")
+        try:
+            found[name] = Price(float(context), float(sampled))
+        except ValueError:
+            raise EvaluationError(f"--price {text}: write NAME=CONTEXT/SAMPLED in dollars per million tokens") from None
+        if not (found[name].context >= 0 and found[name].sampled >= 0):
+            raise EvaluationError(f"--price {text}: a price is not negative")
+    return found
+
+
+def collect_policies(
+    folder: EvaluationFolder,
+    settings: Mapping[str, Any],
+    store: TrajectoryStore,
+    suites: Sequence[Suite],
+    prices: Mapping[str, Price],
+) -> list[PolicyEpisodes]:
+    """Every policy of the evaluation with what is stored of it."""
+    planned = settings["samples"] * sum(len(suite.tasks) for suite in suites)
+    choices = read_choices(folder)
+    found = []
+    for number, (name, about) in enumerate(settings["policies"].items()):
+        temperature, tried = choices.get(name, (math.nan, {}))
+        found.append(
+            PolicyEpisodes(
+                name=name,
+                source=about["source"],
+                harness_hash=about["harness"],
+                episodes=stored_episodes(folder, settings, store, number, suites),
+                planned=planned,
+                temperature=temperature,
+                tried=tried,
+                price=prices.get(name),
+            )
+        )
+    return found
+
+
+Choice = tuple[float, dict[float, float]]
+"""The temperature of a policy, and the development score of each that was tried."""
+
+
+def read_choices(folder: EvaluationFolder) -> dict[str, Choice]:
+    """The settled choice of each policy by its name."""
+    try:
+        known = json.loads(folder.temperatures.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    found: dict[str, Choice] = {}
+    for name, about in known.items():
+        tried = {float(at): math.nan if value is None else value for at, value in about["tried"].items()}
+        found[name] = float(about["temperature"]), tried
+    return found
+
+
+def note_choice(folder: EvaluationFolder, name: str, choice: Choice) -> None:
+    """Settle on a temperature, so that it never changes."""
+    known = {**read_choices(folder), name: choice}
+    rows = {
+        n: {"temperature": t, "tried": {f"{at:g}": v for at, v in tried.items()}} for n, (t, tried) in known.items()
+    }
+    write_json(folder.temperatures, without_nan(rows))
+
+
+def baseline_of(wanted: str, policies: Sequence[PolicyEpisodes]) -> PolicyEpisodes | None:
+    """The policy that ``--baseline`` names, by name or as it was given; the first of several without it."""
+    if not wanted:
+        return policies[0] if len(policies) > 1 else None
+    for policy in policies:
+        if wanted in (policy.name, policy.source):
+            return policy
+    raise EvaluationError(f"--baseline {wanted}: no such policy; there are {', '.join(p.name for p in policies)}")
+
+
+def compute_results(
+    policies: Sequence[PolicyEpisodes],
+    suites: Sequence[Suite],
+    settings: Mapping[str, Any],
+    *,
+    baseline: PolicyEpisodes | None,
+    across_harnesses: bool = False,
+    note: str = "",
+    regraded: str = "",
+) -> dict[str, Any]:
+    """Everything that table, page and file show. JSON without nan."""
+    seed = int(settings["seed"])
+    scores = {policy.name: score(policy, seed=seed) for policy in policies}
+    compared = [
+        difference(policy, baseline, seed=seed, across_harnesses=across_harnesses)
+        for policy in policies
+        if baseline is not None and policy.name != baseline.name
+    ]
+    result = {
+        "format": FORMAT,
+        "settings": settings,
+        "complete": not note and all(_complete(policy) for policy in policies),
+        "note": note,
+        "regraded": regraded,
+        "across_harnesses": across_harnesses,
+        "prices": {p.name: [p.price.context, p.price.sampled] for p in policies if p.price is not None},
+        "policies": [_policy(policy, scores[policy.name], suites, seed) for policy in policies],
+        "baseline": baseline.name if baseline is not None else None,
+        "differences": [
+            {
+                "policy": each.policy,
+                "baseline": each.baseline,
+                "tasks": each.tasks,
+                "gain": None if each.gain is None else vars(each.gain),
+                "note": each.note,
+            }
+            for each in compared
+        ],
+        "pareto": fronts(scores),
+        "tasks": _by_task(policies),
+    }
+    return {key: without_nan(value) for key, value in result.items()}
+
+
+def _complete(policy: PolicyEpisodes) -> bool:
+    return sum(e.resolved is not None for e in policy.episodes) >= policy.planned
+
+
+def _policy(policy: PolicyEpisodes, total: Score, suites: Sequence[Suite], seed: int) -> dict[str, Any]:
+    samples = list(policy.samples().values())
+    per_task = max(map(len, samples), default=0)
+    return {
+        "name": policy.name,
+        "source": policy.source,
+        "harness_hash": policy.harness_hash,
+        "temperature": policy.temperature,
+        "tried": {f"{at:g}": value for at, value in policy.tried.items()},
+        "planned": policy.planned,
+        **total.as_json(),
+        "noise_floor": noise_floor(sample_variance(samples), len(samples), per_task) if per_task > 1 else math.nan,
+        "suites": {suite.name: score(policy, suite.name, seed=seed).as_json() for suite in suites},
+    }
+
+
+def _by_task(policies: Sequence[PolicyEpisodes]) -> dict[str, dict[str, dict[str, list[int]]]]:
+    """suite -> task -> policy -> [solved, samples]."""
+    found: dict[str, dict[str, dict[str, list[int]]]] = defaultdict(lambda: defaultdict(dict))
+    for policy in policies:
+        for (suite, task), passed in policy.samples().items():
+            found[suite][task][policy.name] = [sum(passed), len(passed)]
+    return {suite: dict(sorted(tasks.items())) for suite, tasks in found.items()}
+
+
+def without_nan(value: Any) -> Any:
+    """``value`` with None for every nan and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_results(folder: EvaluationFolder, results: dict[str, Any]) -> None:
+    write_json(folder.results, results)

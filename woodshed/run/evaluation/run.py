@@ -1,0 +1,243 @@
+"""``woodshed evaluate``: every policy on every suite, each finished episode stored once, then the results.
+
+One policy after the other, because each has a server of its own; the episodes of one run ``jobs`` at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from woodshed.cluster.supervisor import ProgramFailed
+from woodshed.evaluate.run import Sofar, evaluate, plan_samples
+from woodshed.evaluate.submissions import SubmissionStore
+from woodshed.evaluate.suites.base import Suite, SuiteContext, SuiteError
+from woodshed.evaluate.suites.by_name import load_suites
+from woodshed.evaluate.sweep import choose_temperature, mean_over_tasks
+from woodshed.record.run_directory import DirectoryError
+from woodshed.record.task import Task, TaskError
+from woodshed.rollout.agent import ProgramFailed as AgentProgramFailed
+from woodshed.rollout.failures import RunFailing
+from woodshed.rollout.rollout import Arena
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend, SandboxError
+from woodshed.sandbox.taskbox import box_spec
+from woodshed.stages.boxes import backend_of, layer_store
+from woodshed.stages.programs import ProgramError
+from woodshed.stages.tasks import settle_key, with_key
+
+from .arenas import arena_of, hash_of, server_of, watched
+from .budget import Budget, CountingStore
+from .judge import judge_episodes
+from .plan import (
+    EvaluationFolder,
+    Split,
+    Wishes,
+    check_wishes,
+    development_share,
+    settings_of,
+    settle,
+    split_tasks,
+)
+from .policies import Contestant, EvaluationError, resolve_policies
+from .results import (
+    Choice,
+    baseline_of,
+    collect_policies,
+    compute_results,
+    evaluation_name,
+    label,
+    last_regrade,
+    note_choice,
+    prices_of,
+    read_choices,
+    write_results,
+)
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all parts of an evaluation share."""
+
+    wishes: Wishes
+    folder: EvaluationFolder
+    split: Split
+    store: CountingStore
+    budget: Budget
+    progress: Progress
+
+
+def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
+    """Run what is missing and write the results, which come back. Killed at any moment, the same call goes on.
+
+    Raises EvaluationError, which says what to do.
+    """
+    check_wishes(wishes)
+    contestants = resolve_policies(
+        wishes.policies, agent=wishes.agent, overrides=wishes.overrides, key_env=wishes.key_env
+    )
+    names = [contestant.name for contestant in contestants]
+    prices = prices_of(wishes.prices, names)
+    if wishes.baseline and wishes.baseline not in (*names, *(c.source for c in contestants)):
+        raise EvaluationError(f"--baseline {wishes.baseline}: no such policy; there are {', '.join(names)}")
+    folder = EvaluationFolder(wishes.out.absolute())
+    try:
+        with folder.claimed():
+            settle_key(contestants[0].recipe.grading, folder.root)
+            suites, development = asyncio.run(_load(wishes, folder, contestants[0], progress))
+            split = split_tasks(suites, wishes, development)
+            hashes = {contestant.name: hash_of(contestant) for contestant in contestants}
+            settings = settings_of(wishes, contestants, hashes, split)
+            settle(folder, settings)
+            store = CountingStore(folder.trajectories)
+            try:
+                store.count_stored()
+                budget = Budget(store, wishes.max_tokens, wishes.max_minutes)
+                work = Work(wishes, folder, split, store, budget, progress)
+                for number, contestant in enumerate(contestants):
+                    budget.begin(contestant.name, len(contestants) - number)
+                    _run_policy(work, number, contestant)
+                policies = collect_policies(folder, settings, store, split.suites, prices)
+            finally:
+                store.close()
+            results = compute_results(
+                policies,
+                split.suites,
+                settings,
+                baseline=baseline_of(wishes.baseline, policies),
+                across_harnesses=wishes.across_harnesses,
+                note="; ".join(budget.spent),
+                regraded=last_regrade(folder),
+            )
+            write_results(folder, results)
+            return results
+    except (
+        AgentProgramFailed,
+        DirectoryError,
+        ProgramError,
+        ProgramFailed,
+        RunFailing,
+        SandboxError,
+        SuiteError,
+        TaskError,
+        ValueError,
+    ) as error:
+        raise EvaluationError(str(error)) from error
+
+
+async def _load(
+    wishes: Wishes, folder: EvaluationFolder, first: Contestant, progress: Progress
+) -> tuple[list[Suite], list[Suite]]:
+    """The suites, and those of ``--development`` where it names one."""
+    backend = backend_of(first.recipe.sandbox)
+    try:
+        if not (probe := backend.probe()).ok:
+            raise EvaluationError(f"no sandbox here: {'; '.join(probe.reasons)}")
+        layers = layer_store()
+        context = SuiteContext(
+            backend, layers, folder.suites, progress, wishes.split, wishes.catalogue, parallel=wishes.jobs
+        )
+        progress(0, 0, "loading suites")
+        suites = await load_suites(wishes.suites, context)
+        development: list[Suite] = []
+        if wishes.development and not development_share(wishes):
+            aside = replace(context, out=folder.suites / "development")
+            development = await load_suites([wishes.development], aside)
+        for suite in (*suites, *development):
+            for task in suite.tasks:
+                box_spec(task, layers)  # a missing layer is said before anything runs
+        return suites, development
+    finally:
+        await backend.close()
+
+
+def _run_policy(work: Work, number: int, contestant: Contestant) -> None:
+    """Run what is missing of one policy, and judge its episodes."""
+    grading = with_key(contestant.recipe.grading, work.folder.root)
+    settled = contestant.name in read_choices(work.folder)
+    if settled and not any(_missing(work, _name(number, suite), suite.tasks) for suite in work.split.suites):
+        asyncio.run(_judge_stored(work, number, contestant))
+        return
+    work.progress(0, 0, f"{contestant.name}: starting")
+    with server_of(contestant) as server:
+
+        async def main() -> None:
+            async with arena_of(contestant, server, grading) as arena:
+                keep = SubmissionStore(work.folder.submissions).put
+                await watched(_episodes(work, number, contestant, replace(arena, keep_submission=keep)), server)
+
+        asyncio.run(main())
+
+
+async def _episodes(work: Work, number: int, contestant: Contestant, arena: Arena) -> None:
+    """Choose the temperature, run the suites at it, judge the episodes."""
+    choice = read_choices(work.folder).get(contestant.name) or await _choose(work, number, contestant, arena)
+    if choice is not None:
+        at = replace(arena, temperature=choice[0])
+        for suite in work.split.suites:
+            await _part(work, contestant, at, _name(number, suite), suite)
+    await _judge(work, number, arena.backend, arena.layers)
+
+
+async def _choose(work: Work, number: int, contestant: Contestant, arena: Arena) -> Choice | None:
+    """Choose on the development tasks and note the choice. None where a budget ended that: nothing is chosen then."""
+
+    async def on_development(at: float) -> float:
+        tried_at = replace(arena, temperature=at)
+        rates: dict[str, list[bool]] = {}
+        for suite in work.split.development:
+            found = await _part(work, contestant, tried_at, f"dev-{at:g}-{_name(number, suite)}", suite)
+            rates |= {f"{suite.name}:{task}": passed for task, passed in found.items()}
+        return mean_over_tasks(rates)
+
+    choice = await choose_temperature(work.wishes.temperatures, on_development)
+    if choice[1] and not work.budget.may_start():
+        return None
+    note_choice(work.folder, contestant.name, choice)
+    return choice
+
+
+async def _part(work: Work, contestant: Contestant, arena: Arena, name: str, suite: Suite) -> dict[str, list[bool]]:
+    def report(sofar: Sofar) -> None:
+        work.progress(sofar.done, sofar.total, f"{contestant.name} on {suite.name}: {sofar}")
+
+    return await evaluate(
+        arena,
+        suite.tasks,
+        work.store,
+        name=name,
+        samples=work.wishes.samples,
+        concurrency=work.wishes.jobs,
+        progress=report,
+        label=label,
+        retried=True,
+        seed=work.wishes.seed,
+        may_start=work.budget.may_start,
+    )
+
+
+def _missing(work: Work, name: str, tasks: Sequence[Task]) -> bool:
+    wanted, results = plan_samples(work.store, tasks, name=name, samples=work.wishes.samples, label=label, retried=True)
+    return any(id not in results for _, id in wanted)
+
+
+async def _judge_stored(work: Work, number: int, contestant: Contestant) -> None:
+    """Judge what a kill left open, where every episode is stored and no server is needed."""
+    backend = backend_of(contestant.recipe.sandbox)
+    try:
+        await _judge(work, number, backend, layer_store())
+    finally:
+        await backend.close()
+
+
+async def _judge(work: Work, number: int, backend: Backend, layers: LayerStore) -> None:
+    names = {_name(number, suite): suite for suite in work.split.suites}
+    await judge_episodes(work.folder, work.store, names, backend, layers, work.progress, jobs=work.wishes.jobs)
+
+
+def _name(number: int, suite: Suite) -> str:
+    return evaluation_name(number, suite.name)

@@ -1,0 +1,193 @@
+"""The results of ``woodshed evaluate`` as tables in the terminal and as one HTML page, from ``results.json`` only."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .page import STYLE
+from .plots import scatter
+
+Results = Mapping[str, Any]
+Cells = list[list[str]]
+"""Rows of a table; the first holds the names of the columns."""
+AXES = {"tokens": "tokens per episode", "turns": "turns per episode", "seconds": "seconds per episode"}
+_MANY_TASKS = 400
+
+
+def print_results(results: Results, console: Console) -> None:
+    """The table of the policies, their differences, and what is incomplete or not comparable.
+
+    A policy is a column: the figures are many, and a terminal is narrow.
+    """
+    console.print(_rich([list(column) for column in zip(*score_cells(results), strict=True)]))
+    if results["differences"]:
+        console.print(_rich(difference_cells(results)))
+    for line in notes(results):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def write_page(results: Results, path: Path) -> None:
+    """Write a page that opens from disk: no scripts, plots as SVG."""
+    title = f"Evaluation of {', '.join(policy['name'] for policy in results['policies'])}"
+    parts = [
+        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
+        f"<h1>{html.escape(title)}</h1>",
+        *(f"<p>{html.escape(line)}</p>" for line in notes(results)),
+        _table(score_cells(results)),
+    ]
+    if results["differences"]:
+        parts += [f"<h2>Difference in pass@1 to {html.escape(results['baseline'])}</h2>"]
+        parts += [_table(difference_cells(results))]
+    parts += ["<h2>Score against cost</h2>", _pareto(results)]
+    suites = list(results["settings"]["suites"])
+    if len(suites) > 1:
+        for suite in suites:
+            parts += [f"<h2>{html.escape(suite)}</h2>", _table(score_cells(results, suite))]
+    cheats = cheat_cells(results)
+    if len(cheats) > 1:
+        parts += ["<h2>Cheating and what monitors flagged</h2>", _table(cheats)]
+    swept = sweep_cells(results)
+    if len(swept) > 1:
+        parts += ["<h2>Temperatures on the development tasks</h2>", _table(swept)]
+    parts += ["<h2>Tasks</h2>", _table(task_cells(results))]
+    path.write_text("".join(parts), encoding="utf-8")
+
+
+def score_cells(results: Results, suite: str = "") -> Cells:
+    """One row for each policy, of all suites or of one."""
+    policies = results["policies"]
+    figures = [policy["suites"][suite] if suite else policy for policy in policies]
+    most = max((int(k) for each in figures for k in each["pass_at"]), default=1)
+    priced = any(each["dollars"] is not None for each in figures)
+    judged = any(each["judged"] for each in figures)
+    head = ["policy", "tasks", "pass@1 [95 %]"]
+    head += [f"pass@{most}"] if most > 1 else []
+    head += ["submitted", "infra errors", "tokens", "turns", "seconds"]
+    head += (["dollars"] if priced else []) + (["cheats"] if judged else [])
+    cells = [head]
+    for policy, each in zip(policies, figures, strict=True):
+        row = [policy["name"], str(each["tasks"]), _estimate(each["pass1"])]
+        row += [_number(each["pass_at"].get(str(most)), 3)] if most > 1 else []
+        row += [_share(each["submitted"]), _share(each["infra_rate"]), _number(each["tokens"], 0)]
+        row += [_number(each["turns"], 1), _number(each["seconds"], 1)]
+        row += [_number(each["dollars"], 4)] if priced else []
+        row += [f"{each['cheats']} of {each['judged']}"] if judged else []
+        cells.append(row)
+    return cells
+
+
+def difference_cells(results: Results) -> Cells:
+    """Paired differences to the baseline."""
+    cells = [["policy", "baseline", "tasks", "difference [95 %]", ""]]
+    for each in results["differences"]:
+        gain = "" if each["gain"] is None else _estimate(each["gain"], sign="+")
+        cells.append([each["policy"], each["baseline"], str(each["tasks"]), gain, each["note"]])
+    return cells
+
+
+def cheat_cells(results: Results) -> Cells:
+    """Reasons of cheats and findings of monitors, by policy, with the number of episodes."""
+    cells = [["policy", "what", "episodes"]]
+    for policy in results["policies"]:
+        for name, count in sorted(policy["reasons"].items()):
+            cells.append([policy["name"], f"cheat: {name}", f"{count} of {policy['judged']}"])
+        for name, count in sorted(policy["flagged"].items()):
+            cells.append([policy["name"], f"flagged: {name}", f"{count} of {policy['episodes']}"])
+    return cells
+
+
+def sweep_cells(results: Results) -> Cells:
+    """Development score at each temperature that was tried."""
+    cells = [["policy", "temperature", "development pass@1", ""]]
+    for policy in results["policies"]:
+        for at, value in policy["tried"].items():
+            chosen = "chosen" if float(at) == policy["temperature"] else ""
+            cells.append([policy["name"], at, _number(value, 3), chosen])
+    return cells
+
+
+def task_cells(results: Results) -> Cells:
+    """Solved samples of every task, hardest first; the first few hundred."""
+    names = [policy["name"] for policy in results["policies"]]
+    rows = [(suite, task, by) for suite, tasks in results["tasks"].items() for task, by in tasks.items()]
+    rows.sort(key=lambda row: (sum(c for c, _ in row[2].values()), row[0], row[1]))
+    cells = [["suite", "task", *names]]
+    for suite, task, by in rows[:_MANY_TASKS]:
+        cells.append([suite, task, *(f"{by[n][0]}/{by[n][1]}" if n in by else "" for n in names)])
+    if len(rows) > _MANY_TASKS:
+        cells.append(["", f"{len(rows) - _MANY_TASKS} more in results.json", *("" for _ in names)])
+    return cells
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader has to know: budgets, missing episodes, regrading, noise floor, harnesses."""
+    found = [f"not complete: {results['note']}"] if results["note"] else []
+    for policy in results["policies"]:
+        ended = policy["episodes"] - policy["infra_errors"]
+        if ended < policy["planned"]:
+            found.append(f"{policy['name']}: {ended} of {policy['planned']} episodes; the same command goes on")
+        if policy["noise_floor"]:
+            floor = policy["noise_floor"]
+            found.append(f"{policy['name']}: run again, pass@1 differs by {floor:.3f} (standard deviation) from noise")
+    if results["regraded"]:
+        found.append(f"graded again at {results['regraded']}")
+    hashes = {policy["harness_hash"] for policy in results["policies"]}
+    if len(hashes) > 1:
+        found.append(
+            f"{len(hashes)} different harnesses: scores are not comparable as they stand; --agent puts all policies "
+            "into one, --across-harnesses compares nevertheless"
+        )
+    return found
+
+
+def _pareto(results: Results) -> str:
+    plots = []
+    for axis, title in AXES.items():
+        points = {
+            policy["name"]: (policy[axis], policy["pass1"]["mean"])
+            for policy in results["policies"]
+            if policy[axis] is not None and policy["pass1"]["mean"] is not None
+        }
+        if points:
+            front = [name for name in results["pareto"][axis] if name in points]
+            plots.append(f"<div class=half>{scatter(points, front, x=title, y='pass@1')}</div>")
+    said = "<p>The line joins the policies that no other beats in both.</p>"
+    return f"{said}<div class=row>{''.join(plots)}</div>" if plots else "<p>No finished episode.</p>"
+
+
+def _table(cells: Cells) -> str:
+    head = "".join(f"<th>{html.escape(cell)}" for cell in cells[0])
+    rows = ("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in row) for row in cells[1:])
+    return f"<table><tr>{head}{''.join(rows)}</table>"
+
+
+def _rich(cells: Cells) -> Table:
+    table = Table(*cells[0])
+    for row in cells[1:]:
+        table.add_row(*_escaped(row))
+    return table
+
+
+def _escaped(row: Sequence[str]) -> list[str]:
+    return [cell.replace("[", "\\[") for cell in row]
+
+
+def _estimate(value: Mapping[str, float | None], sign: str = "") -> str:
+    mean, low, high = (value[key] for key in ("mean", "low", "high"))
+    if mean is None or low is None or high is None:
+        return "-"
+    return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
