@@ -64,6 +64,9 @@ class ReplaySettings(Settings):
     commits: tuple[str, ...] = ()
     """Only these commits (all 40 digits), whatever their size and message; empty for all that qualify."""
 
+    without: tuple[str, ...] = ()
+    """None of these commits (all 40 digits)."""
+
     since: str = ""
     """Only commits of this date (YYYY-MM-DD, UTC) or later; empty for no limit."""
 

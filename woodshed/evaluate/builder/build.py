@@ -113,14 +113,12 @@ async def run_round(
     made.traced = await asyncio.to_thread(_traced, inputs, settings, since)
     by_commit = {each.commit.id: each for each in made.traced}
     candidates: list[tuple[Task, Commit]] = []
-    seen = set(known)
-    passes = [("sessions", tuple(by_commit)), ("history", ())]
-    for name, chosen in passes:
-        if name == "sessions" and not chosen:
-            continue
+    new = tuple(id for id in by_commit if id not in known)
+    passes = [("sessions", new, ())] if new else []
+    for name, chosen, without in [*passes, ("history", (), tuple(sorted({*known, *by_commit})))]:
         place = out / ROUNDS / f"{made.number:03d}-{name}"
         report = BuildReport()
-        wanted = settings.tasks(commits=chosen, since=since)
+        wanted = settings.tasks(commits=chosen, without=without, since=since)
         try:
             tasks = await build_from_sources(inputs.sources, wanted, backend, layers, place, progress, report=report)
         except PackageError as error:
@@ -130,11 +128,7 @@ async def run_round(
             continue
         made.tables.append(report.table())
         commits = await asyncio.to_thread(commits_of, place)
-        for task in tasks:
-            commit = commits[task.info.provenance["commit"]]
-            if commit.id not in seen:
-                seen.add(commit.id)
-                candidates.append((task, commit))
+        candidates += [(task, commits[task.info.provenance["commit"]]) for task in tasks]
     await _assemble(made, candidates, by_commit, inputs, settings, out, backend, layers, progress)
     return made
 

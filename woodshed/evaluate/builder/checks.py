@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from woodshed.grading.verify import grade
 from woodshed.record.jsonl import JsonLines, read_jsonl
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
-from woodshed.tasks.validate.gates import check_task
+from woodshed.tasks.validate.leaks import scan_task
 
 from .accepted import keep_accepted
 from .ambiguity import Agreement, Endpoint, agreement_of, sample_readings
@@ -22,7 +24,7 @@ READINGS = "readings.jsonl"
 
 @dataclass(frozen=True)
 class Checked:
-    """``failed``: why the task is left out, or ''; ``gates``: of ``check_task`` that failed -> why."""
+    """``failed``: why the task is left out, or ''; ``gates``: what failed of ``gates`` -> why."""
 
     failed: str = ""
     gates: Mapping[str, str] = field(default_factory=dict)
@@ -37,21 +39,36 @@ async def check(
     layers: LayerStore,
     endpoint: Endpoint | None,
 ) -> Checked:
-    """Run every gate (the solution scores 1 twice, the untouched workspace 0, nothing leaks, ...), then the readings.
+    """Check the finished task, then sample readings. Its candidate has passed every gate of the task factory, and only
+    the query is new: so the solution must score 1, the untouched workspace 0, and workspace and query must not leak.
 
     Readings that resolve the task are kept as accepted solutions; readings of the same task, model and temperature are
     not sampled again.
     """
-    report = await check_task(task, backend, layers)
-    if report.failures:
-        told = "; ".join(f"{gate}: {why}" for gate, why in report.failures.items())
-        return Checked(f"gate {told}", report.failures)
+    failures = await gates(task, backend, layers)
+    if failures:
+        return Checked("; ".join(f"gate {gate}: {why}" for gate, why in failures.items()), failures)
     if endpoint is None:
         return Checked()
     agreement = await _readings(folder, task, settings, backend, layers, endpoint)
     if agreement.agreement is not None and agreement.agreement < settings.min_agreement:
         return Checked(f"ambiguous: readings agree on {agreement.agreement:.0%} of the tests", {}, agreement)
     return Checked(agreement=agreement)
+
+
+async def gates(task: Task, backend: Backend, layers: LayerStore) -> dict[str, str]:
+    """Gate -> why it failed: ``oracle`` (the solution scores 1), ``no_op`` (the untouched workspace 0), ``leak``."""
+    failures: dict[str, str] = {}
+    solved = await grade(task, task.solution_files(), backend, layers)
+    if not solved.resolved:
+        failed = [test for test, status in solved.tests.items() if status != "passed"]
+        failures["oracle"] = f"the solution scores 0: {', '.join(failed[:3]) or solved.detail}"
+    untouched = await grade(task, {}, backend, layers)
+    if untouched.resolved:
+        failures["no_op"] = "passes before anything is changed"
+    for leak in (await asyncio.to_thread(scan_task, task))[:1]:
+        failures["leak"] = f"{leak.path} holds {leak.share:.0%} of the answer ({leak.kind})"
+    return failures
 
 
 async def _readings(

@@ -87,11 +87,15 @@ class BenchmarkSettings(Settings):
     def _a_date(cls, value: str) -> str:
         return checked_date(value)
 
-    def tasks(self, *, commits: tuple[str, ...] = (), since: str = "") -> PackageTaskSettings:
-        """Settings of the task build: every task held out, tests never shown; only ``commits`` if there are any."""
+    def tasks(
+        self, *, commits: tuple[str, ...] = (), without: tuple[str, ...] = (), since: str = ""
+    ) -> PackageTaskSettings:
+        """Settings of the task build: every task held out, tests never shown; only ``commits`` if there are any, and
+        none of ``without``."""
         replay = ReplaySettings(
             history="first_parent",
             commits=commits,
+            without=without,
             since=since or self.since,
             max_files=self.max_files,
             max_lines=self.max_lines,

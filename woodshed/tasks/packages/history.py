@@ -80,8 +80,8 @@ def replayable(
         return any(f.endswith(".py") and _below(f, roots) and not _below(f, others) for f in commit.files)
 
     def wanted(commit: Commit) -> bool:
-        if settings.commits:
-            return commit.id in settings.commits
+        if settings.commits or commit.id in settings.without:
+            return commit.id in settings.commits and commit.id not in settings.without
         telling = len(commit.message.partition("\n")[0]) >= 12 and not _NO_TASK.match(commit.message)
         small = len(commit.files) <= settings.max_files and settings.min_lines <= commit.lines <= settings.max_lines
         return telling and small and commit.date >= settings.since
