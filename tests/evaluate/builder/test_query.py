@@ -40,6 +40,8 @@ def task(tmp_path: Path) -> Task:
         ("Add `dearest()`, the opposite of cheapest (with tests)", "Add dearest(), the opposite of cheapest"),
         ("Let split() take refunds and add regression tests", "Let split() take refunds"),
         ("Repair test_split on Windows", "Repair on Windows"),
+        ("Issue 1214: Compare ranges by value", "Compare ranges by value"),
+        ("PROJ-12: Compare UTF-8 names by value", "Compare UTF-8 names by value"),
         ("Fix tests/test_prices.py::test_split[a] and the rounding", "Fix and the rounding"),
         ("Accept an iterator in tests of equality", "Accept an iterator in tests of equality"),
     ],

@@ -24,6 +24,7 @@ _WITH_TESTS = re.compile(
     r"(?i)[,;(\s]*\b(?:and|with|plus|\+|&|including)\s+(?:(?:add|added|adds|adding|some|more|new|unit|regression)\s+)*"
     r"tests?(?:\s+cases?)?\b\)?"
 )
+_NUMBER = re.compile(r"(?i)^(?:issue|bug|ticket|pr)\s*#?\d+\s*[:.-]?\s*|^[A-Z]{2,10}-\d+\s*[:.-]?\s*")
 _NOISE = re.compile(
     r"(?i)^\s*[-*]?\s*(?:\[pre-commit\.ci\]|fix(?:ed)? (?:lint|typos?|ci|mypy|flake8)|lint|ruff|black)\b.*$"
 )
@@ -73,8 +74,8 @@ def _queries(terse: str, more: str, task: Task, text: str) -> Queries:
 
 
 def terse_title(title: str) -> str:
-    """A title without test names, "with tests" and backticks."""
-    text = _TEST_NAME.sub("", _WITH_TESTS.sub("", title)).replace("`", "")
+    """A title without test names, "with tests", numbers of issues in front and backticks."""
+    text = _TEST_NAME.sub("", _WITH_TESTS.sub("", _NUMBER.sub("", title))).replace("`", "")
     return re.sub(r"\s+([,.;:])", r"\1", re.sub(r"\s{2,}", " ", text)).strip(" .,;:-")
 
 
