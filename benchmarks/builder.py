@@ -182,7 +182,8 @@ async def play_all(sessions: Sequence[Played], url: str, engine: ScriptedEngine,
 
 
 def planted(tasks: Sequence[Task]) -> dict[str, list[int]]:
-    """Kind of leak -> [planted, found], over all tasks: in the workspace, in the query, in a corpus."""
+    """Kind of leak -> [planted, found]: in the workspace (ten of the kinds for each task, in turn), in the query and in
+    a corpus."""
     found: dict[str, list[int]] = {}
 
     def count(kind: str, hit: bool) -> None:
@@ -190,12 +191,14 @@ def planted(tasks: Sequence[Task]) -> dict[str, list[int]]:
         both[0] += 1
         both[1] += hit
 
-    for task in tasks:
+    kinds = list(PLANTS.items())
+    for number, task in enumerate(tasks):
         start, gold = task.workspace_files(), task.solution_files()
         path = max((n for n in gold if n.endswith(".py")), key=lambda n: len(gold[n]))
-        for kind, (name, pack) in PLANTS.items():
+        for turn in range(10 * number, 10 * number + 10):
+            kind, (name, pack) = kinds[turn % len(kinds)]
             name = f"zz/{name.rpartition('/')[2]}"
-            leaks = scan({**start, name: pack(gold[path])}, start, {path: gold[path]})
+            leaks = scan({name: pack(gold[path])}, start, {path: gold[path]})  # files are scanned one by one
             count(kind, any(leak.path == name for leak in leaks))
         diff = change_of(task).diff
         query = Task(task.path, task.name, task.instruction + "\n" + diff, task.info, task.config)

@@ -18,8 +18,8 @@ REFUND = b"""
 
 def test_refund():
     assert split(-1, 3) == [-1, 0, 0] and split(-17, 7) == [-3, -3, -3, -2, -2, -2, -2]
-    assert split(-38, 5) == [-8, -8, -8, -7, -7] and split(-97, 6) == [-17, -16, -16, -16, -16, -16]
-    assert split(-64, 9) == [-8, -7, -7, -7, -7, -7, -7, -7, -7] and split(-141, 4) == [-36, -35, -35, -35]
+    assert split(-38, 5) == [-8, -8, -8, -7, -7] and split(-53, 6) == [-9, -9, -9, -9, -9, -8]
+    assert split(-64, 9) == [-8, -7, -7, -7, -7, -7, -7, -7, -7] and split(-26, 4) == [-7, -7, -6, -6]
     for amount in (-17, -25, -340):
         assert split(amount, 7) == [-n for n in split(-amount, 7)]
 """
@@ -68,7 +68,7 @@ def history(place: Place) -> Path:
 
 @pytest.fixture(scope="package")
 def settings(place: Place) -> BenchmarkSettings:
-    return BenchmarkSettings(per_source=4, catalogue=str(place.catalogue))
+    return BenchmarkSettings(per_source=4, min_stated=0.5, catalogue=str(place.catalogue))
 
 
 @pytest.fixture(scope="package")

@@ -93,6 +93,8 @@ async def _readings(
 
 def contaminated(tasks: Sequence[Task], folders: Sequence[Path], settings: BenchmarkSettings) -> dict[str, Overlap]:
     """Name of a task -> the largest overlap with a text of ``folders``, of those over ``settings.max_overlap``."""
+    if not folders:
+        return {}
     found: dict[str, Overlap] = {}
     for overlap in overlaps(tasks, corpus_texts(folders), settings.max_overlap):
         if overlap.task not in found or found[overlap.task].share < overlap.share:

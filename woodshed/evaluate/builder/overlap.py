@@ -52,12 +52,21 @@ def _added(start: Mapping[str, bytes], after: Mapping[str, bytes]) -> frozenset[
     grams: set[Gram] = set()
     for path in after:
         before, now = (f.get(path, b"").decode("utf-8", "replace").splitlines() for f in (start, after))
-        matcher = difflib.SequenceMatcher(None, before, now, autojunk=False)
-        for tag, _, _, first, last in matcher.get_opcodes():
-            if tag in ("insert", "replace"):
-                grams |= _grams("\n".join(now[first:last]))
+        for first, last in _runs(before, now):
+            grams |= _grams("\n".join(now[first:last]))
         grams -= _grams("\n".join(before))
     return frozenset(grams)
+
+
+def _runs(before: Sequence[str], now: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """(first, last) of each run of added lines. What both begin and end with is cut off first: difflib is quadratic."""
+    same = next((i for i, (one, other) in enumerate(zip(before, now)) if one != other), min(len(before), len(now)))
+    rest = min(len(before), len(now)) - same
+    end = next((i for i in range(rest) if before[-1 - i] != now[-1 - i]), rest)
+    old, new = before[same : len(before) - end], now[same : len(now) - end]
+    for tag, _, _, first, last in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if tag in ("insert", "replace"):
+            yield same + first, same + last
 
 
 def _grams(text: str) -> set[Gram]:
@@ -67,12 +76,13 @@ def _grams(text: str) -> set[Gram]:
 
 def overlaps(tasks: Sequence[Task], texts: Iterable[tuple[str, str]], most: float) -> list[Overlap]:
     """For each task and part the text, of (name, text), that holds the largest share of more than ``most``."""
-    forms = [(task.name, part, len(grams)) for task in tasks for part, grams in parts_of(task).items()]
+    forms: list[tuple[str, str, int]] = []
     holders: dict[Gram, list[int]] = defaultdict(list)
-    every = (grams for task in tasks for grams in parts_of(task).values())
-    for number, grams in enumerate(every):
-        for gram in grams:
-            holders[gram].append(number)
+    for task in tasks:
+        for part, grams in parts_of(task).items():
+            for gram in grams:
+                holders[gram].append(len(forms))
+            forms.append((task.name, part, len(grams)))
     best: dict[int, Overlap] = {}
     for name, text in texts:
         counts = Counter(number for gram in _grams(text) for number in holders.get(gram, ()))
