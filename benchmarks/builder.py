@@ -33,7 +33,6 @@ from tests.programs import serve_app  # noqa: E402
 from tests.tasks.packages.test_leaks import PLANTS  # noqa: E402
 from woodshed.evaluate.builder.ambiguity import Endpoint  # noqa: E402
 from woodshed.evaluate.builder.build import Inputs, Round, build_benchmark, summary  # noqa: E402
-from woodshed.evaluate.builder.checks import gates  # noqa: E402
 from woodshed.evaluate.builder.describe import figures as headline  # noqa: E402
 from woodshed.evaluate.builder.lock import LOCK, load_benchmark, read_lock  # noqa: E402
 from woodshed.evaluate.builder.overlap import overlaps, parts_of  # noqa: E402
@@ -212,15 +211,6 @@ def planted(tasks: Sequence[Task]) -> dict[str, list[int]]:
     return found
 
 
-async def graded(tasks: Sequence[Task]) -> dict[str, dict[str, str]]:
-    """Task -> failed gates, of the locked tasks, graded once more."""
-    backend, layers = open_backend(), LayerStore(cache_directory() / "layers")
-    try:
-        return {task.path.name: await gates(task, backend, layers) for task in tasks}
-    finally:
-        await backend.close()
-
-
 async def build(inputs: Inputs, settings: BenchmarkSettings, out: Path) -> Round:
     backend, layers = open_backend(), LayerStore(cache_directory() / "layers")
 
@@ -281,7 +271,7 @@ def write(
     lock = read_lock(folder / "bench")
     head = headline(lock)
     plants = planted(tasks)
-    failed = {name: why for name, why in asyncio.run(graded(tasks)).items() if why}
+    failed = {name: dict(why) for name, why in made.gates.items() if why}
     own = {s.commit.id for s in sessions if s.repository != DECOY}
     traced = {each.commit.id for each in made.traced}
     right = {each.commit.id for each in made.traced if each.session.id.endswith(each.commit.id[:12])}
@@ -299,7 +289,7 @@ def write(
         "terse_titles_state": round(mean(made.terse.values()), 3) if made.terse else None,
         "planted_leaks": sum(both[0] for both in plants.values()),
         "planted_leaks_found": sum(both[1] for both in plants.values()),
-        "oracle_1_and_no_op_0": round((len(tasks) - len(failed)) / len(tasks), 3),
+        "oracle_1_and_no_op_0": round(sum(not made.gates[task.path.name] for task in tasks) / len(tasks), 3),
         "sessions_played": len(own),
         "sessions_traced": len(traced & own),
         "sessions_traced_wrongly": len(traced - own) + len(traced - right),

@@ -84,13 +84,13 @@ def overlaps(tasks: Sequence[Task], texts: Iterable[tuple[str, str]], most: floa
                 holders[gram].append(len(forms))
             forms.append((task.name, part, len(grams)))
     best: dict[int, Overlap] = {}
-    for name, text in texts:
+    for source, text in texts:
         counts = Counter(number for gram in _grams(text) for number in holders.get(gram, ()))
         for number, count in counts.items():
-            task, part, total = forms[number]
+            name, part, total = forms[number]
             share = count / total
             if share > most and (number not in best or best[number].share < share):
-                best[number] = Overlap(task, part, name, share)
+                best[number] = Overlap(name, part, source, share)
     return [best[number] for number in sorted(best)]
 
 
