@@ -127,8 +127,8 @@ def test_a_refresh_adds_new_commits_and_retires_old_tasks(
         b"    highest, lowest = max(prices), min(prices)\n    return highest - lowest\n"
     )
     tests = (source / "tests/test_prices.py").read_bytes().replace(b"dearest, split", b"dearest, split, spread")
-    tests += b"\n\ndef test_spread():\n    assert spread([3, 1, 5]) == 4 and spread([12, 40, 31, 7]) == 33\n"
-    tests += b"    assert [spread([n, 5, 60 - n, 19]) for n in (8, 34, 47)] == [47, 29, 42]\n"
+    tests += b"\n\ndef test_spread():\n    assert spread([3, 1, 5]) == 4 and spread([9, 4, 8]) == 5\n"
+    tests += b"    assert [spread([n, 5, 9 - n, 7]) for n in (8, 3, 4)] == [7, 4, 3]\n"
     files = {"src/prices/__init__.py": code, "tests/test_prices.py": tests}
     newest = commit(source, "Add spread(), dearest minus cheapest", files, "2026-05-01")
     before = {name: entry.digest for name, entry in read_lock(out).tasks.items()}
@@ -160,7 +160,7 @@ def test_what_is_older_than_a_date_retires(benchmark: Built) -> None:
 
 def test_the_command_builds_and_shows(place: Place, history: Path, tmp_path: Path) -> None:
     out = tmp_path / "bench"
-    options = ("--catalogue", place.catalogue, "--per-source", "1", "--set", "trace.days=7")
+    options = ("--catalogue", place.catalogue, "--per-source", "1", "--min-stated", "0.5", "--set", "trace.days=7")
     done = woodshed(place.root, "benchmark", "build", history, "--out", out, *options, extra=place.environment)
     assert done.returncode == 0 and "1 tasks added" in done.stdout, done.stdout + done.stderr
     shown = woodshed(place.root, "benchmark", "show", out)
