@@ -30,7 +30,13 @@ from woodshed.stages.arena import make_agent
 @contextmanager
 def served(engine: ScriptedEngine, tokenizer: Tokenizer = HERMES) -> Iterator[str]:
     """The gateway on a real port, in a thread; its URL."""
-    app = build_app(engine, get_format("hermes"), tokenizer, admin_key=ADMIN)
+    with serve_app(build_app(engine, get_format("hermes"), tokenizer, admin_key=ADMIN)) as url:
+        yield url
+
+
+@contextmanager
+def serve_app(app: Any) -> Iterator[str]:
+    """An application on a real port, in a thread; its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from . import benchmark as cli_benchmark
 from . import boxes as cli_boxes
 from . import boxes as cli_roots
 from . import evaluate as cli_evaluate
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(cli_tasks.app, name="tasks")
 app.add_typer(cli_roots.app, name="roots")
 app.add_typer(cli_evaluate.app, name="evaluate")
+app.add_typer(cli_benchmark.app, name="benchmark")
 app.command()(cli_boxes.boxes)
 
 RunOption = Annotated[Path, typer.Option("--run", help="Run directory, for example runs/laptop")]

@@ -51,6 +51,44 @@ class Kept:
     abandoned: KeyUsage = field(default_factory=KeyUsage)
 
 
+@dataclass(frozen=True)
+class JournalledConversation:
+    """What people can read of a trajectory in a journal. ``about``: what it was opened with; ``opened``: Unix seconds;
+    ``messages``: the conversation of each segment, in OpenAI chat form; ``feedback``: its events."""
+
+    id: str
+    about: dict[str, Any]
+    opened: float
+    messages: list[list[dict[str, Any]]] = field(default_factory=list)
+    feedback: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_conversations(path: Path) -> list[JournalledConversation]:
+    """Read the conversations of a journal file without its tokens; a server may be writing to the file.
+
+    Trajectories that were deleted, or finished long ago, are not in it. Raises JournalError if it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror}") from error
+    found: dict[str, JournalledConversation] = {}
+    for head, _ in _frames(data):
+        kind, id = head["kind"], head["id"]
+        if kind == "open":
+            found[id] = JournalledConversation(id, head["about"], float(head["opened"]))
+        elif kind == "close":
+            found.pop(id, None)
+        elif id in found and kind == "feedback":
+            found[id].feedback.append(head["event"])
+        elif id in found and kind == "turn":
+            segments, (known, new) = found[id].messages, head["messages"]
+            while len(segments) <= head["segment"]:
+                segments.append([])
+            segments[head["segment"]][known:] = new
+    return list(found.values())
+
+
 class JournalError(RuntimeError):
     """The journal cannot be used."""
 

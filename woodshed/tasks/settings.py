@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -53,6 +54,46 @@ Prompt = Literal["terse", "located", "pointed"]
 Level = Literal["precise", "normal", "terse", "mixed"]
 
 
+class ReplaySettings(Settings):
+    """Which commits the kind ``replay`` tries, and what their tasks show."""
+
+    history: Literal["every", "first_parent"] = "every"
+    """Every commit but merges; or the first-parent history, in which a merge is one change with all of its branch, as
+    a squashed request is."""
+
+    commits: tuple[str, ...] = ()
+    """Only these commits (all 40 digits), whatever their size and message; empty for all that qualify."""
+
+    without: tuple[str, ...] = ()
+    """None of these commits (all 40 digits)."""
+
+    since: str = ""
+    """Only commits of this date (YYYY-MM-DD, UTC) or later; empty for no limit."""
+
+    max_files: int = Field(default=15, ge=1)
+    """Files that a commit may change, of any kind."""
+
+    max_lines: int = Field(default=400, ge=1)
+    """Added plus removed lines that a commit may have, of any kind of file."""
+
+    min_lines: int = Field(default=0, ge=0)
+    """Added plus removed lines that a commit must have."""
+
+    show_tests: bool = True
+    """Show the commit's tests (in the instruction, or where they are long in the workspace) if the message does not
+    state what they require. False hides them always: whether the message suffices is for the caller to find out."""
+
+    @field_validator("since")
+    @classmethod
+    def _a_date(cls, value: str) -> str:
+        if value:
+            try:
+                date.fromisoformat(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is not a date; write YYYY-MM-DD, such as 2026-01-31") from None
+        return value
+
+
 class PackageTaskSettings(Settings):
     """Which packages become tasks, how many, and which of them are held out."""
 
@@ -73,6 +114,9 @@ class PackageTaskSettings(Settings):
     """What is done to make a task, in turn: change one line; remove the body of one function, of all methods of a
     class, of a few methods that belong together, of everything that a feature alone needs; combine such changes;
     go back to the parent of a commit (of git repositories)."""
+
+    replay: ReplaySettings = ReplaySettings()
+    """Of the kind ``replay``: which commits."""
 
     multi_file_share: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the deletions tried on a package that must touch two files or more: no more deletions of one file are

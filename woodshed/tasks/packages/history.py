@@ -6,34 +6,41 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_FILES = 15
-MOST_LINES = 400
+from woodshed.tasks.settings import ReplaySettings
+
 _NO_TASK = re.compile(
     r"(?i)^(?:merge|revert|release|bump|version|v?\d+\.\d+|wip\b|typo|update changelog|prepare|initial commit)"
 )
+_MERGE = re.compile(r"(?i)^merge (?:pull request|branch|remote-tracking|request|pr)\b")
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit. ``id`` and ``parent``: 40 hex digits; ``files``: paths that differ from the parent; ``lines``: number
-    of added plus removed lines."""
+    """One commit. ``id`` and ``parent`` (the first one): 40 hex digits; ``files``: paths that differ from the parent;
+    ``lines``: number of added plus removed lines; ``date``: of the commit, ISO 8601 in UTC; ``message``: of a merge
+    request, its title and body."""
 
     id: str
     parent: str
     message: str
     files: tuple[str, ...]
     lines: int
+    date: str = ""
 
 
-LOG = ("log", "--no-merges", "--no-renames", "--numstat", "-z", "--format=%x01%H%x00%P%x00%B%x00")
-"""Arguments of git that give the output which ``parse_log`` reads."""
+_FORM = ("--no-renames", "--numstat", "-z", "--date=format-local:%Y-%m-%dT%H:%M:%SZ")
+_FORMAT = "--format=%x01%H%x00%P%x00%cd%x00%B%x00"
+LOG = ("log", "--no-merges", *_FORM, _FORMAT)
+"""Arguments of git that give the output which ``parse_log`` reads; git must run with ``TZ=UTC``."""
+LOG_FIRST_PARENT = ("log", "--first-parent", "--diff-merges=first-parent", *_FORM, _FORMAT)
+"""Likewise for the first-parent history, in which a merge has the whole change of its branch."""
 
 
 def parse_log(output: bytes) -> list[Commit]:
     """The commits of ``git log``, newest first, without roots and without binary changes."""
     found = []
     for record in output.decode("utf-8", "replace").split("\x01")[1:]:
-        commit, parents, message, *rest = record.split("\0")
+        commit, parents, date, message, *rest = record.split("\0")
         stats = [line.strip("\n").split("\t") for line in rest if line.count("\t") == 2]
         if not parents or not stats:
             continue
@@ -42,30 +49,44 @@ def parse_log(output: bytes) -> list[Commit]:
             Commit(
                 id=commit,
                 parent=parents.split()[0],
-                message=message.strip(),
+                message=merged_message(message) if " " in parents.strip() else message.strip(),
                 files=tuple(path for _, _, path in stats),
                 lines=lines,
+                date=date,
             )
         )
     return found
 
 
-def replayable(commits: Sequence[Commit], code: Sequence[str], tests: Sequence[str]) -> list[Commit]:
-    """The commits that change Python files below both ``code`` and ``tests``, are small, and have a telling message."""
+def merged_message(message: str) -> str:
+    """The title and body of a merged request; the message itself where it states none.
+
+    GitHub and GitLab write the branches into the first line of a merge, and the title below it.
+    """
+    head, _, rest = message.strip().partition("\n")
+    return rest.strip() if _MERGE.match(head) and rest.strip() else message.strip()
+
+
+_EVERY = ReplaySettings()
+
+
+def replayable(
+    commits: Sequence[Commit], code: Sequence[str], tests: Sequence[str], settings: ReplaySettings = _EVERY
+) -> list[Commit]:
+    """The commits that change Python files below both ``code`` and ``tests``, have a size and date within ``settings``,
+    and have a telling message. Commits that ``settings`` names need no telling message, and may be of any size."""
 
     def touches(commit: Commit, roots: Sequence[str], others: Sequence[str]) -> bool:
         return any(f.endswith(".py") and _below(f, roots) and not _below(f, others) for f in commit.files)
 
-    return [
-        c
-        for c in commits
-        if len(c.files) <= MOST_FILES
-        and c.lines <= MOST_LINES
-        and len(c.message.partition("\n")[0]) >= 12
-        and not _NO_TASK.match(c.message)
-        and touches(c, code, tests)
-        and touches(c, tests, ())
-    ]
+    def wanted(commit: Commit) -> bool:
+        if settings.commits or commit.id in settings.without:
+            return commit.id in settings.commits and commit.id not in settings.without
+        telling = len(commit.message.partition("\n")[0]) >= 12 and not _NO_TASK.match(commit.message)
+        small = len(commit.files) <= settings.max_files and settings.min_lines <= commit.lines <= settings.max_lines
+        return telling and small and commit.date >= settings.since
+
+    return [c for c in commits if wanted(c) and touches(c, code, tests) and touches(c, tests, ())]
 
 
 def _below(path: str, roots: Sequence[str]) -> bool:

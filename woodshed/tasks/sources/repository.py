@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.record.atomic import write_whole
-from woodshed.tasks.packages.history import LOG, Commit, parse_log
+from woodshed.tasks.packages.history import LOG, LOG_FIRST_PARENT, Commit, parse_log
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
-QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", "TZ": "UTC"}
 """Environment variables of every call of git."""
 
 
@@ -135,13 +135,26 @@ class Objects:
             self.close()
             raise
 
-    def log(self, commit: str, most: int = 2000) -> list[Commit]:
-        """The newest ``most`` commits up to ``commit``, newest first."""
-        return parse_log(_git(self.folder, *LOG, f"--max-count={most}", commit, "--", where=self.where))
+    def log(self, commit: str, most: int = 2000, *, first_parent: bool = False) -> list[Commit]:
+        """The newest ``most`` commits up to ``commit``, newest first; ``first_parent``: with merges as one change."""
+        form = LOG_FIRST_PARENT if first_parent else LOG
+        return parse_log(_git(self.folder, *form, f"--max-count={most}", commit, "--", where=self.where))
+
+    def roots(self, commit: str) -> list[str]:
+        """The commits without parents that ``commit`` descends from, sorted: they identify a repository."""
+        found = _git(self.folder, "rev-list", "--max-parents=0", commit, "--", where=self.where)
+        return sorted(found.decode().split())
 
     def files(self, commit: str) -> dict[str, bytes]:
         """The files of a commit, as ``read_repository`` reads them."""
         return dict(_at_commit(self.folder, commit, self.where).files)
+
+    def diff(self, before: str, after: str) -> str:
+        """The unified diff of two commits without context, renames, drivers and filters."""
+        options = ("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--unified=0")
+        prefixes = ("--src-prefix=a/", "--dst-prefix=b/")
+        found = _git(self.folder, "diff", *options, *prefixes, before, after, "--", where=self.where)
+        return found.decode("utf-8", "replace")
 
     def close(self) -> None:
         self._scratch.cleanup()

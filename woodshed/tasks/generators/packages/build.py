@@ -207,4 +207,9 @@ def _fetch(shared: Shared, package: Package) -> tuple[tuple[str, ...], dict[str,
 def _fingerprint(settings: PackageTaskSettings, package: Package) -> str:
     """Everything that the verdict on a candidate depends on, apart from the candidate itself."""
     limits = (settings.max_tests, settings.guard_seconds, settings.test_timeout_sec, settings.min_mutation_score)
-    return ":".join(map(str, (GATES, package.sha256[:12], *limits, settings.mutants)))
+    replay: list[str] = []  # empty by default, so that ledgers of earlier builds stay valid
+    if settings.replay.history != "every":
+        replay.append(settings.replay.history)
+    if not settings.replay.show_tests:
+        replay.append("hidden")
+    return ":".join(map(str, (GATES, package.sha256[:12], *limits, settings.mutants, *replay)))

@@ -41,8 +41,9 @@ class Replay:
 
     def attempts(self, commit: str) -> Iterator[Attempt]:
         """An attempt for each commit worth trying, from ``commit`` back, newest first."""
-        package, added = self.like.package, self._added(commit)
-        for found in replayable(self.objects.log(commit), package.sources, package.tests):
+        package, added, settings = self.like.package, self._added(commit), self.like.settings.replay
+        log = self.objects.log(commit, first_parent=settings.history == "first_parent")
+        for found in replayable(log, package.sources, package.tests, settings):
             yield Attempt(f"{package.name}-{found.id[:12]}-replay", "replay", partial(self._run, found, added))
 
     def _added(self, commit: str) -> dict[str, bytes]:

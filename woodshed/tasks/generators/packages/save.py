@@ -120,7 +120,10 @@ def _provenance(package: Package, candidate: Candidate) -> dict[str, str]:
     if candidate.origins:
         stated["hardened_from"] = ", ".join(candidate.origins)
     if candidate.commit is not None:
-        stated |= {"commit": candidate.commit.id, "base_commit": candidate.commit.parent}
+        commit = candidate.commit
+        stated |= {"commit": commit.id, "base_commit": commit.parent}
+        if commit.date:
+            stated["commit_date"] = commit.date
     return {**stated, **candidate.stated}
 
 

@@ -133,11 +133,13 @@ class Trial:
         """(instruction, workspace) of a commit's task, with as much of its tests as it takes to know what they require.
 
         Data and helpers of the tests are always added to the workspace. If the instruction does not suffice, it quotes
-        the tests; if they are too long for that, they are added to the workspace.
+        the tests; if they are too long for that, they are added to the workspace (``replay.show_tests``).
         """
         changed = {n: d for n, d in self.workspace.items() if self.form.is_test(self.package, n) and start.get(n) != d}
         files = {test.partition("::")[0] for test in broken}
         start = {**start, **{n: d for n, d in changed.items() if n not in files and not is_test_module(n)}}
+        if not self.settings.replay.show_tests:
+            return text, start
         reading = read_instruction(
             instruction=text,
             start=start,

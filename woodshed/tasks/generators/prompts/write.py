@@ -71,12 +71,17 @@ def commit_request(level: str, commit: Commit, start: Mapping[str, bytes], gold:
     """
     subject, body = cleaned(commit.message)
     text = subject if level == "terse" or not body else f"{subject}\n\n{body}"
-    new = sorted(name for name in defined_names(start, gold) if _is_public(name, gold))
+    new = new_names(start, gold)
     if level == "precise":
         text += "\n\nInterface:\n\n" + "\n\n".join(_interface(start, gold))
     elif new:
         text += "\n\nNew names: " + ", ".join(f"`{name}`" for name in new[:12])
     return text + "\n"
+
+
+def new_names(start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[str]:
+    """Public names that module and class bodies of the solution define and the workspace does not, sorted."""
+    return sorted(name for name in defined_names(start, gold) if _is_public(name, gold))
 
 
 def cleaned(message: str) -> tuple[str, str]:

@@ -1,0 +1,135 @@
+"""Decontamination: is the reference diff of a task, or its tests, in a text that is trained on?
+
+The n-grams of the added lines that the agent's files do not have are searched in every text of a corpus: files of any
+kind below a folder (archives and escapes included), each line of JSON lines, each row of Parquet, and every file of
+task directories of a training split.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from woodshed.grading.pytest_grader import TESTS_PREFIX
+from woodshed.record.task import Task
+from woodshed.record.walk import all_below
+from woodshed.tasks.validate.contamination import GRAM
+from woodshed.tasks.validate.leak_readers import texts_of
+from woodshed.tasks.validate.leaks import tokenise
+
+FEWEST = 12
+"""Diffs and tests of fewer n-grams than this are not searched: anybody may write the same."""
+_SKIPPED = frozenset({".git", ".hg", "__pycache__"})
+Gram = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A text that holds ``share`` of the n-grams of a task's ``part`` (``diff`` or ``tests``)."""
+
+    task: str
+    part: str
+    text: str
+    share: float
+
+
+def parts_of(task: Task) -> dict[str, frozenset[Gram]]:
+    """Part -> its n-grams, without those that the agent's version of the files has, and without parts too short."""
+    start, gold = task.workspace_files(), task.solution_files()
+    graded = {n.removeprefix(TESTS_PREFIX): d for n, d in task.test_files().items() if n.startswith(TESTS_PREFIX)}
+    files = {test.partition("::")[0] for test in task.info.fail_to_pass}
+    found = {"diff": _added(start, gold), "tests": _added(start, {n: d for n, d in graded.items() if n in files})}
+    return {part: grams for part, grams in found.items() if len(grams) >= FEWEST}
+
+
+def _added(start: Mapping[str, bytes], after: Mapping[str, bytes]) -> frozenset[Gram]:
+    """The n-grams of each run of added lines, without those of the files before."""
+    grams: set[Gram] = set()
+    for path in after:
+        before, now = (f.get(path, b"").decode("utf-8", "replace").splitlines() for f in (start, after))
+        for first, last in _runs(before, now):
+            grams |= _grams("\n".join(now[first:last]))
+        grams -= _grams("\n".join(before))
+    return frozenset(grams)
+
+
+def _runs(before: Sequence[str], now: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """(first, last) of each run of added lines. What both begin and end with is cut off first: difflib is quadratic."""
+    same = next((i for i, (one, other) in enumerate(zip(before, now)) if one != other), min(len(before), len(now)))
+    rest = min(len(before), len(now)) - same
+    end = next((i for i in range(rest) if before[-1 - i] != now[-1 - i]), rest)
+    old, new = before[same : len(before) - end], now[same : len(now) - end]
+    for tag, _, _, first, last in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if tag in ("insert", "replace"):
+            yield same + first, same + last
+
+
+def _grams(text: str) -> set[Gram]:
+    tokens = tokenise(text)
+    return set(zip(*(tokens[i:] for i in range(GRAM)), strict=False))
+
+
+def overlaps(tasks: Sequence[Task], texts: Iterable[tuple[str, str]], most: float) -> list[Overlap]:
+    """For each task and part the text, of (name, text), that holds the largest share of more than ``most``."""
+    forms: list[tuple[str, str, int]] = []
+    holders: dict[Gram, list[int]] = defaultdict(list)
+    for task in tasks:
+        for part, grams in parts_of(task).items():
+            for gram in grams:
+                holders[gram].append(len(forms))
+            forms.append((task.name, part, len(grams)))
+    best: dict[int, Overlap] = {}
+    for source, text in texts:
+        counts = Counter(number for gram in _grams(text) for number in holders.get(gram, ()))
+        for number, count in counts.items():
+            name, part, total = forms[number]
+            share = count / total
+            if share > most and (number not in best or best[number].share < share):
+                best[number] = Overlap(name, part, source, share)
+    return [best[number] for number in sorted(best)]
+
+
+def corpus_texts(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """(name, text) of everything below ``folders``. Raises OSError if a folder cannot be read."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise NotADirectoryError(f"{folder}: no such folder")
+        for path in all_below(folder, skip=_SKIPPED):
+            if path.is_file() and not path.is_symlink():
+                yield from _texts(path, path.relative_to(folder).as_posix())
+
+
+def _texts(path: Path, name: str) -> Iterator[tuple[str, str]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        number = 0
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
+            for row in batch.to_pylist():
+                yield f"{name}:{number}", "\n".join(_strings(row))
+                number += 1
+    elif path.suffix == ".jsonl":
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield f"{name}:{number}", "\n".join(_strings(json.loads(line)))
+                except (ValueError, RecursionError):
+                    yield f"{name}:{number}", line.decode("utf-8", "replace")
+    else:
+        yield from ((name, text) for text in texts_of(path.read_bytes()))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)

@@ -1,0 +1,104 @@
+"""Refresh a benchmark by date: tasks of new commits come in, old ones retire. Nothing is deleted.
+
+A retired task stays on disk and in the lock, so that old results stay readable; it is marked in its history, as every
+task that is out of use, and ``load_benchmark`` leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from woodshed.record.history import Mark, note_mark
+from woodshed.record.task import Task
+from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Backend
+from woodshed.tasks.packages.index import PackageError
+
+from .build import Inputs, Progress, Round, run_round, summary
+from .lock import RETIRED, TASKS, BenchmarkError, Entry, Lock, read_lock, verified, write_lock
+from .settings import BenchmarkSettings, checked_date
+
+
+@dataclass(frozen=True)
+class Retirement:
+    """``most``: tasks to keep in use, newest commits first, 0 for no limit; ``before``: tasks of older commits retire
+    (YYYY-MM-DD), empty for no limit."""
+
+    most: int = 0
+    before: str = ""
+
+    def __post_init__(self) -> None:
+        checked_date(self.before)
+        if self.most < 0:
+            raise ValueError(f"most = {self.most}: give a number of tasks, or 0 for no limit")
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """``made``: the round of new tasks; ``retired``: name -> why; ``since``: date that new commits had to have."""
+
+    made: Round
+    retired: Mapping[str, str]
+    since: str
+
+
+async def refresh_benchmark(
+    folder: Path,
+    inputs: Inputs,
+    retirement: Retirement,
+    backend: Backend,
+    layers: LayerStore,
+    *,
+    since: str = "",
+    parallel: int = 0,
+    progress: Progress | None = None,
+) -> Refreshed:
+    """Add tasks of commits since a date (default: of the newest task), with the settings that the benchmark was built
+    with, and retire old ones. ``inputs.sources`` may be empty: those of the last build.
+
+    Raises BenchmarkError if the benchmark is damaged or a locked task was changed, ValueError for a malformed date.
+    """
+    lock = read_lock(folder)
+    tasks = verified(folder)
+    try:
+        settings = BenchmarkSettings.model_validate(lock.settings)
+    except ValueError as error:
+        raise BenchmarkError(f"{folder}: its settings cannot be read: {error}; build it into another folder") from None
+    if parallel:
+        settings = settings.model_copy(update={"parallel": parallel})
+    since = checked_date(since) or max((entry.date[:10] for entry in lock.tasks.values()), default="")
+    sources = tuple(inputs.sources) or lock.sources
+    known = frozenset(entry.commit for entry in lock.tasks.values())
+    made = Round(len(lock.rounds) + 1)
+    try:
+        wanted = replace(inputs, sources=sources)
+        await run_round(made, wanted, settings, folder, backend, layers, since=since, known=known, progress=progress)
+    except PackageError as error:
+        made.tables.append(f"no new tasks: {error}")
+    entries = {**lock.tasks, **made.entries}
+    retired = old(entries, retirement)
+    for name, why in retired.items():
+        entries[name] = replace(entries[name], status=RETIRED, why=why)
+    rounds = (*lock.rounds, summary(made, tuple(retired), since))
+    write_lock(folder, Lock(entries, sources, lock.settings, rounds))
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for name, why in retired.items():
+        task = tasks.get(name) or Task.load(folder / TASKS / name)
+        note_mark(task, Mark("retired", why, now))
+    return Refreshed(made, retired, since)
+
+
+def old(entries: Mapping[str, Entry], retirement: Retirement) -> dict[str, str]:
+    """Tasks in use that retire -> why, oldest first."""
+    used = [(name, entry) for name, entry in entries.items() if entry.status != RETIRED]
+    newest = sorted(used, key=lambda pair: (pair[1].date, pair[0]), reverse=True)
+    found: dict[str, str] = {}
+    for place, (name, entry) in enumerate(newest):
+        if retirement.before and entry.date < retirement.before:
+            found[name] = f"its commit is of {entry.date[:10]}, before {retirement.before}"
+        elif retirement.most and place >= retirement.most:
+            found[name] = f"there are {retirement.most} newer ones"
+    return dict(reversed(found.items()))
