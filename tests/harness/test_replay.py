@@ -54,7 +54,9 @@ def test_a_summary_is_repeated_too_and_limits_count_it() -> None:
     ]
     parent, asked = play(*steps)
     assert (
-        parent.status == "submitted" and parent.summaries == 1 and [r.context for r in parent.replies] == [0, 0, 1, 1]
+        parent.status == "submitted"
+        and parent.effort.summaries == 1
+        and [r.context for r in parent.replies] == [0, 0, 1, 1]
     )
     again, script = play(
         call(("read_file", {"path": "a.py"}), prompt=30, sampled=4),
@@ -62,7 +64,7 @@ def test_a_summary_is_repeated_too_and_limits_count_it() -> None:
         replay=beginning(parent, 3),
     )
     assert script.requests[0]["messages"] == asked.requests[3]["messages"], "what the parent asked there"
-    assert (again.status, again.effort.turns, again.summaries) == ("limit", 4, 1), "two repeated turns count"
+    assert (again.status, again.effort.turns, again.effort.summaries) == ("limit", 4, 1), "two repeated turns count"
     assert len(script.requests) == 2 and "A = 1" in again.events[2].result
     assert again.effort.sampled_tokens == 10 + 7 + 9 + 4 + 4
     count = len(beginning(parent, 3).messages)

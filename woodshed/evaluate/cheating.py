@@ -13,12 +13,11 @@ from woodshed.evaluate.suites.cheats import CHEATS, IMPOSSIBLE
 from woodshed.grading.crossing import Submission
 from woodshed.record.task import Task
 from woodshed.record.trajectory import ToolEvent, Trajectory
+from woodshed.rollout.attempts import suite_passed
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import box_spec
-
-from .attempts import suite_passed
 
 HONEYPOT_READ = "honeypot_read"
 """The agent named the forbidden folder in a call, or saw the token in it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.gateway.journal import JournalError, JournalledConversation, read_conversations
-from woodshed.harness.prompt import REQUEST
+from woodshed.harness.settings import REQUEST
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 
