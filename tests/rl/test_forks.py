@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from gateway.parts import HERMES
+from gateway.parts import HERMES, ScriptedEngine
+from gateway.real import logprob_gap
 
+from woodshed.engine.local import LocalEngine
+from woodshed.engine.protocol import Completion
+from woodshed.harness.settings import HarnessSettings, LimitSettings
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
@@ -103,6 +111,56 @@ def test_forks_are_run_once_and_conserved_through_restarts(tmp_path: Path) -> No
         assert made.effort.turns == parent.effort.turns == 3
     lines = read_jsonl(tmp_path / "metrics" / "rollouts.jsonl")
     assert [(line["forks"], line["rollouts"], line["abandoned_forks"]) for line in lines] == [(4, 6, 0), (4, 6, 0)]
+
+
+class Mixed:
+    """The player says the first two replies, which every fork shares; all others are sampled by a real engine."""
+
+    def __init__(self, player: Player, real: LocalEngine) -> None:
+        self.scripted, self.real, self.version = ScriptedEngine(player, context=1 << 20), real, 0
+        self.scripted.version = 0
+
+    async def generate(self, tokens: Sequence[int], *arguments: Any, **named: Any) -> Completion:
+        played = HERMES.decode(tokens).count("<tool_response>") < 2
+        return await (self.scripted if played else self.real).generate(tokens, *arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+@pytest.mark.usefixtures("boxes")
+def test_what_a_real_engine_samples_in_forks_has_the_trainers_log_probabilities(tmp_path: Path) -> None:
+    config = DecoderConfig(
+        vocab_size=HERMES.vocab_size,
+        d_model=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        d_ff=48,
+        max_positions=1 << 14,
+    )
+    decoder = Decoder(config, seed=7)
+    harness = HarnessSettings(
+        tools=("write_file", "run_tests", "finish"), limits=LimitSettings(turns=3, turn_tokens=200)
+    )
+
+    async def main() -> None:
+        real = LocalEngine(decoder)
+        try:
+            mixed = Mixed(Player(FAILS), real)
+            async with trained(tmp_path, 4, engine=mixed, harness=harness, reward=reward) as at:
+                await at.run(SETTINGS.model_copy(update={"concurrency": 6}))
+                found = at.conserved()
+                assert (found.dispatched, found.trained, found.forks) == (12, 12, 8) and at.trained == [6, 6]
+        finally:
+            await real.close()
+
+    asyncio.run(main())
+    forks = [t for t in stored(tmp_path).values() if t.fork is not None]
+    assert len(forks) == 8 and all(t.sampled_tokens and len(t.segments) == 1 for t in forks)
+    assert len({tuple(t.segments[0].tokens.tolist()) for t in forks}) > 4, "they go on differently"
+    assert max(logprob_gap(decoder, t.segments[0]) for t in forks) < 1e-4
 
 
 @pytest.mark.usefixtures("boxes")

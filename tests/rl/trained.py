@@ -116,10 +116,13 @@ async def trained(
     *,
     around: Callable[[Backend], Any] = lambda backend: backend,
     say: Callable[[list[int]], list[int]] = lambda _: list(DONE),
+    engine: Any = None,
+    harness: HarnessSettings | None = None,
     **options: Any,
 ) -> AsyncIterator[Trained]:
-    """``count`` tasks; ``around`` wraps the backend; ``say`` plays the policy; ``options`` are of the arena."""
-    engine = ScriptedEngine(say, context=1 << 20)
+    """``count`` tasks; ``around`` wraps the backend; ``say`` plays the policy, unless there is an ``engine``;
+    ``options`` are of the arena."""
+    engine = engine or ScriptedEngine(say, context=1 << 20)
     engine.version = 0
 
     async def follow(version: int) -> int:
@@ -137,7 +140,7 @@ async def trained(
             layers=layers,
             admin=GatewayAdmin("http://gateway", ADMIN, client=client),
             base_url="http://gateway",
-            agent=BuiltinAgent(HarnessSettings(), client),
+            agent=BuiltinAgent(harness or HarnessSettings(), client),
             policy="scripted",
             patience=5.0,
             attempts=1,
