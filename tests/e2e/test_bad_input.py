@@ -44,7 +44,7 @@ def test_a_typo_in_a_field_name(tmp_path: Path) -> None:
 
 
 def test_a_wrong_type(tmp_path: Path) -> None:
-    path = changed_recipe(tmp_path, "steps = 3", 'steps = "three"')
+    path = changed_recipe(tmp_path, "steps = 4", 'steps = "three"')
     refused(tmp_path, path, says=[f"{path}:{line_of(path, 'three')}: rl.steps", "valid integer", "'three'"])
     refused(tmp_path, SMOKE, "--set", "rl.steps=many", says=["--set rl.steps=many: rl.steps", "valid integer"])
     refused(tmp_path, SMOKE, "--set", "rl.steps", says=["--set rl.steps: write field=value"])
@@ -56,7 +56,7 @@ def test_impossible_combinations(tmp_path: Path) -> None:
     refused(tmp_path, SMOKE, *sync, says=["rl: mode 'sync' needs max_staleness = 0", "set rl.max_staleness=0"])
     short = ["learn.sft.max_tokens is 1024", "policy.max_positions = 128", "lower the one or raise the other"]
     refused(tmp_path, SMOKE, "--set", "policy.max_positions=128", says=short)
-    few = ["needs 60 training tasks", "tasks.synthetic.train is 12", "lower rl.steps or raise tasks.synthetic.train"]
+    few = ["needs 60 training tasks", "tasks.synthetic.train is 24", "lower rl.steps or raise tasks.synthetic.train"]
     refused(tmp_path, SMOKE, "--set", "rl.steps=30", says=few)
     refused(tmp_path, SMOKE, "--set", "tasks.main=packages", says=["no [tasks.packages] table; add one"])
     terse = ("--set", "tasks.packages.prompt=terse")
@@ -115,7 +115,7 @@ def test_recipes_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_this_user_may_not_read(tmp_path: Path) -> None:
-    path = changed_recipe(tmp_path, "steps = 3", "steps = 2")
+    path = changed_recipe(tmp_path, "steps = 4", "steps = 2")
     path.chmod(0)
     prefix: tuple[str, ...] = ()
     if os.geteuid() == 0:  # root may read everything until it gives that up

@@ -30,7 +30,7 @@ def test_a_recipe_draws_its_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WOODSHED_CACHE", str(tmp_path / "cache"))
     recipe = tmp_path / "mine.toml"
     table = 'main = "custom_source:wrong_operator"\ncustom = { train = 8, dev = 2, heldout = 4 }\n'
-    recipe.write_text(SMOKE.read_text().replace("synthetic = { train = 12, sft = 24, dev = 2, heldout = 4 }\n", table))
+    recipe.write_text(SMOKE.read_text().replace("synthetic = { train = 24, sft = 24, dev = 2, heldout = 4 }\n", table))
     run = RunDirectory(tmp_path / "run")
     make_tasks(load_recipe(recipe), run)
     assert [len(load_split(run, "custom", split)) for split in ("train", "dev", "heldout")] == [8, 2, 4]

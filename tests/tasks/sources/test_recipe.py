@@ -53,6 +53,6 @@ def test_too_few_tasks_are_refused_before_anything_starts(place: Place, built: B
     both = folder_of(built, tmp_path / "both", "train", "heldout")
     main = ("--set", "tasks.main=packages", "--set", 'harness.output.separator=""')
     text = refused(both, *main)
-    assert "has 1 training tasks" in text and "needs 6" in text and "lower rl.steps" in text
+    assert "has 1 training tasks" in text and "needs 8" in text and "lower rl.steps" in text
     blind = refused(both, *main, "--set", "rl.steps=1", "--set", "rl.groups_per_step=1")
     assert "does not name the file to change" in blind and 'add "grep" to harness.tools' in blind
