@@ -38,7 +38,8 @@ def recipe(folder: Path) -> Path:
     head, _, rest = text.partition("[harness]")
     text = head + PROGRAM.replace("FOLDER", str(folder / "agent")) + "\n[rl]" + rest.partition("[rl]")[2]
     text = text.replace("[policy]", '[policy]\nformat = "hermes"\nmax_positions = 4096')
-    text = text.replace("{ episodes = 100, hinted = 1.0 }", "{ episodes = 0 }").replace("tokens = 30000", "tokens = 5000")
+    text = text.replace("{ episodes = 100, hinted = 1.0 }", "{ episodes = 0 }")
+    text = text.replace("tokens = 30000", "tokens = 5000")
     text = text.replace("baselines = true", "baselines = false").replace("[0.3, 1.0]", "[1.0]")
     path = folder / "program.toml"
     path.write_text(text)
