@@ -40,6 +40,7 @@ def test_the_last_session_before_the_commit_wrote_the_lines() -> None:
     late = session("late", NOON + 60, *LINES)
     assert origin(first, second, late) == ["second"]
     assert origin(late) == [] and origin(session("long ago", NOON - 31 * DAY, *LINES)) == []
+    assert origin(session("same second", NOON + 0.6, *LINES)) == ["same second"], "git notes whole seconds"
 
 
 def test_only_sessions_of_the_repository_count() -> None:

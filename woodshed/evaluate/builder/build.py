@@ -7,6 +7,7 @@ checks it, and adds it to the lock. The lock is written last: a killed round is 
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import subprocess
 import tempfile
@@ -194,7 +195,7 @@ def _traced(inputs: Inputs, settings: BenchmarkSettings, since: str) -> list[Tra
     """The commits of all sources that were written in the sessions."""
     if not inputs.sessions:
         return []
-    start = min(session.started for session in inputs.sessions)
+    start = math.floor(min(session.started for session in inputs.sessions))  # git notes whole seconds
     found: list[Traced] = []
     for spec in map(parse_source, inputs.sources):
         if spec.kind != "git":

@@ -8,6 +8,7 @@ are not traced. A written line is committed once: what an earlier commit took is
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -103,7 +104,8 @@ class _Pool:
         held = self._lines.get(_hash(line.line), [])
         for index in range(len(held) - 1, -1, -1):
             session, path = held[index]
-            if session.started <= committed <= session.started + self._seconds and _same_file(path, line.path):
+            begun = math.floor(session.started)  # git notes whole seconds, so a commit may seem to come before
+            if begun <= committed <= begun + self._seconds and _same_file(path, line.path):
                 del held[index]
                 return session
         return None
