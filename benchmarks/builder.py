@@ -93,7 +93,7 @@ def edits(path: str, before: str, after: str) -> Iterator[str]:
 
 
 class Played:
-    """What a session repeats: the source changes of ``commit``. ``at``: Unix time of the commit."""
+    """Read the source changes of ``commit``, which a played session repeats. ``at``: Unix time of the commit."""
 
     def __init__(self, repository: str, place: Path, commit: Commit, objects: Objects) -> None:
         self.commit = commit

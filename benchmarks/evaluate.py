@@ -118,7 +118,7 @@ def killed(words: Sequence[str], out: Path, *, kills: int, total: int, seed: int
 
 
 def compared(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
-    """What differs between two results, besides seconds."""
+    """List the entries that differ between two results; entries in seconds are left out."""
     found = []
     for one, other in zip(left["policies"], right["policies"], strict=True):
         for key in ("name", "tasks", "episodes", "pass1", "cheats", "judged", "reasons", "turns", "tokens", "flagged"):

@@ -59,7 +59,7 @@ def first_failed_test(played: Played) -> int | None:
 
 
 def prices(played: Played, rejected: float, repeated: float) -> Advantages:
-    """What the edits of an episode cost, by turn."""
+    """Return the price of each edit of an episode by its turn, 0 for edits that are neither rejected nor repeated."""
     return {
         event.turn: rejected * refused + repeated * again
         for event, refused, again in wasted_edits(played.episode.events)

@@ -1,4 +1,4 @@
-"""What counts as cheating: effects, not appearance."""
+"""Cheating is judged by its effect on the tests, not by how a command looks."""
 
 from __future__ import annotations
 

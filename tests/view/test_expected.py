@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from real_runs import SMOKE
+from rich.console import Console
 
 from woodshed.recipe.load import load_recipe
+from woodshed.run import curves
 from woodshed.run.curves import CurveWatch, expected_curves
+from woodshed.run.run import RunError, run_recipe
 from woodshed.view.expected import (
     Expected,
     ExpectedError,
@@ -109,6 +113,13 @@ def test_only_the_recipe_as_it_is_has_expectations() -> None:
     changed = load_recipe("smoke", ["train.optimizer.lr=0.5"])
     assert expected_curves(changed) is None
     assert digest_of(changed.model_dump(mode="json")) != digest_of(smoke.model_dump(mode="json"))
+
+
+def test_a_damaged_file_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "smoke.expected.json").write_text("{")
+    monkeypatch.setattr(curves, "BUILTIN", tmp_path)
+    with pytest.raises(RunError, match=r"smoke\.expected\.json: not a file of expected curves"):
+        run_recipe(SMOKE, out=tmp_path / "run", overrides=[], fresh=False, console=Console(quiet=True))
 
 
 def test_the_watch_tells_each_departure_once_and_draws(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Grammars:
                 self._words()
 
     def knows(self, text: str) -> bool:
-        """Whether the grammar is compiled, so that ``compile`` and ``start`` return at once."""
+        """Return True if the grammar is compiled; ``compile`` and ``start`` then return at once."""
         return text in self._compiled
 
     def compile(self, text: str) -> None:

@@ -27,7 +27,7 @@ more than 256 packing does not matter. On AMD processors they pay for any count.
 
 
 def packs(decoder: Decoder) -> bool:
-    """Whether packed copies make this decoder faster, and torch supports them."""
+    """Return True if torch supports packed copies and they make this decoder faster."""
     if decoder.device.type != "cpu" or not onednn_offers("_reorder_linear_weight", "_linear_pointwise"):
         return False
     if decoder.dtype == torch.bfloat16:

@@ -34,6 +34,7 @@ class CurveWatch:
         self.root, self.expected = root, expected
         self._told: set[str] = set()
         self._next = 0.0
+        self._drawn: dict[str, tuple[float, str]] = {}
 
     def news(self, *, now: bool = False) -> list[str]:
         """One sentence for each curve that has left its band since the last call; looks every few seconds."""
@@ -45,7 +46,17 @@ class CurveWatch:
         return [f"{departure} ({self.expected.recipe}.expected.json)" for departure in fresh]
 
     def drawn(self, stage: str, width: int = 24) -> str:
-        """The curve of a stage as one line of text, with its newest value and band; '' where there is none yet."""
+        """The curve of a stage as one line of text, with its newest value and band; '' where there is none yet.
+
+        A screen asks several times a second; the metrics are read every few seconds.
+        """
+        due, text = self._drawn.get(stage, (0.0, ""))
+        if time.monotonic() >= due:
+            text = self._draw(stage, width)
+            self._drawn[stage] = (time.monotonic() + _SECONDS, text)
+        return text
+
+    def _draw(self, stage: str, width: int) -> str:
         name = STAGE_CURVES.get(stage)
         if name is None:
             return ""

@@ -82,7 +82,7 @@ def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str],
             if isinstance(error, ProgramFailed):
                 logs = f"logs are in {run.root / 'logs'}; the same command continues the run"
                 raise RunError(f"{error}\n{logs}") from None
-            if isinstance(error, (DirectoryError, SandboxError, OSError)):
+            if isinstance(error, (DirectoryError, SandboxError, ExpectedError, OSError)):
                 raise RunError(str(error)) from None
             raise
 

@@ -1,4 +1,4 @@
-"""What each trigger finds in episodes of the real harness, and at which reply."""
+"""Each trigger marks the right reply in episodes of the real harness, and nothing else."""
 
 from __future__ import annotations
 

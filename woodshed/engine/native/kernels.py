@@ -112,7 +112,7 @@ class Kernels:
             self._pack(matrix, self._panels[name])
 
     def take(self, count: int) -> bool:
-        """Whether the kernels compute a step of ``count`` tokens; torch computes the others."""
+        """Return True if the kernels compute a step of ``count`` tokens, False if torch does."""
         return not self.beside_tiles or count <= MOST_TOKENS_BESIDE_TILES
 
     def forward(

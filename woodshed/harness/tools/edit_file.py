@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 
 from pydantic import Field
@@ -96,6 +97,24 @@ async def apply(tool: Tool, session: Session, path: str, before: str, after: str
     return ToolResult(f"ok\n{clip(numbered(lines, start, output.separator), output.chars)}")
 
 
+async def change_line(
+    tool: Tool, session: Session, name: str, number: int, replace: Callable[[str], str]
+) -> ToolResult:
+    """Write line ``number`` (from 1) of the file ``name`` as ``replace`` makes it.
+
+    Raises ToolError ``no_such_line``, and what ``replace`` raises.
+    """
+    path = session.path(name)
+    before = await session.read_text(path)
+    lines = before.split("\n")
+    count = len(lines) - (lines[-1] == "")
+    if not 1 <= number <= count:
+        raise ToolError("no_such_line", f"{name} has {count} lines")
+    lines[number - 1] = replace(lines[number - 1])
+    height = lines[number - 1].count("\n") + 1
+    return await apply(tool, session, path, before, "\n".join(lines), number, height)
+
+
 def encode(text: str) -> bytes:
     """UTF-8. Raises ToolError for lone surrogates, which JSON can carry and files cannot."""
     try:
@@ -120,17 +139,12 @@ class EditLine(Tool):
         return "Replace one line of a file. The text is the whole new line, indentation included."
 
     async def run(self, args: EditLineArgs, session: Session) -> ToolResult:
-        path = session.path(args.path)
-        before = await session.read_text(path)
-        lines = before.split("\n")
-        count = len(lines) - (lines[-1] == "")
-        if not 1 <= args.line <= count:
-            raise ToolError("no_such_line", f"{args.path} has {count} lines")
-        if lines[args.line - 1] == args.text:
-            raise ToolError("no_change", f"line {args.line} already reads so")
-        lines[args.line - 1] = args.text
-        height = args.text.count("\n") + 1
-        return await apply(self, session, path, before, "\n".join(lines), args.line, height)
+        def replace(line: str) -> str:
+            if line == args.text:
+                raise ToolError("no_change", f"line {args.line} already reads so")
+            return args.text
+
+        return await change_line(self, session, args.path, args.line, replace)
 
 
 class EditWordsArgs(Arguments):
@@ -152,23 +166,17 @@ class EditWords(Tool):
         return "Replace words or operators in one line of a file. They must occur in it exactly once, as whole words."
 
     async def run(self, args: EditWordsArgs, session: Session) -> ToolResult:
-        path = session.path(args.path)
-        before = await session.read_text(path)
-        lines = before.split("\n")
-        count = len(lines) - (lines[-1] == "")
-        if not 1 <= args.line <= count:
-            raise ToolError("no_such_line", f"{args.path} has {count} lines")
-        if args.old == args.new:
-            raise ToolError("no_change", "old and new are the same")
-        found = occurrences(lines[args.line - 1], args.old)
-        if not found:
-            raise ToolError("no_match", f"line {args.line} has no {args.old!r}")
-        if len(found) > 1:
-            raise ToolError("multiple_matches", f"line {args.line} has it {len(found)} times; add words around it")
-        line, at = lines[args.line - 1], found[0]
-        lines[args.line - 1] = line[:at] + args.new + line[at + len(args.old) :]
-        height = args.new.count("\n") + 1
-        return await apply(self, session, path, before, "\n".join(lines), args.line, height)
+        def replace(line: str) -> str:
+            if args.old == args.new:
+                raise ToolError("no_change", "old and new are the same")
+            found = occurrences(line, args.old)
+            if not found:
+                raise ToolError("no_match", f"line {args.line} has no {args.old!r}")
+            if len(found) > 1:
+                raise ToolError("multiple_matches", f"line {args.line} has it {len(found)} times; add words around it")
+            return line[: found[0]] + args.new + line[found[0] + len(args.old) :]
+
+        return await change_line(self, session, args.path, args.line, replace)
 
 
 _OPERATOR = r"[<>=!*/]"

@@ -12,7 +12,7 @@ from woodshed.record.trajectory import Outcome, Trajectory
 
 TOOLS = {
     "read": ("read_file",),
-    "edit": ("edit_file", "edit_line", "write_file", "delete_file"),
+    "edit": ("edit_file", "edit_line", "edit_words", "write_file", "delete_file"),
     "search": ("grep", "glob"),
     "list": ("list_dir",),
 }
