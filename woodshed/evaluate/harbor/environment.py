@@ -35,9 +35,14 @@ class WoodshedEnvironment(BaseEnvironment):
     or separated by commas; ``private``: those and the task's hosts may have addresses that are not public."""
 
     def __init__(
-        self, *args: Any, offline: bool | str = False, base: str = "", build_allow: str | list[str] = "",
-        private: bool | str = False, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *args: Any,
+        offline: bool | str = False,
+        base: str = "",
+        build_allow: str | list[str] = "",
+        private: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
         self._offline, self._private = _flag(offline), _flag(private)
         hosts = build_allow.split(",") if isinstance(build_allow, str) else build_allow
         self._build_allow = tuple(host.strip() for host in hosts if host.strip())
@@ -55,9 +60,12 @@ class WoodshedEnvironment(BaseEnvironment):
     @property
     def capabilities(self) -> EnvironmentCapabilities:
         return EnvironmentCapabilities(
-            disable_internet=True, network_allowlist=True, network_allowlist_hostnames=True,
-            network_allowlist_wildcard_hostnames=True, network_allowlist_ipv4_addresses=True,
-        )  # fmt: skip
+            disable_internet=True,
+            network_allowlist=True,
+            network_allowlist_hostnames=True,
+            network_allowlist_wildcard_hostnames=True,
+            network_allowlist_ipv4_addresses=True,
+        )
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
@@ -93,9 +101,14 @@ class WoodshedEnvironment(BaseEnvironment):
             build = Egress(self._build_allow, private=self._private) if self._build_allow else None
             async with _building.setdefault(asyncio.get_running_loop(), asyncio.Lock()):  # trials of one task share it
                 name = await build_harbor(
-                    store, self.environment_dir, self._backend, base=self._base, egress=build, refresh=force_build,
+                    store,
+                    self.environment_dir,
+                    self._backend,
+                    base=self._base,
+                    egress=build,
+                    refresh=force_build,
                     say=self.logger.debug,
-                )  # fmt: skip
+                )
             note = store.note(name)
             self._env = note.env
             self._workdir = self.task_env_config.workdir or note.workdir
@@ -129,17 +142,24 @@ class WoodshedEnvironment(BaseEnvironment):
         await fetch_folder(self._running(), source_dir, Path(target_dir))
 
     async def exec(
-        self, command: str, cwd: str | None = None, env: dict[str, str] | None = None,
-        timeout_sec: int | None = None, user: str | int | None = None,
-    ) -> ExecResult:  # fmt: skip
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
         """By ``bash -c``, in the working folder if ``cwd`` is not given. RuntimeError where it takes too long."""
         who = self._resolve_user(user)
         if who not in _ROOT_USERS:
             raise ValueError(f"user {who!r}: a woodshed box has one user, who may write everywhere in it; leave it out")
         done = await self._running().exec(
-            ["bash", "-c", command], cwd=cwd or self._workdir, env=self._merge_env(env) or {},
-            timeout=timeout_sec or _NO_TIMEOUT, max_output=_MAX_OUTPUT,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=cwd or self._workdir,
+            env=self._merge_env(env) or {},
+            timeout=timeout_sec or _NO_TIMEOUT,
+            max_output=_MAX_OUTPUT,
+        )
         if done.timed_out:
             raise RuntimeError(f"no end of the command within {timeout_sec} seconds")
         out, errors = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
@@ -153,9 +173,12 @@ class WoodshedEnvironment(BaseEnvironment):
     def _limits(self) -> Limits:
         memory, disk = self._effective_memory_mb, self._effective_storage_mb
         return Limits(
-            memory=memory << 20 if memory else _MEMORY, processes=1024, cpu_seconds=None, file_size=None,
+            memory=memory << 20 if memory else _MEMORY,
+            processes=1024,
+            cpu_seconds=None,
+            file_size=None,
             disk=disk << 20 if disk else _DISK,
-        )  # fmt: skip
+        )
 
     def _egress(self) -> Egress:
         if self._network_policy.network_mode != NetworkMode.ALLOWLIST:
