@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.native.operators import fuse
 from woodshed.policy.state import hf_state, load_hf_state
 
 from .batch import TrainBatch
@@ -29,6 +30,7 @@ class Reference:
 
     def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
         self.decoder, self.settings = decoder.requires_grad_(False), settings
+        fuse(decoder)
 
     @torch.no_grad()
     def fill(self, batch: TrainBatch) -> TrainBatch:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.native.operators import fuse
 
 from .batch import TrainBatch
 from .collate import collate, input_lengths, micro_batches, weighted
@@ -72,6 +73,7 @@ class Trainer:
         self.decoder, self.settings = decoder, settings
         self.decoder.recompute = settings.recompute
         self.decoder.replay_ratio = settings.replay_ratio
+        fuse(decoder)
         self.optimizer = Optimizer(decoder, settings.optimizer)
         self.step_count = 0
 
