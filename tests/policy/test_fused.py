@@ -40,8 +40,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def differentiated(function: Callable, inputs: list[Tensor | None], outputs: int, dtype: torch.dtype):
-    """Values of the first ``outputs`` results and gradients of all inputs, from gradients of the results that are random
-    but the same for every dtype."""
+    """Values of the first ``outputs`` results and gradients of all inputs, from gradients of the results that are
+    random but the same for every dtype."""
     leaves = [None if x is None else x.detach().to(dtype).requires_grad_() for x in inputs]
     results = function(*leaves)
     results = (results,) if isinstance(results, Tensor) else results
@@ -52,9 +52,7 @@ def differentiated(function: Callable, inputs: list[Tensor | None], outputs: int
 
 
 def assert_same(ours: Callable, theirs: Callable, inputs: list[Tensor | None], outputs: int = 1) -> None:
-    got, wanted = (
-        differentiated(f, inputs, outputs, d) for f, d in ((ours, torch.float32), (theirs, torch.float64))
-    )
+    got, wanted = (differentiated(f, inputs, outputs, d) for f, d in ((ours, torch.float32), (theirs, torch.float64)))
     for mine, exact in zip((*got[0], *got[1]), (*wanted[0], *wanted[1]), strict=True):
         assert (mine is None) == (exact is None)
         if mine is not None:
@@ -146,3 +144,13 @@ def test_bits_do_not_depend_on_threads() -> None:
     torch.set_num_threads(before)
     for values, gradients in found[1:]:
         assert all(map(torch.equal, (*values, *gradients), (*found[0][0], *found[0][1])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_are_left_to_torch(dtype: torch.dtype) -> None:
+    x, weight = drawn(5, 8).to(dtype), drawn(8, seed=1).to(dtype)
+    assert torch.equal(fused.FUSED.add_norm(x, None, weight, EPS)[1], plain.add_norm(x, None, weight, EPS)[1])
+    assert torch.equal(fused.FUSED.swiglu(x), plain.swiglu(x))
+    turn = torch.ones(5, 4, dtype=dtype)
+    ours, theirs = (o.split_heads(x, weight[:2], weight[:2], turn, 2, 1, EPS) for o in (fused.FUSED, plain.TORCH))
+    assert all(map(torch.equal, ours, theirs))

@@ -6,7 +6,8 @@ Axis names: D model, H query heads, K key/value heads, E head width, F feed-forw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -77,3 +78,16 @@ class Operators:
 
 
 TORCH = Operators()
+
+
+@contextmanager
+def products_in(operands: str) -> Iterator[None]:
+    """Within this, matrix products of float32 tensors on a CPU round their operands to ``operands`` (``float32`` or
+    ``bfloat16``); sums and results are float32. Holds for all threads of the process, and for nothing where the
+    processor has no instructions for bfloat16."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if operands == "bfloat16" else before
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before

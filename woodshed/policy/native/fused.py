@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from woodshed.policy import operators
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.operators import Operators
 
@@ -23,13 +24,13 @@ from .build import COMPILE_SECONDS, NoKernels, Sources, library
 
 log = logging.getLogger(__name__)
 
-FUSED_SOURCES = Sources(Path(__file__).parent / "fused.cpp")
+SOURCES = Sources(Path(__file__).parent / "fused.cpp")
 
 
 @functools.cache
 def _library() -> CDLL:
     """Waits for the compilation: a step must not be computed by torch now and by the kernels after a restart."""
-    return library(FUSED_SOURCES, COMPILE_SECONDS)
+    return library(SOURCES, COMPILE_SECONDS)
 
 
 def _call(name: str, *arguments: Tensor | int | float | None) -> None:
@@ -123,7 +124,26 @@ class _SwiGLU(torch.autograd.Function):
         return grad_gate_up
 
 
+def _fits(x: Tensor) -> bool:
+    """Whether the kernels compute this. A policy may have been moved or converted since it was fused."""
+    return x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _AddNorm.apply(x, delta, weight, eps) if _fits(x) else operators.add_norm(x, delta, weight, eps)
+
+
+def _split_heads(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _SplitHeads.apply(qkv, *rest) if _fits(qkv) else operators.split_heads(qkv, *rest)
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
+    return _SwiGLU.apply(gate_up) if _fits(gate_up) else operators.swiglu(gate_up)
+
+
 def _logsumexp(logits_CV: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    if not _fits(logits_CV):
+        return operators.logsumexp(logits_CV, entropy)
     logits_CV = logits_CV.contiguous()
     lse_C = logits_CV.new_empty(len(logits_CV))
     entropy_C = torch.empty_like(lse_C) if entropy else None
@@ -132,12 +152,13 @@ def _logsumexp(logits_CV: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]
 
 
 def _logits_gradient(logits_CV: Tensor, target_C: Tensor, lse_C: Tensor, slope_C: Tensor) -> Tensor:
-    assert logits_CV.is_contiguous()
-    _call("logits_gradient", *logits_CV.shape, target_C.contiguous(), lse_C, slope_C, logits_CV)
+    if not _fits(logits_CV) or not logits_CV.is_contiguous():
+        return operators.logits_gradient(logits_CV, target_C, lse_C, slope_C)
+    _call("logits_gradient", *logits_CV.shape, target_C.contiguous(), lse_C, slope_C.contiguous(), logits_CV)
     return logits_CV
 
 
-FUSED = Operators(_AddNorm.apply, _SplitHeads.apply, _SwiGLU.apply, _logsumexp, _logits_gradient)
+FUSED = Operators(_add_norm, _split_heads, _swiglu, _logsumexp, _logits_gradient)
 
 
 def fuse(decoder: Decoder) -> None:
