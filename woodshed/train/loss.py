@@ -202,9 +202,11 @@ def _sequence_gaps(decoder: Decoder, hidden_MD: Tensor, micro: MicroBatch, chunk
 
 
 def target_logps(decoder: Decoder, hidden_CD: Tensor, micro: MicroBatch, span: slice) -> Tensor:
-    """log pi(token | before) ``[C]`` of the targets of a chunk, among the tokens that could be sampled."""
+    """log pi(token | before) ``[C]`` of the targets of a chunk, among the tokens that could be sampled; bitwise what
+    the loss computes from the same weights. Without a gradient."""
     logits_CV = among_allowed(decoder.logits(hidden_CD), micro, span)
-    return logits_CV.gather(1, micro.target_M[span, None]).squeeze(1) - logits_CV.logsumexp(-1)
+    lse_C, _ = decoder.operators.logsumexp(logits_CV, False)
+    return logits_CV.gather(1, micro.target_M[span, None]).squeeze(1) - lse_C
 
 
 def among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> Tensor:
