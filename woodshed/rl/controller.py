@@ -155,8 +155,7 @@ class Controller:
         for step, groups in self.ledger.batches().items():
             if step > self.version and not self._batch_path(step).exists():
                 self._write_batch(step, [self.store.group(g) for g in groups])
-        if self.growth is not None:
-            self.growth.plan(max(self.ledger.batches(), default=0))
+        self._grow(max(self.ledger.batches(), default=0))
         if self.curriculum is not None:
             broken = set() if self.growth is None else self.growth.taken_out()
             finished = [row for row in self.ledger.finished_groups() if row.task not in broken]
@@ -312,10 +311,14 @@ class Controller:
             if step > self.settings.steps:
                 return
             self.ledger.batch(step, chosen)
+            self._grow(step)
             self._write_batch(step, [self._ready.pop(g) for g in chosen])
             self.store.compact()
-            if self.growth is not None and step < self.settings.steps:
-                self.growth.plan(step)
+
+    def _grow(self, step: int) -> None:
+        """Have tasks made after the batch of ``step``, unless it is the last."""
+        if self.growth is not None and 0 < step < self.settings.steps:
+            self.growth.plan(step)
 
     def _write_batch(self, step: int, groups: list[list[Trajectory]]) -> None:
         batch, statistics = self.build(groups, step)

@@ -74,7 +74,7 @@ class Growth:
 
     def plan(self, step: int) -> None:
         """Decide what is made after the batch of ``step``; the same, and once, whenever it is called."""
-        if not self.settings.make or step < 1:
+        if not self.settings.make:
             return
         groups = self.ledger.decided_groups(step - self.settings.window + 1, step)
         self.record.plan(step, kinds_to_make(self._seen(groups), self.settings, self.seed, step))
