@@ -108,10 +108,14 @@ def test_harder_tasks_are_made_trained_once_and_outlive_a_kill(tmp_path: Path, m
                 grown = read_growth(folder / "state.sqlite")
                 assert grown is not None and grown.counts["planned"] and not grown.counts["made"]
                 assert len(list((folder / "grown").iterdir())) == 1, "the files are there and do not count"
-            await at.run(GROWING)
+            controller = await at.run(GROWING)
             found = at.conserved()
             assert found.trained == 16 and not found.undecided
             again(at)
+            with sqlite3.connect(folder / "state.sqlite") as db:
+                order = [name for (name,) in db.execute("SELECT task FROM groups ORDER BY position")]
+            others = [name for name in order if name not in made_in(folder)]
+            assert others == controller.order[: len(others)], "what was made takes the place of none"
 
     def again(at: Trained) -> None:
         """A further start has the same tasks, in the same order, and refuses files that are not what they were."""
