@@ -14,6 +14,7 @@ from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin,
 
 from .algorithms import Algorithm, load_algorithm
 from .forks import ForkSettings
+from .growth.choose import GrowthSettings
 from .health.settings import AlarmSettings
 from .hints.settings import HintSettings
 
@@ -101,6 +102,8 @@ class RLSettings(Settings):
     """Continuations from a state in the middle of a rollout, for ``algorithm = "tree"``."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
+    growth: GrowthSettings = GrowthSettings()
+    """Tasks that are made and checked during the run, by the pass rates of its own groups."""
     rewards: RewardTerms = {}
     """Reward terms by name: outcome, effort, invalid_call, unread_edit, repeated_failure, unfinished_todos,
     untested_finish, unfounded_claim, silent_finish, style, commented_out, tool_collapse, or ``"module:function"`` of
@@ -129,6 +132,7 @@ class RLSettings(Settings):
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
+        self.growth.check_against(self.groups_per_step)
         return self
 
     def make_algorithm(self) -> Algorithm:
