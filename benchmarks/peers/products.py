@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from peers.policies import Load
 from woodshed.engine.packing import PackedLinear
-from woodshed.engine.processor import onednn_offers
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer, Linear
+from woodshed.policy.processor import onednn_offers
 
 ROWS = 512
 

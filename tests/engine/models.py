@@ -14,10 +14,11 @@ import torch
 
 from woodshed.engine.cache import RowCache
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.native.build import NoKernels, library
+from woodshed.engine.native.kernels import STEP
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.native.build import NoKernels, library
 from woodshed.policy.state import hf_state
 
 DENSE = DecoderConfig(
@@ -31,7 +32,7 @@ MOE = DecoderConfig(
 
 def _without_kernels() -> str:
     try:
-        library()
+        library(STEP)
     except NoKernels as why:
         return str(why)
     return ""

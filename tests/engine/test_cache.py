@@ -10,7 +10,7 @@ import torch
 from waiting import run_to_end
 
 from woodshed.engine.cache import RowCache
-from woodshed.engine.processor import HUGE_PAGE, zeros
+from woodshed.policy.processor import HUGE_PAGE, zeros
 
 ROOT = Path(__file__).parents[2]
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from woodshed.engine import processor
 from woodshed.engine.attention import CausalMasks, Chunk, StepAttention, places
 from woodshed.engine.cache import RowCache
-from woodshed.engine.native import build
 from woodshed.engine.native import kernels as native
-from woodshed.engine.native.kernels import Kernels
+from woodshed.engine.native.kernels import STEP, Kernels
 from woodshed.engine.protocol import Sampling
+from woodshed.policy import processor
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.native import build
 
 from .models import MOE, clone_state, decoder, filled_cache, needs_kernels, prompt, run, running, worst_gap
 
@@ -293,28 +293,28 @@ def test_without_kernels_torch_computes_and_the_reason_is_told(fresh, monkeypatc
 def test_a_cache_that_cannot_be_written(fresh):
     (fresh / "cache").write_text("a file where a folder should be")
     with pytest.raises(build.NoKernels, match="cannot be written"):
-        build.library()
+        build.library(STEP)
 
 
 @needs_kernels
 def test_the_clock_of_the_processor_is_no_reason_to_compile(fresh, monkeypatch):
     """/proc/cpuinfo says how fast it runs at the moment."""
-    first = build._digest(build._compiler(), "")
+    first = build._digest(STEP, build._compiler(), "")
     described = processor._described()
     monkeypatch.setattr(processor, "_described", lambda: {**described, "cpu MHz": "1.0"})
-    assert build._digest(build._compiler(), "") == first
+    assert build._digest(STEP, build._compiler(), "") == first
     monkeypatch.setattr(processor, "_described", lambda: {**described, "flags": "fpu"})
-    assert build._digest(build._compiler(), "") != first
+    assert build._digest(STEP, build._compiler(), "") != first
 
 
 @needs_kernels
 def test_compiled_once(fresh, monkeypatch):
-    build.library(build.COMPILE_SECONDS)
+    build.library(STEP, build.COMPILE_SECONDS)
     (made,) = (fresh / "cache" / "native").iterdir()
     before = made.stat()
     build._begun.cache_clear()
     monkeypatch.setattr(build, "_compiled", None)  # not called
-    build.library()
+    build.library(STEP)
     assert os.stat(made).st_mtime_ns == before.st_mtime_ns
 
 
@@ -354,6 +354,6 @@ def test_an_engine_that_was_closed_does_not_mind_late_kernels(fresh, monkeypatch
         async with running(decoder()) as engine:
             assert engine.stats()["native"] == 0
         gate.touch()
-        build.library(build.COMPILE_SECONDS)
+        build.library(STEP, build.COMPILE_SECONDS)
 
     run(main())

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from woodshed.policy.config import ConfigError, DecoderConfig
 from woodshed.policy.decoder import AttentionFn, Decoder, causal_attend
-from woodshed.policy.layers import inverse_frequencies, rope_table, rotate
+from woodshed.policy.layers import inverse_frequencies, rope_table
+from woodshed.policy.operators import rotate
 
 DENSE = DecoderConfig(
     vocab_size=120, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=48, max_positions=64

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.processor import zeros
 
-from .processor import zeros
 from .settings import EngineSettings
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer
-
-from .processor import made_by_amd, onednn_multiplies_bfloat16, onednn_offers
+from woodshed.policy.processor import made_by_amd, onednn_multiplies_bfloat16, onednn_offers
 
 WORTH_BYTES = 64 << 20
 """Float32 matrices that are smaller in total stay in a cache, and packing them costs almost nothing."""

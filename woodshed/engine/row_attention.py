@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from woodshed.policy.processor import onednn_multiplies_bfloat16
+
 from .cache import RowCache
-from .processor import onednn_multiplies_bfloat16
 
 
 @dataclass(frozen=True)

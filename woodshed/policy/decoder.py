@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import DecoderConfig
 from .layers import AttentionFn, Layer, Linear, causal_attend, rope_table
+from .operators import TORCH, Operators
 
 __all__ = ["AttentionFn", "Decoder", "causal_attend"]
 
@@ -37,6 +38,7 @@ class Decoder(nn.Module):
         self.config = config
         self.recompute = False
         self.linear: Linear = F.linear
+        self.operators = TORCH
         self.replay_ratio = 0.0
         with torch.device("meta"):
             self.embed = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
@@ -69,12 +71,14 @@ class Decoder(nn.Module):
                 # Drawn on the CPU in fp32, so that a seed gives the same weights on every device and dtype.
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
-    def compute_with(self, linear: Linear) -> None:
-        """Use ``linear`` for matrix products instead of torch's own. Experts keep torch's."""
-        self.linear = linear
+    def compute_with(self, linear: Linear | None = None, operators: Operators | None = None) -> None:
+        """Use ``linear`` for matrix products and ``operators`` between them instead of torch's own. Experts keep
+        torch's."""
+        self.linear = linear or self.linear
+        self.operators = operators or self.operators
         for layer in self.layers:
             assert isinstance(layer, Layer)
-            layer.linear = linear
+            layer.linear, layer.operators = self.linear, self.operators
 
     @property
     def head_weight(self) -> Tensor:
@@ -117,22 +121,22 @@ class Decoder(nn.Module):
         if ends is not None and (routes is not None or route_sink is not None):
             raise ValueError("ends cannot be combined with routes, which belong to all positions")
         x = F.embedding(tokens, self.embed)
-        cos, signed_sin = self.rotation(positions, x.dtype)
+        turn = self.rotation(positions, x.dtype)
         remember = self.recompute and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
             replay = None if routes is None else routes[..., i, :]
             wanted = ends if i == len(self.layers) - 1 else None
             if remember:
                 x, chosen = checkpoint(
-                    layer, x, cos, signed_sin, attention_fn, replay, self.replay_ratio, wanted, use_reentrant=False
+                    layer, x, turn, attention_fn, replay, self.replay_ratio, wanted, use_reentrant=False
                 )
             else:
-                x, chosen = layer(x, cos, signed_sin, attention_fn, replay, self.replay_ratio, wanted)
+                x, chosen = layer(x, turn, attention_fn, replay, self.replay_ratio, wanted)
             if route_sink is not None:
                 if chosen is None:
                     chosen = tokens.new_full((*tokens.shape, self.config.num_experts_per_tok), -1)
                 route_sink.append(chosen.to(torch.int16))
-        return F.rms_norm(x, x.shape[-1:], self.norm, self.config.norm_eps)
+        return self.operators.add_norm(x, None, self.norm, self.config.norm_eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[..., V]`` of hidden ``[..., D]``, accumulated in float32 whatever the weights' dtype."""
@@ -151,9 +155,9 @@ class Decoder(nn.Module):
             out[..., start : start + HEAD_BLOCK] = F.linear(hidden, block)
         return out
 
-    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Look up cos and signed sin ``[..., 1, Dh]``; all layers share them, and they broadcast over the heads."""
-        return F.embedding(positions, self._rope(dtype)).unsqueeze(-2).chunk(2, -1)
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Look up the rows ``[..., 2 Dh]`` of ``rope_table``, which all layers share."""
+        return F.embedding(positions, self._rope(dtype))
 
     def _rope(self, dtype: torch.dtype) -> Tensor:
         table = self._table

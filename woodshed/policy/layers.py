@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .config import DecoderConfig
 from .moe import Experts
+from .operators import TORCH
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attention_fn(layer, q [..., H, Dh], k [..., Hkv, Dh], v [..., Hkv, Dh]) -> [..., H, Dh]``."""
@@ -42,19 +43,11 @@ def inverse_frequencies(config: DecoderConfig) -> Tensor:
 
 def rope_table(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Table of rotations ``[max_positions, 2 Dh]``: cos of both halves, then sin with the first half negated (see
-    ``rotate``)."""
+    ``operators.rotate``)."""
     positions = torch.arange(config.max_positions, dtype=torch.float64)
     angle = positions[:, None] * inverse_frequencies(config)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos, -sin, sin), dim=-1).to(device=device, dtype=dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Apply RoPE in Hugging Face's half-split layout. x ``[..., H, Dh]``; cos, signed_sin ``[..., 1, Dh]``.
-
-    ``rotate_half(x) * sin`` equals ``roll(x, Dh / 2) * [-sin, sin]``, which saves a negation and a concatenation.
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
 def causal_attend() -> AttentionFn:
@@ -81,6 +74,7 @@ class Layer(nn.Module):
         c = config
         self.index, self.eps = index, c.norm_eps
         self.linear: Linear = F.linear
+        self.operators = TORCH
         self.heads, self.kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
         qkv_dim = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         self.attn_norm = nn.Parameter(torch.empty(c.d_model))
@@ -101,33 +95,27 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        cos: Tensor,
-        signed_sin: Tensor,
+        turn: Tensor,
         attention_fn: AttentionFn,
         replay: Tensor | None,
         replay_ratio: float,
         ends: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """x ``[..., D]`` -> (x ``[..., D]``, chosen experts int64 ``[..., K]`` or None). With ``ends`` int64 ``[M]``, x
-        is ``[N, D]`` -> ``[M, D]``: only keys and values are computed for the other positions."""
-        q, k, v = self.heads_of(x, cos, signed_sin)
+        """x ``[..., D]``, turn ``[..., 2 Dh]`` (rows of ``rope_table``) -> (x ``[..., D]``, chosen experts int64
+        ``[..., K]`` or None). With ``ends`` int64 ``[M]``, x is ``[N, D]`` -> ``[M, D]``: only keys and values are
+        computed for the other positions."""
+        x, q, k, v = self.heads_of(x, turn)
         if ends is not None:
             x, q = x.index_select(0, ends), q.index_select(0, ends)
-        x = x + self.linear(attention_fn(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
-        y = F.rms_norm(x, x.shape[-1:], self.mlp_norm, self.eps)
+        attended = self.linear(attention_fn(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
+        x, y = self.operators.add_norm(x, attended, self.mlp_norm, self.eps)
         if self.experts is not None:
             mixed, chosen = self.experts(y, replay, replay_ratio)
             return x + mixed, chosen
-        gate, up = self.linear(y, self.gate_up, None).chunk(2, -1)
-        return x + self.linear(F.silu(gate) * up, self.down, None), None
+        return x + self.linear(self.operators.swiglu(self.linear(y, self.gate_up, None)), self.down, None), None
 
-    def heads_of(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``[..., H, Dh]``, keys and values ``[..., Hkv, Dh]`` of x ``[..., D]``, normalised and rotated."""
-        qkv = self.linear(F.rms_norm(x, x.shape[-1:], self.attn_norm, self.eps), self.qkv, self.qkv_bias)
-        qkv = qkv.unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
-        if self.q_norm is not None and self.k_norm is not None:
-            scale = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
-            qk = F.rms_norm(qk, (self.head_dim,), None, self.eps) * scale
-        q, k = rotate(qk, cos, signed_sin).split((self.heads, self.kv_heads), -2)
-        return q, k, v
+    def heads_of(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x ``[..., D]``, its queries ``[..., H, Dh]``, keys and values ``[..., Hkv, Dh]``, normalised and rotated."""
+        x, y = self.operators.add_norm(x, None, self.attn_norm, self.eps)
+        qkv = self.linear(y, self.qkv, self.qkv_bias)
+        return x, *self.operators.split_heads(qkv, self.q_norm, self.k_norm, turn, self.heads, self.kv_heads, self.eps)

@@ -74,14 +74,14 @@ class MtpHead(nn.Module):
         before: hidden states ``[..., D]`` one position earlier, of ``decoder.forward`` or of this head. tokens,
         positions: int64 ``[...]``.
         """
-        x, cos, signed_sin = self._enter(decoder, before, tokens, positions)
-        x, _ = self.layer(x, cos, signed_sin, attention_fn, None, 0.0)
+        x, turn = self._enter(decoder, before, tokens, positions)
+        x, _ = self.layer(x, turn, attention_fn, None, 0.0)
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
 
     def remember(self, decoder: Decoder, before: Tensor, tokens: Tensor, positions: Tensor, write: Write) -> None:
         """Compute only the keys and values that ``forward`` of later positions needs, and ``write`` them."""
-        x, cos, signed_sin = self._enter(decoder, before, tokens, positions)
-        _, k, v = self.layer.heads_of(x, cos, signed_sin)
+        x, turn = self._enter(decoder, before, tokens, positions)
+        _, _, k, v = self.layer.heads_of(x, turn)
         write(self.index, k, v)
 
     def _enter(self, decoder: Decoder, before: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
@@ -89,7 +89,7 @@ class MtpHead(nn.Module):
         embedded = F.rms_norm(F.embedding(tokens, decoder.embed), width, self.embed_norm, self.eps)
         hidden = F.rms_norm(before, width, self.hidden_norm, self.eps)
         x = F.linear(torch.cat((embedded, hidden), -1), self.project)
-        return x, *decoder.rotation(positions, x.dtype)
+        return x, decoder.rotation(positions, x.dtype)
 
 
 def mtp_state(head: MtpHead) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from woodshed.record.settings import Settings
@@ -35,6 +37,8 @@ class PretrainSettings(Settings):
     """Peak learning rate of AdamW (embeddings, norms)."""
     final_lr: float = Field(default=0.3, ge=0, le=1)
     """Learning rate at the end as a share of the peak."""
+    products: Literal["float32", "bfloat16"] = "float32"
+    """Operands of matrix products on a CPU, see ``train.products``."""
 
 
 class DemonstrationSettings(Settings):
@@ -86,6 +90,8 @@ class SFTSettings(Settings):
     """Padded tokens per forward pass."""
     recompute: bool = False
     """Recompute activations in the backward pass to save memory."""
+    products: Literal["float32", "bfloat16"] = "float32"
+    """Operands of matrix products on a CPU, see ``train.products``."""
     max_tokens: int = Field(default=1024, ge=16)
     """Longer demonstrations are cut at this length."""
     verified: bool = False

@@ -43,6 +43,7 @@ def pretrain(recipe: Recipe, run: RunDirectory) -> None:
         matrix_lr=settings.matrix_lr,
         other_lr=settings.other_lr,
         floor=settings.final_lr,
+        products=settings.products,
         metrics=run.stage_metrics("pretrain"),
         checkpoints=run.stage_checkpoints("pretrain"),
         progress=lambda done, total, loss: run.write_progress("pretrain", done, total, f"loss {loss:.3f}"),
@@ -105,6 +106,7 @@ def fine_tune_on(recipe: Recipe, run: RunDirectory, name: str, examples: list[Ex
         progress=lambda done, total, loss: run.write_progress(name, done, total, f"loss {loss:.3f}"),
         microbatch_tokens=settings.microbatch_tokens,
         recompute=settings.recompute,
+        products=settings.products,
     )
     save_policy(policy, run.policy(name))
     note = f"{len(examples)} examples, loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -32,13 +33,19 @@ def supervised_settings(
     floor: float,
     microbatch_tokens: int = 4096,
     recompute: bool = False,
+    products: Literal["float32", "bfloat16"] = "float32",
 ) -> TrainSettings:
     """Muon for the matrices (AdamW for all where ``matrix_lr`` is 0), linear to ``floor`` times the peak."""
     kind = "muon" if matrix_lr else "adamw"
     optimizer = OptimizerSettings.model_validate({"kind": kind, "lr": other_lr, "muon_lr": matrix_lr or 0.02})
     schedule = ScheduleSettings(kind="linear", warmup_steps=min(10, steps // 4), total_steps=max(2, steps), floor=floor)
     return TrainSettings(
-        optimizer=optimizer, schedule=schedule, entropy=False, microbatch_tokens=microbatch_tokens, recompute=recompute
+        optimizer=optimizer,
+        schedule=schedule,
+        entropy=False,
+        microbatch_tokens=microbatch_tokens,
+        recompute=recompute,
+        products=products,
     )
 
 
@@ -57,6 +64,7 @@ def train_on(
     progress: Callable[[int, int, float], None],
     microbatch_tokens: int = 4096,
     recompute: bool = False,
+    products: Literal["float32", "bfloat16"] = "float32",
     checkpoint_seconds: float = 60.0,
     progress_seconds: float = 1.0,
 ) -> dict[str, float]:
@@ -73,6 +81,7 @@ def train_on(
         floor=floor,
         microbatch_tokens=microbatch_tokens,
         recompute=recompute,
+        products=products,
     )
     trainer = Trainer(decoder, settings)
     torch.manual_seed(seed)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.operators import Operators
 
 from . import parts
 from .batch import BatchError
@@ -71,7 +72,9 @@ def backward(
         leaf_CD = hidden_MD[span].detach().requires_grad_()
         with torch.enable_grad():
             logits_CV = decoder.logits(leaf_CD)
-        grad_CV = _logits_grad(logits_CV.detach(), micro, span, gaps, denominators, settings, seen, teacher)
+        grad_CV = _logits_grad(
+            decoder.operators, logits_CV.detach(), micro, span, gaps, denominators, settings, seen, teacher
+        )
         logits_CV.backward(grad_CV)
         assert leaf_CD.grad is not None
         grad_MD[span] = leaf_CD.grad
@@ -81,6 +84,7 @@ def backward(
 
 @torch.no_grad()
 def _logits_grad(
+    operators: Operators,
     logits_CV: Tensor,
     micro: MicroBatch,
     span: slice,
@@ -90,32 +94,30 @@ def _logits_grad(
     seen: TokenStats,
     teacher: Teacher | None,
 ) -> Tensor:
-    """d loss / d logits of a chunk; overwrites nothing that autograd keeps (a linear layer keeps its inputs only).
+    """d loss / d logits of a chunk, in the memory of the logits: autograd keeps only the inputs of a linear layer.
 
     The parts but ``hint_kl`` depend on the network through logp alone, so the gradient is slope * (onehot - softmax),
     with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade,
     or that top-p left out, have probability 0 here as they had where the target was sampled, so no gradient.
     """
-    logits_CV, forbidden_CV = among_allowed(logits_CV, micro, span)
-    target_C1 = micro.target_M[span, None]
-    lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
-    logp_C = (logits_CV.gather(1, target_C1) - lse_C1).squeeze(1)
-    prob_CV = (logits_CV - lse_C1).exp_()
-    if settings.entropy:
-        finite_CV = logits_CV if forbidden_CV is None else logits_CV.masked_fill(forbidden_CV, 0.0)
-        seen.entropy.append(lse_C1.squeeze(1) - torch.linalg.vecdot(prob_CV, finite_CV))
+    logits_CV = among_allowed(logits_CV, micro, span)
+    lse_C, entropy_C = operators.logsumexp(logits_CV, settings.entropy)
+    if entropy_C is not None:
+        seen.entropy.append(entropy_C)
+    logp_C = logits_CV.gather(1, micro.target_M[span, None]).squeeze(1) - lse_C
     slope_C = torch.zeros_like(logp_C)
     for part, weight_M in micro.weights.items():
         used_C = weight_M[span] != 0
         if part != "hint_kl" and bool(used_C.any()):
             tokens = _tokens(logp_C[used_C], weight_M[span][used_C], micro, span, used_C, gaps.get(part), settings)
             slope_C[used_C] += _slope(part, tokens, denominators[part], settings, seen)
-    grad_CV = prob_CV.mul_(-slope_C[:, None])
-    grad_CV.scatter_add_(1, target_C1, slope_C[:, None])
-    if teacher is not None and "hint_kl" in micro.weights:
-        used_C = micro.weights["hint_kl"][span] != 0
-        if bool(used_C.any()):
-            grad_CV[used_C] += _hint_grad(logits_CV, micro, span, used_C, teacher, denominators, settings, seen)
+    hinted_C = micro.weights["hint_kl"][span] != 0 if "hint_kl" in micro.weights else None
+    hint_UV = None
+    if teacher is not None and hinted_C is not None and bool(hinted_C.any()):
+        hint_UV = _hint_grad(logits_CV, micro, span, hinted_C, teacher, denominators, settings, seen)
+    grad_CV = operators.logits_gradient(logits_CV, micro.target_M[span], lse_C, slope_C)
+    if hint_UV is not None:
+        grad_CV[hinted_C] += hint_UV
     return grad_CV
 
 
@@ -201,16 +203,15 @@ def _sequence_gaps(decoder: Decoder, hidden_MD: Tensor, micro: MicroBatch, chunk
 
 def target_logps(decoder: Decoder, hidden_CD: Tensor, micro: MicroBatch, span: slice) -> Tensor:
     """log pi(token | before) ``[C]`` of the targets of a chunk, among the tokens that could be sampled."""
-    logits_CV, _ = among_allowed(decoder.logits(hidden_CD), micro, span)
+    logits_CV = among_allowed(decoder.logits(hidden_CD), micro, span)
     return logits_CV.gather(1, micro.target_M[span, None]).squeeze(1) - logits_CV.logsumexp(-1)
 
 
-def among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> tuple[Tensor, Tensor | None]:
-    """The logits with those of forbidden tokens at -inf, and which those are; None where all are allowed."""
+def among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> Tensor:
+    """The logits with those of forbidden tokens at -inf."""
     if micro.allowed is None or micro.allowed_M is None:
-        return logits_CV, None
+        return logits_CV
     of_C = micro.allowed_M[span]
     if not bool((of_C >= 0).any()):
-        return logits_CV, None
-    forbidden_CV = ~micro.allowed.mask(of_C, logits_CV.shape[1])
-    return logits_CV.masked_fill(forbidden_CV, -torch.inf), forbidden_CV
+        return logits_CV
+    return logits_CV.masked_fill(~micro.allowed.mask(of_C, logits_CV.shape[1]), -torch.inf)

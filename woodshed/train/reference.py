@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.native.fused import fuse
+from woodshed.policy.operators import products_in
 from woodshed.policy.state import hf_state, load_hf_state
 
 from .batch import TrainBatch
@@ -29,6 +31,7 @@ class Reference:
 
     def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
         self.decoder, self.settings = decoder.requires_grad_(False), settings
+        fuse(decoder)
 
     @torch.no_grad()
     def fill(self, batch: TrainBatch) -> TrainBatch:
@@ -39,14 +42,15 @@ class Reference:
         ref_N = np.full(len(batch.tokens), np.nan, np.float32)
         chunk = max(1, self.settings.logits_elements // self.decoder.config.vocab_size)
         bare = replace(batch, routes=None)
-        for rows in micro_batches(lengths, self.settings.microbatch_tokens):
-            micro = collate(bare, rows, lengths, used_N, self.decoder.device)
-            hidden_ND = self.decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn)
-            hidden_MD = hidden_ND.index_select(0, micro.at_M)
-            for start in range(0, len(hidden_MD), chunk):
-                span = slice(start, start + chunk)
-                logp_C = target_logps(self.decoder, hidden_MD[span], micro, span)
-                ref_N[micro.index_M[span]] = logp_C.float().cpu().numpy()
+        with products_in(self.settings.products):
+            for rows in micro_batches(lengths, self.settings.microbatch_tokens):
+                micro = collate(bare, rows, lengths, used_N, self.decoder.device)
+                hidden_ND = self.decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn)
+                hidden_MD = hidden_ND.index_select(0, micro.at_M)
+                for start in range(0, len(hidden_MD), chunk):
+                    span = slice(start, start + chunk)
+                    logp_C = target_logps(self.decoder, hidden_MD[span], micro, span)
+                    ref_N[micro.index_M[span]] = logp_C.float().cpu().numpy()
         return replace(batch, ref_logprobs=ref_N)
 
 

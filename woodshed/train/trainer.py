@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.native.fused import fuse
+from woodshed.policy.operators import products_in
 
 from .batch import TrainBatch
 from .collate import collate, input_lengths, micro_batches, weighted
@@ -72,6 +74,7 @@ class Trainer:
         self.decoder, self.settings = decoder, settings
         self.decoder.recompute = settings.recompute
         self.decoder.replay_ratio = settings.replay_ratio
+        fuse(decoder)
         self.optimizer = Optimizer(decoder, settings.optimizer)
         self.step_count = 0
 
@@ -87,6 +90,10 @@ class Trainer:
         ``skipped``; the step is consumed all the same. Raises BatchError where ``ref_kl`` weighs tokens and the batch
         lacks their log-probabilities under the reference.
         """
+        with products_in(self.settings.products):
+            return self._step(batch, teacher)
+
+    def _step(self, batch: TrainBatch, teacher: Decoder | None) -> dict[str, float]:
         started = time.perf_counter()
         used_N = weighted(batch)
         lengths = input_lengths(batch, used_N)

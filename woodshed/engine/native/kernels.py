@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_long, c_void_p
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,14 +16,15 @@ from torch import Tensor
 
 from woodshed.engine.cache import RowCache
 from woodshed.engine.packing import PackedLinear, packs
-from woodshed.engine.processor import has_flags, zeros
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.layers import Layer, rope_table
-
-from .build import COMPILE_SECONDS, NoKernels, StillCompiling, library
+from woodshed.policy.native.build import COMPILE_SECONDS, NoKernels, Sources, StillCompiling, library
+from woodshed.policy.processor import has_flags, zeros
 
 log = logging.getLogger(__name__)
+
+STEP = Sources(Path(__file__).parent / "step.cpp", ("product.h", "attention.h"))
 
 MOST_HEADS = 64
 """Maximum number of query heads that share one key head."""
@@ -72,7 +74,7 @@ class Kernels:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self._library = library()
+        self._library = library(STEP)
         self._library.woodshed_packed_size.restype = c_long
         self._half = int(decoder.dtype == torch.bfloat16)
         self.beside_tiles = bool(self._half) and has_flags("amx_bf16")
@@ -256,7 +258,7 @@ class Backend:
 
     def _wait(self, on_ready: Callable[[], None]) -> None:
         try:
-            library(COMPILE_SECONDS)
+            library(STEP, COMPILE_SECONDS)
         except NoKernels as why:
             self.description = f"torch ({why})"
             log.warning("torch keeps computing: %s", why)

@@ -1,4 +1,4 @@
-"""Compiles the kernels for this processor. The library lies in the cache, under a name for what it was made of."""
+"""Compiles native kernels for this processor. A library lies in the cache, under a name for what it was made of."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ import subprocess
 import tempfile
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
-from woodshed.engine import processor
+from woodshed.policy import processor
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 
 HERE = Path(__file__).parent
-SOURCES = ("vectors.h", "product.h", "attention.h", "step.cpp")
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 THREADS = ("-fopenmp",)
 SECONDS = 120
 PATIENCE = 120.0
 """For a compilation; on a busy machine it takes longer, and goes on."""
 COMPILE_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a library is made of: one C++ file that includes ``headers`` from its own folder and ``vectors.h``."""
+
+    main: Path
+    headers: tuple[str, ...] = ()
 
 
 class NoKernels(Exception):
@@ -36,11 +44,11 @@ class StillCompiling(NoKernels):
     """The kernels are not there yet; who calls ``library`` again waits for the same compilation."""
 
 
-def library(patience: float | None = None) -> ctypes.CDLL:
-    """The kernels, compiled at the first call on this machine. Raises NoKernels, StillCompiling after ``patience``
-    seconds (default PATIENCE)."""
+def library(sources: Sources, patience: float | None = None) -> ctypes.CDLL:
+    """The kernels of ``sources``, compiled at the first call on this machine. Raises NoKernels, StillCompiling after
+    ``patience`` seconds (default PATIENCE)."""
     seconds = PATIENCE if patience is None else patience
-    build = _begun()
+    build = _begun(sources)
     try:
         return build.result(seconds)
     except TimeoutError:
@@ -51,13 +59,13 @@ def library(patience: float | None = None) -> ctypes.CDLL:
 
 
 @functools.cache
-def _begun() -> Future[ctypes.CDLL]:
+def _begun(sources: Sources) -> Future[ctypes.CDLL]:
     """A compilation in a thread of its own, which goes on while torch computes."""
     build: Future[ctypes.CDLL] = Future()
 
     def run() -> None:
         try:
-            build.set_result(_library())
+            build.set_result(_library(sources))
         except Exception as error:
             build.set_exception(error)
 
@@ -65,16 +73,16 @@ def _begun() -> Future[ctypes.CDLL]:
     return build
 
 
-def _library() -> ctypes.CDLL:
+def _library(sources: Sources) -> ctypes.CDLL:
     compiler = _compiler()
     machine = platform.machine()
     tuned = "-mcpu=native" if machine in ("aarch64", "arm64") else "-march=native"
-    name = f"{_digest(compiler, tuned)}.so"
+    name = f"{_digest(sources, compiler, tuned)}.so"
     try:
         path = cache_directory() / "native" / name
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before minutes of compiling
-            write_whole(path, _compiled(compiler, tuned))
+            write_whole(path, _compiled(sources, compiler, tuned))
         found = ctypes.CDLL(str(path))
     except OSError as error:
         raise NoKernels(f"{name} cannot be written or loaded; delete what is in the cache: {error}") from error
@@ -90,21 +98,22 @@ def _compiler() -> str:
     raise NoKernels("there is no C++ compiler (c++, g++ or clang++; CXX names another)")
 
 
-def _digest(compiler: str, tuned: str) -> str:
+def _digest(sources: Sources, compiler: str, tuned: str) -> str:
     """Of everything that makes a difference: sources, flags, compiler, processor."""
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NoKernels(f"{compiler} does not run: {error}") from error
-    parts = [(HERE / name).read_bytes() for name in SOURCES]
+    headers = [sources.main.parent / name for name in sources.headers]
+    parts = [path.read_bytes() for path in (HERE / "vectors.h", *headers, sources.main)]
     parts += [repr((FLAGS, THREADS, tuned, platform.platform(), processor.kind())).encode(), version]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-def _compiled(compiler: str, tuned: str) -> bytes:
+def _compiled(sources: Sources, compiler: str, tuned: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="woodshed-native-") as folder:
-        out = Path(folder, "step.so")
-        command = [compiler, *FLAGS, tuned, "-o", str(out), str(HERE / "step.cpp")]
+        out = Path(folder, "kernels.so")
+        command = [compiler, *FLAGS, tuned, "-I", str(HERE), "-o", str(out), str(sources.main)]
         complaint = ""
         for flags in (THREADS, ()):  # a compiler may be without OpenMP: one thread then
             try:

@@ -1,0 +1,93 @@
+"""What a policy computes between its matrix products. Here by torch; ``native/fused.py`` has the same in fewer passes
+over memory, for training on a CPU.
+
+Axis names: D model, H query heads, K key/value heads, E head width, F feed-forward width, V vocabulary, C tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta ``[..., D]`` (x itself without delta) and its RMS norm, times weight ``[D]``."""
+    total = x if delta is None else x + delta
+    return total, F.rms_norm(total, total.shape[-1:], weight, eps)
+
+
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Apply RoPE in Hugging Face's half-split layout. x ``[..., H, E]``; cos, signed_sin ``[..., 1, E]``.
+
+    ``rotate_half(x) * sin`` equals ``roll(x, E / 2) * [-sin, sin]``, which saves a negation and a concatenation.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+
+def split_heads(
+    qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, turn: Tensor, heads: int, kv_heads: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries ``[..., H, E]``, keys and values ``[..., K, E]`` of qkv ``[..., (H + 2 K) E]``. Queries and keys are
+    normalised where there are weights ``[E]`` for it, and rotated by turn ``[..., 2 E]`` (see ``layers.rope_table``).
+    """
+    qkv = qkv.unflatten(-1, (heads + 2 * kv_heads, -1))
+    qk, v = qkv.split((heads + kv_heads, kv_heads), -2)
+    if q_norm is not None and k_norm is not None:
+        scale = torch.cat((q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)))
+        qk = F.rms_norm(qk, qk.shape[-1:], None, eps) * scale
+    q, k = rotate(qk, *turn.unsqueeze(-2).chunk(2, -1)).split((heads, kv_heads), -2)
+    return q, k, v
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up ``[..., F]`` of ``[..., 2 F]``."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def logsumexp(logits_CV: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """log sum exp ``[C]`` of logits, and the entropy ``[C]`` of their softmax if asked for. Logits may be -inf."""
+    lse_C = logits_CV.logsumexp(-1)
+    if not entropy:
+        return lse_C, None
+    prob_CV = (logits_CV - lse_C[:, None]).exp_()
+    return lse_C, lse_C - torch.linalg.vecdot(prob_CV, logits_CV.masked_fill(logits_CV == -torch.inf, 0.0))
+
+
+def logits_gradient(logits_CV: Tensor, target_C: Tensor, lse_C: Tensor, slope_C: Tensor) -> Tensor:
+    """Overwrite logits by d loss / d logits = slope (onehot(target) - softmax), where slope is d loss / d logp of the
+    target. Contiguous float32."""
+    grad_CV = logits_CV.sub_(lse_C[:, None]).exp_().mul_(-slope_C[:, None])
+    return grad_CV.scatter_add_(1, target_C[:, None], slope_C[:, None])
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The functions of this file or others that compute the same. Autograd differentiates the first three."""
+
+    add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = add_norm
+    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
+    swiglu: Callable[[Tensor], Tensor] = swiglu
+    logsumexp: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]] = logsumexp
+    logits_gradient: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = logits_gradient
+
+
+TORCH = Operators()
+
+
+@contextmanager
+def products_in(operands: str) -> Iterator[None]:
+    """Within this, matrix products of float32 tensors on a CPU round their operands to ``operands`` (``float32`` or
+    ``bfloat16``); sums and results are float32. Holds for all threads of the process, and for nothing where the
+    processor has no instructions for bfloat16."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if operands == "bfloat16" else before
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
