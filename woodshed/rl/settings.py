@@ -88,7 +88,8 @@ class RLSettings(Settings):
     algorithm_options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)
-    """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
+    """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length.
+    Forks are not counted there, so a run with forks takes larger steps at the same learning rate."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
     holds that policy too."""
