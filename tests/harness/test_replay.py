@@ -39,7 +39,9 @@ def play(*steps: Step, replay: Replay | None = None, settings: HarnessSettings =
 
 def beginning(episode: Episode, replies: int) -> Replay:
     places = [i for i, message in enumerate(episode.messages) if message["role"] == "assistant"]
-    return Replay(episode.messages[: places[replies]], episode.replies[:replies], episode.replies[replies].asked_seconds)
+    return Replay(
+        episode.messages[: places[replies]], episode.replies[:replies], episode.replies[replies].asked_seconds
+    )
 
 
 def test_a_summary_is_repeated_too_and_limits_count_it() -> None:
@@ -79,7 +81,7 @@ def test_the_wall_limit_goes_on_where_the_recorded_episode_was() -> None:
     again, _ = play(read, call(("finish", {})), replay=half, settings=settings)
     assert again.status == "submitted" and again.replies[:2] == parent.replies[:2], "as they were recorded"
     assert 450 <= again.replies[2].asked_seconds <= again.replies[3].asked_seconds
-    spent, script = play(read, replay=replace(half, seconds=900.0), settings=settings)
+    spent, _ = play(read, replay=replace(half, seconds=900.0), settings=settings)
     assert (spent.status, spent.error) == ("timeout", "wall limit during a reply")
     assert len(spent.replies) == 2 and len(spent.events) == 2
 

@@ -13,6 +13,7 @@ from woodshed.record.settings import Settings, is_reference
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm
+from .concurrency import AdaptiveSettings
 from .forks import ForkSettings
 from .health.settings import AlarmSettings
 from .hints.settings import HintSettings
@@ -65,7 +66,9 @@ class RLSettings(Settings):
     max_token_age: int = Field(default=4, ge=0)
     """A finished group whose oldest token is more versions old than this is swept out, stored and counted."""
     concurrency: int = Field(default=64, ge=1)
-    """Rollouts in flight."""
+    """Rollouts in flight; with ``adaptive`` the most."""
+    adaptive: AdaptiveSettings = AdaptiveSettings()
+    """Whether fewer run where the trainer is the slower side."""
     attempts: int = Field(default=3, ge=1)
     """Tries per rollout before an infrastructure error is recorded as its outcome."""
     replacements: int = Field(default=1, ge=0)
@@ -128,6 +131,11 @@ class RLSettings(Settings):
                 check_builtin(name, term)
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
+        if self.adaptive.enabled and self.adaptive.least > self.concurrency:
+            raise ValueError(
+                f"adaptive.least is {self.adaptive.least} and concurrency {self.concurrency}, the most rollouts in "
+                "flight; lower rl.adaptive.least or raise rl.concurrency"
+            )
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
         return self
