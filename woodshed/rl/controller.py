@@ -2,7 +2,8 @@
 
 Invariants: a prompt is dispatched once, ever (ledger). Every dispatched rollout is stored exactly once (its id is
 decided at dispatch). A batch is decided in the ledger before its file appears, and its file can be made again.
-Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by a sweep of old tokens in the queue.
+Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by a sweep of old tokens in the queue,
+however many rollouts may run at a time (``concurrency.py``).
 Every rollout gets one fate in the ledger (``conservation.py``), before the batch file or when its group is dropped.
 """
 
@@ -13,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,11 @@ from woodshed.rollout.rollout import Arena, rollout
 from woodshed.train.batch import TrainBatch
 from woodshed.train.metrics_log import MetricsLog
 
+from .concurrency import Slots, WaitMeter, Waits, adapt
 from .conservation import IS_FORK
 from .curriculum import Curriculum, replay
 from .forks import planned, roots
 from .growth.growth import Growth
-from .health.measure import SlotMeter
 from .health.watch import HealthWatch
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .settings import RLSettings
@@ -113,8 +115,9 @@ class Controller:
         self.version = 0
         self.engine: dict[str, Any] = {}
         self.failures = FailureWatch(settings.max_infra_rate, settings.infra_window)
-        self._meter = SlotMeter(settings.concurrency)
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots = Slots(settings.concurrency)
+        self._meter = WaitMeter()
+        self._waits: Waits | None = None
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._open_members = 0
@@ -123,6 +126,7 @@ class Controller:
     async def run(self) -> None:
         self.batches.mkdir(parents=True, exist_ok=True)
         self.version = self.head()
+        self._meter.published(self.version)
         self._recover()
         watchers = [asyncio.create_task(self._watch_versions())]
         if self.health is not None:
@@ -137,6 +141,7 @@ class Controller:
                     self.health.look()  # before more is dispatched; beside, it looks for stalls
                 self._dispatch()
                 self._form_batches()
+                await self._adapt()
                 await self._changed.wait()
                 self._changed.clear()
                 for done in [t for t in (*self._running, *watchers) if t.done()]:
@@ -167,12 +172,24 @@ class Controller:
     def _dispatch(self) -> None:
         settings = self.settings
         wanted = settings.steps * settings.groups_per_step
-        while self._open_members < settings.concurrency:
+        while self._open_members < self._slots.limit:
             used = self.ledger.capacity_used()
             if used >= wanted or not may_dispatch(used, self.version, settings.groups_per_step, settings.max_staleness):
                 return
             position = self.ledger.next_position()
             self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, settings.group_size))
+
+    async def _adapt(self) -> None:
+        """Let more or fewer rollouts run, by what the steps that have begun had to wait for."""
+        for waits in self._meter.take():
+            self._waits, full = waits, self._slots.take_full()
+            if not self.settings.adaptive.enabled:
+                continue
+            most, before = self.settings.concurrency, self._slots.limit
+            limit = adapt(before, waits, self.settings.adaptive, full=full, most=most)
+            if limit != before:
+                await self._slots.set_limit(limit)
+                self._changed.set()  # there may be room to dispatch
 
     def _used_up(self) -> str:
         groups = ", ".join(f"{count} {state}" for state, count in sorted(self.ledger.counts().items()))
@@ -283,12 +300,8 @@ class Controller:
 
     async def _run_rollout(self, row: GroupRow, id: str, fork: ForkPoint | None = None) -> Trajectory:
         async with self._slots:
-            self._meter.change(1)
-            try:
-                task = self.tasks[row.task]
-                trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork)
-            finally:
-                self._meter.change(-1)
+            task = self.tasks[row.task]
+            trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork)
         self.store.add(trajectory)
         self.failures.update(trajectory)
         return trajectory
@@ -334,7 +347,9 @@ class Controller:
             "sampled_pass_rate": self._pass_rate([*flat, *(g[0].group for g in groups)]),
             "replacements": self.ledger.replacements(),
             "forks_dispatched": self.ledger.forks(),
-            "slots_busy": self._meter.take(),
+            "slots_busy": self._slots.take_share(),
+            "concurrency": self._slots.limit,
+            "waits": {} if self._waits is None else asdict(self._waits),
             "engine": self.engine,
             "failures": dict(self.failures.counts),
             **({} if self.growth is None else {"growth": self.growth.record.counts()}),
@@ -342,6 +357,7 @@ class Controller:
         }
         self.metrics.append(line)  # before the file: a batch whose file is there is not written again
         batch.save(self._batch_path(step))
+        self._meter.formed(step)
 
     def _pass_rate(self, groups: Sequence[str]) -> float:
         """Of the graded rollouts of these groups, without forks; 0 where there are none."""
@@ -356,6 +372,7 @@ class Controller:
         while True:
             head = await asyncio.to_thread(self._look)
             if head > self.version:
+                self._meter.published(head)
                 try:
                     version = await self.arena.admin.follow(head)
                     self.engine = await self.arena.admin.engine()
