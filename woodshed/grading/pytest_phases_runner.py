@@ -68,7 +68,7 @@ def _fork(serve: Any, run: dict[str, Any], timeout: float, busy: float) -> "int 
     deadline = time.monotonic() + timeout
     last = deadline + (busy - 1) * timeout
     done, status, pause = 0, 0, 0.001
-    # Read only past the deadline: later runs shall find the same free memory, and so the same addresses.
+    # Read only past the deadline: later runs shall find the same free memory in this process, so the same addresses.
     while not done and ((now := time.monotonic()) < deadline or now < min(last, deadline + _starved(child))):
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
