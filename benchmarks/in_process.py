@@ -120,9 +120,14 @@ class EngineEndpoint:
         self.lost_seconds, self.failing = 0.0, ""
 
     async def complete(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, max_tokens: int
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        call_tools: bool = True,
     ) -> Reply:
-        known = self.rendering.known(list(tools))
+        known = self.rendering.known(list(tools) if call_tools else [])
         parts = self.rendering.parts(messages[self.read :], self.read, known, opened=self.read > 0)
         self.tokens += [token for _, _, ids in parts for token in ids]
         self.read = len(messages) + 1

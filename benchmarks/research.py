@@ -6,7 +6,8 @@ at each temperature of ``--eval``. What looks good here has to be shown by whole
 
 Signals: ``--forks K`` (continuations from the first failed test of each rollout, credit by node), ``--rejected`` and
 ``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--method rejection``
-(cross-entropy on what was solved instead of RL: the baseline with the same rollouts).
+(cross-entropy on what was solved instead of RL: the baseline with the same rollouts), ``--method positive`` (RL
+without the turns whose advantage is negative).
 """
 
 from __future__ import annotations
@@ -173,7 +174,10 @@ async def trial(args: argparse.Namespace) -> None:
                 if args.method == "rejection":
                     batch = batch_of(solved_rows(roots), "ce", step + 1, count)
                 else:
-                    batch = batch_of(credit(roots, forks, args), "rl", step + 1, count)
+                    rows = credit(roots, forks, args)
+                    if args.method == "positive":
+                        rows = [(played, {n: max(0.0, a) for n, a in by_turn.items()}) for played, by_turn in rows]
+                    batch = batch_of(rows, "rl", step + 1, count)
                 metrics = trainer.step(batch)
                 state: dict[str, Any] = {k: v.detach() for k, v in hf_state(learner.decoder).items()}
                 await engine.update_weights(step + 1, state)
@@ -196,7 +200,7 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, help="instead of the run's SFT policy")
     parser.add_argument("--tasks", type=Path, required=True, help="training tasks; each is used once")
     parser.add_argument("--dev", type=Path, required=True, help="development tasks")
-    parser.add_argument("--method", choices=("rl", "rejection"), default="rl")
+    parser.add_argument("--method", choices=("rl", "positive", "rejection"), default="rl")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--prompts", type=int, default=12)

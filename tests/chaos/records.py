@@ -6,6 +6,7 @@ import json
 import sqlite3
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from gateway.real import logprob_gap
 from safetensors.torch import load_file
 
-from woodshed.policy.hf import load_policy
+from woodshed.policy.hf import load_decoder
 from woodshed.policy.state import load_hf_state
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
@@ -43,16 +44,39 @@ def batches(root: Path) -> dict[int, list[str]]:
 
 @dataclass(frozen=True)
 class Shape:
-    """How much RL a run does, as its recipe says."""
+    """How much RL a run does, as its recipe says. ``budget``: tokens of a rollout in a denominator; ``forks``: of each
+    member of a group that is forked."""
 
     steps: int
     groups_per_step: int
     group_size: int
+    budget: int
+    forks: int
 
     @staticmethod
     def of(root: Path) -> Shape:
         rl = tomllib.loads((root / "recipe.toml").read_text())["rl"]
-        return Shape(rl["steps"], rl["groups_per_step"], rl["group_size"])
+        return Shape(
+            steps=rl["steps"],
+            groups_per_step=rl["groups_per_step"],
+            group_size=rl["group_size"],
+            budget=rl["generation_budget"],
+            forks=rl["forks"]["count"],
+        )
+
+
+def members(root: Path, groups: Iterable[str]) -> set[str]:
+    """Ids of the members of groups, which every run has."""
+    return {f"{group}-{n:02d}" for group in groups for n in range(Shape.of(root).group_size)}
+
+
+def extra(root: Path) -> dict[str, str]:
+    """Member by id of each replacement ``MEMBER.1`` and each fork ``MEMBER.f0`` that the ledger has, which a run may
+    have or not; the fork of a replacement is ``MEMBER.1.f0``."""
+    rows = query(root / "state.sqlite", "SELECT id, group_id FROM rollouts")
+    found = {id: id.partition(".")[0] for id, _ in rows if "." in id}
+    assert all(found.get(id, id).rpartition("-")[0] == group for id, group in rows), "a rollout of another group"
+    return found
 
 
 def episodes(root: Path) -> int:
@@ -84,8 +108,8 @@ def stored_trajectories(root: Path) -> Counter[str]:
 def lost_or_doubled(root: Path) -> int:
     """Trajectories of trained groups that are not stored, and copies of any that are stored more than once."""
     stored = stored_trajectories(root)
-    size = Shape.of(root).group_size
-    wanted = {f"{group}-{n:02d}" for groups in batches(root).values() for group in groups for n in range(size)}
+    wanted = members(root, (group for groups in batches(root).values() for group in groups))
+    wanted |= {id for id, member in extra(root).items() if member in wanted}
     return len(wanted - set(stored)) + sum(count - 1 for count in stored.values())
 
 
@@ -104,15 +128,40 @@ def check_conservation(root: Path) -> None:
 
 
 def check_trajectories(root: Path) -> None:
-    stored, size = stored_trajectories(root), Shape.of(root).group_size
+    stored = stored_trajectories(root)
     index = query(root / "trajectories" / "index.sqlite", "SELECT id, group_id, source FROM trajectories")
     assert lost_or_doubled(root) == 0
     assert set(stored) == {row[0] for row in index}, "index and shards disagree"
     trained = {group for groups in batches(root).values() for group in groups}
-    members = Counter(group for _, group, source in index if source == "train")
-    assert {group: members[group] for group in trained} == dict.fromkeys(trained, size)
+    groups = {id: group for id, group, source in index if source == "train"}
+    among = extra(root)
+    wanted = members(root, trained) | {id for id, member in among.items() if member.rpartition("-")[0] in trained}
+    assert {id for id, group in groups.items() if group in trained} == wanted
     dispatched = {id for (id,) in query(root / "state.sqlite", "SELECT id FROM groups")}
-    assert set(members) <= dispatched
+    assert set(groups.values()) <= dispatched
+
+
+def check_forks(root: Path) -> None:
+    """A member has all its forks or none; each begins with the tokens of its root, which are context in it."""
+    everyone, count = {t.id: t for t in trained_on(root)}, Shape.of(root).forks
+    forks: dict[str, set[str]] = {}
+    for id in extra(root):
+        parent, mark, _ = id.rpartition(".f")
+        if mark:
+            forks.setdefault(parent, set()).add(id)
+    assert all(ids == {f"{parent}.f{n}" for n in range(count)} for parent, ids in forks.items())
+    assert {t.id for t in everyone.values() if t.fork is not None} <= {id for ids in forks.values() for id in ids}
+    for parent, ids in forks.items():
+        theirs = everyone[parent]
+        for fork in (everyone[id] for id in ids if id in everyone):
+            assert fork.fork is not None and fork.fork.parent == parent and theirs.fork is None
+            if fork.status == "infra_error":
+                continue
+            shared, before = fork.fork.tokens, theirs.segments[fork.fork.segment]
+            ours = fork.segments[0]
+            assert ours.tokens[:shared].tolist() == before.tokens[:shared].tolist() and before.sampled[:shared].any()
+            assert not ours.sampled[:shared].any() and ours.sampled[shared], "the first own token follows the state"
+            assert fork.replies[: fork.fork.replies] == theirs.replies[: fork.fork.replies]
 
 
 def trained_on(root: Path) -> list[Trajectory]:
@@ -147,7 +196,7 @@ def check_logprobs(root: Path) -> None:
 
     An engine that is given new weights between a prompt and its first token goes on with old keys and values.
     """
-    policy = load_policy(root / "policy" / "sft").decoder
+    policy = load_decoder(root / "policy" / "sft")
     segments = [segment for trajectory in trained_on(root) for segment in trajectory.segments]
     gaps = []
     for version in verify_chain(root / "weights"):
@@ -163,8 +212,10 @@ def check_batch_files(root: Path) -> None:
     shape = Shape.of(root)
     for path in (root / "batches").glob("step-*.safetensors"):
         batch = TrainBatch.load(path)
-        wanted = {f"{group}-{n:02d}" for group in batches(root)[batch.step] for n in range(shape.group_size)}
+        wanted = members(root, batches(root)[batch.step])
+        wanted |= {id for id, member in extra(root).items() if member in wanted}
         assert set(batch.trajectories) <= wanted
+        assert batch.denominators["rl"] == shape.groups_per_step * shape.group_size * shape.budget, "forks do not count"
     for name in ("trainer", "rollouts"):
         lines = (root / "metrics" / f"{name}.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(1, shape.steps + 1)), name
@@ -191,6 +242,7 @@ CHECKS = (
     check_ledger,
     check_conservation,
     check_trajectories,
+    check_forks,
     check_tokens,
     check_logprobs,
     check_batch_files,

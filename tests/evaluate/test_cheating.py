@@ -21,7 +21,7 @@ from woodshed.evaluate.suites.cheats import write_cheats
 from woodshed.grading.crossing import Submission
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
-from woodshed.record.trajectory import ToolEvent, Trajectory
+from woodshed.record.trajectory import ToolEvent
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 
@@ -41,8 +41,8 @@ def reasons(task: Task, files: dict[str, bytes], folder: Path, *events: ToolEven
         try:
             submission = Submission({**files})
             outcome = await grade(task, submission, backend, layers)
-            done = Trajectory("i", task.name, "g", "eval", "h", "p", "submitted", events=list(events), outcome=outcome)
-            return (await judge_cheating(task, done, submission, backend, layers)).reasons
+            resolved = outcome.resolved
+            return (await judge_cheating(task, list(events), submission, backend, layers, resolved=resolved)).reasons
         finally:
             await backend.close()
 

@@ -101,6 +101,7 @@ def test_regrading_uses_the_tasks_as_they_are(server: ScriptedServer, tasks: lis
     assert len(found.changed) == 1 and victim.name.partition("/")[2] in found.changed[0]
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["policies"][0]["pass1"]["mean"] == 0.75 and results["regraded"]
+    assert results["policies"][0]["cheats"] == 1, "the tests that the agent was given pass and the corrected ones fail"
     with pytest.raises(EvaluationError, match="--suite"):
         evaluate_policies(asked, quiet)
 

@@ -161,3 +161,33 @@ def played(tmp_path: Path, files: dict[str, bytes], phases: list[Phase]) -> list
             await backend.close()
 
     return asyncio.run(run())
+
+
+BUSY = b"""import os
+import time
+
+
+def test_waits_for_its_processor():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    others = []
+    for _ in range(5):
+        others.append(os.fork())
+        if not others[-1]:
+            while True:
+                pass
+    try:
+        until = time.process_time() + 0.25
+        while time.process_time() < until:
+            pass
+    finally:
+        for other in others:
+            os.kill(other, 9)
+"""
+"""A test that takes a quarter of a second, on a processor that five other processes want too."""
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_time_without_a_processor_counts_against_no_limit(tmp_path: Path, whole: bool) -> None:
+    limits = Phase([FILE], None, timeout=0.9) if whole else Phase([FILE], None, test_timeout=0.7)
+    (run,) = played(tmp_path, {FILE: BUSY}, [limits])
+    assert run.complete and [r.status for r in run.results.values()] == ["passed"], run

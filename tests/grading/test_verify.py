@@ -99,7 +99,7 @@ def test_grades_of_synthetic_tasks(
             emptied = await grade(task, everything, backend, layers)
             assert not emptied.resolved and set(emptied.tests.values()) == {"error"}
             whole = {**task.workspace_files(), **task.solution_files()}
-            other = f"{spec.modules[(spec.broken + 1) % 3]}.py"
+            other = f"{spec.modules[(spec.bugs[0].module + 1) % 3]}.py"
             del whole[other]
             assert not (await grade(task, collected(task, whole), backend, layers)).resolved
 

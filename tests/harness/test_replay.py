@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from woodshed.harness.endpoint import HttpEndpoint, pooled_client
 from woodshed.harness.episode import Episode
 from woodshed.harness.loop import run_episode
-from woodshed.harness.replay import Replay, ReplayDiverged, ReplayEndpoint
+from woodshed.harness.replay import Replay, ReplayDiverged
 from woodshed.harness.settings import HarnessSettings, LimitSettings, SummarySettings
 
 from .conftest import Script, Step, call, say, serve
@@ -29,10 +30,7 @@ def play(*steps: Step, replay: Replay | None = None, settings: HarnessSettings =
     async def go() -> Episode:
         try:
             async with serve(script) as url, pooled_client() as client:
-                endpoint = HttpEndpoint(url, "k", "m", client)
-                repeating = None if replay is None else ReplayEndpoint(replay, endpoint)
-                episode = await run_episode("do it", box, repeating or endpoint, settings)
-                return episode if repeating is None else repeating.finish(episode)
+                return await run_episode("do it", box, HttpEndpoint(url, "k", "m", client), settings, replay=replay)
         finally:
             await box.close()
 
@@ -41,7 +39,9 @@ def play(*steps: Step, replay: Replay | None = None, settings: HarnessSettings =
 
 def beginning(episode: Episode, replies: int) -> Replay:
     places = [i for i, message in enumerate(episode.messages) if message["role"] == "assistant"]
-    return Replay(episode.messages[: places[replies]], episode.replies[:replies])
+    return Replay(
+        episode.messages[: places[replies]], episode.replies[:replies], episode.replies[replies].asked_seconds
+    )
 
 
 def test_a_summary_is_repeated_too_and_limits_count_it() -> None:
@@ -69,6 +69,21 @@ def test_a_summary_is_repeated_too_and_limits_count_it() -> None:
     assert again.effort.sampled_tokens == 10 + 7 + 9 + 4 + 4
     count = len(beginning(parent, 3).messages)
     assert again.messages[:count] == parent.messages[:count] and again.replies[:3] == parent.replies[:3]
+
+
+def test_the_wall_limit_goes_on_where_the_recorded_episode_was() -> None:
+    limits = LimitSettings(wall_seconds=900.0)
+    settings, read = HarnessSettings(limits=limits), call(("read_file", {"path": "ridge.py"}))
+    parent, _ = play(read, call(("run_command", {"command": "sleep 0.3"})), read, read, settings=settings)
+    asked = [reply.asked_seconds for reply in parent.replies]
+    assert asked == sorted(asked) and asked[0] >= 0 and asked[2] - asked[1] >= 0.3, "what a call takes is counted"
+    half = replace(beginning(parent, 2), seconds=450.0)
+    again, _ = play(read, call(("finish", {})), replay=half, settings=settings)
+    assert again.status == "submitted" and again.replies[:2] == parent.replies[:2], "as they were recorded"
+    assert 450 <= again.replies[2].asked_seconds <= again.replies[3].asked_seconds
+    spent, _ = play(read, replay=replace(half, seconds=900.0), settings=settings)
+    assert (spent.status, spent.error) == ("timeout", "wall limit during a reply")
+    assert len(spent.replies) == 2 and len(spent.events) == 2
 
 
 def test_durations_and_addresses_may_differ_and_the_policy_sees_the_recorded_ones() -> None:

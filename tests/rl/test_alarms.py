@@ -19,7 +19,7 @@ from woodshed.record.jsonl import read_jsonl
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent, Trajectory
 from woodshed.rl.health.alarms import ADVICE, LEARNING, LIVENESS, firing, stalled
-from woodshed.rl.health.measure import SlotMeter, effective_tools, flat_share, join, measure
+from woodshed.rl.health.measure import effective_tools, flat_share, join, measure
 from woodshed.rl.health.settings import AlarmSettings
 from woodshed.rl.health.watch import HealthWatch, read_alarms
 from woodshed.rl.settings import RLSettings
@@ -160,18 +160,6 @@ def test_both_files_are_joined_by_step_and_idle_shares_are_of_the_step() -> None
     assert steps[0]["idle"] == {"engine": pytest.approx(0.6)}
     assert steps[1]["idle"] == {"engine": pytest.approx(0.5), "slots": 0.25, "trainer": 0.25}
     assert steps[2]["idle"] == {"engine": pytest.approx(0.75)}
-
-
-def test_slots_in_use() -> None:
-    now = [0.0]
-    meter = SlotMeter(4, lambda: now[0])
-    for moment, change in ((0.0, 1), (1.0, 1), (3.0, -1)):
-        now[0] = moment
-        meter.change(change)
-    now[0] = 5.0
-    assert meter.take() == pytest.approx((1 * 1 + 2 * 2 + 1 * 2) / (4 * 5))
-    now[0] = 6.0
-    assert meter.take() == pytest.approx(1 / 4)
 
 
 class Files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from woodshed.policy.decoder import Decoder
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
-from woodshed.record.trajectory import Outcome, Trajectory
+from woodshed.record.trajectory import Outcome, ReplyUsage, ToolEvent, Trajectory
 from woodshed.rl.conservation import read_conservation
-from woodshed.rl.forks import ForkSettings
+from woodshed.rl.forks import ForkSettings, place
 from woodshed.rl.ledger import Ledger
 from woodshed.rl.settings import RLSettings
 from woodshed.rollout.failures import FAULT, INFRA
+from woodshed.rollout.forking import failed_tests
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
 
 from .test_conservation import count, interrupted
@@ -42,6 +44,7 @@ SETTINGS = RLSettings(
     algorithm="tree",
     forks=ForkSettings(count=2),
 )
+PROGRAM = "run_tests.py"
 FAILS = "print('FAIL')\nraise SystemExit(1)\n"
 VARIES = "import os\nprint('FAIL', os.urandom(8).hex())\nraise SystemExit(1)\n"
 
@@ -53,15 +56,17 @@ def boxes() -> None:
 
 
 class Player:
-    """Writes a test program, runs it, and is done: by the number of results in the prompt."""
+    """Writes a test program and runs it, ``times`` times, and is done: by the number of results in the prompt."""
 
-    def __init__(self, program: str) -> None:
-        self.program = program
+    def __init__(self, program: str, times: int = 1) -> None:
+        self.program, self.times = program, times
 
     def __call__(self, prompt: list[int]) -> list[int]:
         results = HERMES.decode(prompt).count("<tool_response>")
-        calls = (("write_file", {"path": "run_tests.py", "content": self.program}), ("run_tests", {}), ("finish", {}))
-        name, arguments = calls[min(results, 2)]
+        content = f"{self.program}# {results}\n"
+        name, arguments = ("run_tests", {}) if results % 2 else ("write_file", {"path": PROGRAM, "content": content})
+        if results >= 2 * self.times:
+            name, arguments = "finish", {}
         call = json.dumps({"name": name, "arguments": arguments})
         return HERMES.encode(f"<tool_call>\n{call}\n</tool_call><|im_end|>", allow_special=True)
 
@@ -111,6 +116,54 @@ def test_forks_are_run_once_and_conserved_through_restarts(tmp_path: Path) -> No
         assert made.effort.turns == parent.effort.turns == 3
     lines = read_jsonl(tmp_path / "metrics" / "rollouts.jsonl")
     assert [(line["forks"], line["rollouts"], line["abandoned_forks"]) for line in lines] == [(4, 6, 0), (4, 6, 0)]
+
+
+@pytest.mark.usefixtures("boxes")
+def test_a_random_failed_test_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    """Of the three that each root has; not all roots are forked after the same one."""
+    settings = SETTINGS.model_copy(update={"forks": ForkSettings(count=1, at="random_failed_test"), "group_size": 4})
+    index = tmp_path / "store" / "index.sqlite"
+
+    async def main() -> None:
+        async with trained(tmp_path, 4, say=Player(FAILS, times=3), reward=reward) as at:
+            await interrupted(at, settings, lambda: count(index, "SELECT COUNT(*) FROM trajectories") >= 5)
+            await at.run(settings)
+            found = at.conserved()
+            assert (found.dispatched, found.trained, found.forks) == (16, 12, 8)
+            assert found.dropped == {"zero_advantage": 4}, "forks of roots with the same reward"
+
+    asyncio.run(main())
+    everyone = stored(tmp_path)
+    forks = [t for t in everyone.values() if t.fork is not None]
+    for made in forks:
+        assert made.fork is not None and made.status == "submitted"
+        parent = everyone[made.fork.parent]
+        assert failed_tests(parent) == [2, 4, 6] and made.fork.replies == place(parent, settings.forks)
+    assert len(forks) == 8 and len({t.fork.replies for t in forks if t.fork}) > 1
+
+
+def test_every_failed_test_is_as_likely() -> None:
+    root = Trajectory(
+        "g000000-00",
+        "t",
+        "g000000",
+        "train",
+        "h",
+        "p",
+        "submitted",
+        events=[e for turn in (1, 3, 5) for e in (event("write_file", turn), event("run_tests", turn + 1))],
+        replies=[ReplyUsage(0, False, 10, 5, 0, "tool_calls")] * 7,
+    )
+    random, first = ForkSettings(count=1, at="random_failed_test"), ForkSettings(count=1)
+    at = [place(replace(root, id=f"g{n:06d}-00"), random) for n in range(600)]
+    assert set(at) == {2, 4, 6} and all(at.count(replies) > 150 for replies in (2, 4, 6))
+    assert place(root, random) == place(root, random) and place(root, first) == 2
+    assert place(replace(root, events=root.events[:1]), random) is None, "no test has failed"
+    assert place(replace(root, replies=root.replies[:2]), random) is None, "never after the last turn"
+
+
+def event(name: str, turn: int) -> ToolEvent:
+    return ToolEvent(turn, name, {}, "FAIL")
 
 
 class Mixed:

@@ -23,6 +23,8 @@ from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rl.batching import build_batch, is_flat
 from woodshed.rl.conservation import Conservation, check_conservation
 from woodshed.rl.controller import Controller
+from woodshed.rl.growth.growth import Growth
+from woodshed.rl.growth.record import GrowthRecord
 from woodshed.rl.health.measure import measure
 from woodshed.rl.health.watch import HealthWatch
 from woodshed.rl.ledger import Ledger
@@ -79,6 +81,20 @@ class Trained:
             )
             return batch, {**asdict(stats), **measure(groups, step)}
 
+        growth = None
+        if settings.growth.make or settings.growth.check:
+            growth = Growth(
+                settings.growth,
+                {task.name: task for task in self.tasks},
+                ledger,
+                GrowthRecord(self.folder / "state.sqlite"),
+                store,
+                folder=self.folder / "grown",
+                seed=0,
+                backend=self.arena.backend,
+                layers=self.arena.layers,
+                grading=self.arena.grading,
+            )
         controller = Controller(
             self.arena,
             self.tasks,
@@ -92,11 +108,14 @@ class Trained:
             seed=0,
             least=algorithm.least,
             flat=lambda group: is_flat(group, algorithm, lambda _: False),
+            growth=growth,
             health=health,
         )
         try:
             await controller.run()
         finally:
+            if growth is not None:
+                growth.record.close()
             ledger.close()
             store.close()
         return controller

@@ -118,6 +118,7 @@ def test_the_box_and_the_undo_stack_are_those_of_the_parent(task: tuple[Task, La
     assert made.effort.turns == 6 and made.labels[FORK_OF] == "root"
     assert made.effort.sampled_tokens == sum(reply.sampled_tokens for reply in made.replies)
     assert made.replies[:2] == parent.replies[:2] and made.messages[:6] == parent.messages[:6]
+    assert made.replies[2].asked_seconds >= parent.replies[2].asked_seconds > 0, "what the parent had left is left"
     again = trajectory_from_bytes(trajectory_to_bytes(made))
     assert again.fork == made.fork and again.replies == made.replies
 

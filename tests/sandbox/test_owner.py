@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import run_to_end, until, wait_until
 
-from woodshed.sandbox.host.spawner import explain, owned_folder, sweep
+from woodshed.sandbox.host.spawner import Spawner, explain, owned_folder, sweep
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 from .ordinary import run_as_ordinary_user
@@ -90,6 +90,60 @@ def test_a_sweep_in_a_container_spares_those_outside(_possible, tmp_path):
 
 def test_an_ordinary_user_can_do_it_too(_possible):
     assert run_as_ordinary_user(OWNER, "end").split()[1] == "False", "not privileged"
+
+
+DIES = """
+import os, signal
+from woodshed.sandbox.backends.namespace.users import _namespace
+
+for microseconds in range(2000, 5000, 20):
+    if (pid := os.fork()) == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
+        while True:
+            os.close(_namespace(65534, 2_000_200_001))
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="maps a user that is not its own")
+def test_a_process_that_dies_while_it_makes_a_host_user_leaves_none_that_holds_its_descriptors(_possible):
+    """Killed at 150 moments; the command ends when nobody holds its standard output any more."""
+    done = run_to_end([sys.executable, "-c", DIES], patience=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dies_at", ["start", "create", "kill", "release"])
+def test_every_wait_on_a_helper_process_ends_with_it_whoever_holds_its_socket(tmp_path, dies_at):
+    living, lost = tmp_path / "living", []
+    living.touch()
+
+    async def body(spawner):
+        await spawner.start()
+        a, b = os.pipe()
+        number = await spawner.create({}, a, b)
+        os.close(a)
+        os.close(b)
+        if dies_at == "release":
+            await spawner.ask("release", name="s1")
+        await spawner.kill(number)
+        spawner.confirm(number)
+
+    async def main():
+        config = {"dies_at": dies_at, "living": str(living)}
+        program = "tests.sandbox.lingering"
+        spawner = Spawner(tmp_path / "state", lambda: lost.append(1), program=program, config=config)
+        waiting = asyncio.create_task(body(spawner))
+        try:
+            await until(waiting.done, "an error", patience=60)
+            with pytest.raises(SandboxError, match="helper process"):
+                await waiting
+            assert lost, "it is told while the child still lives"
+        finally:
+            living.unlink()
+            await spawner.close()
+
+    asyncio.run(main())
 
 
 def test_missing_user_namespaces_are_explained():

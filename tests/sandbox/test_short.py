@@ -9,11 +9,13 @@ import resource
 from typing import Any
 
 import pytest
+from waiting import until
 
 from woodshed.sandbox.host.box_supervisor import descendants
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 from .ordinary import run_as_ordinary_user
+from .processes import state
 
 FEW_DESCRIPTORS = """
 import asyncio, json, os, resource, sys
@@ -115,13 +117,23 @@ def test_a_user_who_may_start_no_more_processes_is_told_so(_possible: None) -> N
     assert json.loads(run_as_ordinary_user(FEW_PROCESSES)) == [True, True, 0, 0]
 
 
-def test_a_helper_process_that_dies_with_boxes_under_way_leaves_errors_and_the_next_works(with_backend: Any) -> None:
+@pytest.mark.parametrize("rounds", [1, 2, 20, 100])
+def test_a_helper_process_that_dies_with_boxes_under_way_leaves_errors_and_the_next_works(
+    with_backend: Any, rounds: int
+) -> None:
+    """``rounds``: of the event loop until it is killed; meanwhile it makes some of the boxes."""
+
     async def body(backend: Any) -> None:
         await backend.create(BoxSpec())
         making = [asyncio.create_task(backend.create(BoxSpec())) for _ in range(8)]
-        await asyncio.sleep(0)
-        os.kill(backend.pid, 9)
-        for outcome in await asyncio.gather(*making, return_exceptions=True):
+        for _ in range(rounds):
+            await asyncio.sleep(0 if rounds <= 2 else 0.001)
+        victim = backend.pid
+        os.kill(victim, 9)
+        outcomes = await asyncio.gather(*making, return_exceptions=True)
+        await until(lambda: state(victim) in ("", "Z"), "the end of the helper process")
+        await asyncio.sleep(0.01)  # two rounds of the loop, in which it learns of that end
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 assert isinstance(outcome, SandboxError)
             else:

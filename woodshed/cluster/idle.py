@@ -7,9 +7,9 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class IdleClock:
         return wanted
 
 
-async def unless_idle(work: Coroutine[Any, Any, T], seconds: float) -> T:
+async def unless_idle(work: Awaitable[T], seconds: float) -> T:
     """Return the result of ``work``. Cancel it and raise TimeoutError when this process and its descendants were idle
     for ``seconds``."""
     task = asyncio.ensure_future(work)

@@ -20,6 +20,9 @@ from woodshed.sandbox.protocol import Sandbox
 
 from .pytest_grader import MAX_OUTPUT, TestRun, read_run, runner_source
 
+BUSY = 8
+"""On a busy machine, a run may take this many times as long as on an idle one before it counts as slow."""
+
 StopAt = Literal["", "failure", "hang"]
 
 
@@ -27,7 +30,8 @@ StopAt = Literal["", "failure", "hang"]
 class Phase:
     """One run: first ``delete`` and ``write`` (paths relative to the workdir), then the tests ``ids`` of ``files``.
 
-    ``timeout``: seconds for the run, ``test_timeout`` for one test. ``bytecode``: keep compiled files beside the
+    ``timeout``: seconds for the run, ``test_timeout`` for one test; time for which the run or the test waited for a
+    processor does not count, up to ``BUSY`` times the limit in all. ``bytecode``: keep compiled files beside the
     sources for later runs. ``ids`` None: all tests; empty: the files are only collected.
     """
 
@@ -68,7 +72,7 @@ async def run_phases(
         ["python3", "-I", "-B", "-c", _source()],
         stdin=json.dumps(request).encode(),
         cwd=workdir,
-        timeout=10.0 + sum(p.timeout for p in phases),
+        timeout=10.0 + BUSY * sum(p.timeout for p in phases),
         max_output=MAX_OUTPUT * len(phases),
     )
     seconds = (perf_counter() - start) / max(1, len(phases))
@@ -90,6 +94,7 @@ def _phase(phase: Phase, nonce: str, path: Sequence[str], workdir: str) -> dict[
         "encoder": phase.encoder,
         "bytecode": phase.bytecode,
         "stop_at": phase.stop_at,
+        "busy": BUSY,
     }
     write = {name: base64.b64encode(data).decode() for name, data in phase.write.items()}
     return {"run": run, "write": write, "delete": list(phase.delete), "timeout": phase.timeout, "fresh": phase.fresh}

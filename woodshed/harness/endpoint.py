@@ -86,7 +86,7 @@ class Reply:
     thinking_tokens: int = 0
     parse_error: str = ""
 
-    def usage(self, *, context: int, summary: bool) -> ReplyUsage:
+    def usage(self, *, context: int, summary: bool, asked_seconds: float) -> ReplyUsage:
         """What the episode records of the reply beside the message."""
         return ReplyUsage(
             context=context,
@@ -96,6 +96,7 @@ class Reply:
             thinking_tokens=self.thinking_tokens,
             finish_reason=self.finish_reason,
             parse_error=self.parse_error,
+            asked_seconds=asked_seconds,
         )
 
 

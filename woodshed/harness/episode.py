@@ -110,6 +110,14 @@ class Budget:
     def time_left(self) -> float:
         return self.deadline - time.monotonic()
 
+    def seconds(self) -> float:
+        """How much of the wall limit is spent."""
+        return self.limits.wall_seconds - self.time_left()
+
+    def set_seconds(self, seconds: float) -> None:
+        """Go on as if this much of the wall limit were spent."""
+        self.deadline = time.monotonic() + self.limits.wall_seconds - seconds
+
     def reached(self) -> tuple[ExitStatus, str] | None:
         """The status that ends the episode now, and the reason; None if it may continue."""
         limits, effort = self.limits, self.effort

@@ -22,6 +22,7 @@ from .episode import Budget, Episode, Message, Moment, Observer, Reaction
 from .errors import FORMAT_ERRORS, ContextFull, EndpointLost, ToolError
 from .prompt import continued, opening, summary_text
 from .registry import ToolRegistry
+from .replay import Replay, ReplayEndpoint
 from .session import Session
 from .settings import HarnessSettings
 
@@ -40,9 +41,12 @@ async def run_episode(
     *,
     test_command: str = "",
     on_event: Observer | None = None,
+    replay: Replay | None = None,
 ) -> Episode:
-    """Run the agent on a box until it ends. Raises EndpointLost and SandboxError, both infrastructure."""
-    agent = _Agent(task_prompt, box, endpoint, settings, test_command, on_event)
+    """Run the agent on a box until it ends, with ``replay`` from there. Raises EndpointLost and SandboxError, both
+    infrastructure, and with ``replay`` ReplayDiverged."""
+    repeating = None if replay is None else ReplayEndpoint(replay, endpoint)
+    agent = _Agent(task_prompt, box, repeating or endpoint, settings, test_command, on_event)
     try:
         status, reason = await agent.run()
     except ContextFull as error:
@@ -51,7 +55,8 @@ async def run_episode(
         status, reason = "timeout" if is_silent(error) else "limit", f"the box is gone: {error.strerror}"
     await agent.notify(Moment("end", agent.effort.turns, status=status))
     messages = [*agent.past, *agent.messages]
-    return Episode(status, messages, agent.events, agent.effort, agent.summary_replies, reason, agent.replies)
+    episode = Episode(status, messages, agent.events, agent.effort, agent.summary_replies, reason, agent.replies)
+    return episode if repeating is None else repeating.finish(episode)
 
 
 class _Agent:
@@ -114,7 +119,9 @@ class _Agent:
         Time that the endpoint lost by failing does not count against the policy. Raises EndpointLost if the endpoint
         was failing when the time was up.
         """
-        lost = self.endpoint.lost_seconds
+        if isinstance(self.endpoint, ReplayEndpoint) and self.endpoint.repeated:
+            self.budget.set_seconds(self.endpoint.replay.seconds)
+        lost, asked = self.endpoint.lost_seconds, self.budget.seconds()
         try:
             async with asyncio.timeout(max(0.0, self.budget.time_left())) as timer:
                 max_tokens = self.budget.reply_tokens(wanted)
@@ -130,7 +137,7 @@ class _Agent:
         self.budget.deadline += self.endpoint.lost_seconds - lost
         self.session.deadline = self.budget.deadline
         self.messages.append(reply.message)
-        self.replies.append(reply.usage(context=self.effort.summaries, summary=summary))
+        self.replies.append(reply.usage(context=self.effort.summaries, summary=summary, asked_seconds=asked))
         has_calls = bool(reply.message.get("tool_calls"))
         self.budget.count(reply, has_calls=has_calls, final=not has_calls and not summary)
         if summary:

@@ -3,6 +3,9 @@
 Every call of a repeated reply runs again in the new box, so files, undo stack, to-do list and budgets are those of the
 recorded episode, whatever the sandbox backend. Every result must equal the recorded one, except for durations and
 memory addresses; the policy then sees the recorded text, so the tokens of the common beginning are equal.
+
+Repeating has a wall limit of its own; what follows has what the recorded episode had left of its limit there. So an
+episode is neither given time that the recorded one had used up, nor charged for what repeating costs on this machine.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ class ReplayDiverged(Fault):
 @dataclass(frozen=True)
 class Replay:
     """The beginning of an episode. ``messages``: those of all its contexts in order, up to the results of the last of
-    ``replies``."""
+    ``replies``. ``seconds``: how much of its wall limit was spent then."""
 
     messages: Sequence[Message]
     replies: Sequence[ReplyUsage]
+    seconds: float
 
 
 class ReplayEndpoint:
@@ -51,6 +55,11 @@ class ReplayEndpoint:
         self._given = 0
         self._prefix: Sequence[Message] = ()
         self._last: Message | None = None
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the next reply is the first new one."""
+        return not self.live and self._given == len(self.replay.replies)
 
     @property
     def lost_seconds(self) -> float:
@@ -91,11 +100,16 @@ class ReplayEndpoint:
         return await self.endpoint.complete(messages, tools, max_tokens=max_tokens, call_tools=call_tools)
 
     def finish(self, episode: Episode) -> Episode:
-        """``episode`` with the recorded messages at its beginning. Raises ReplayDiverged if it ended before that."""
+        """``episode`` with the recorded messages and replies at its beginning. Raises ReplayDiverged if it ended before
+        that."""
         if not self.live:
             raise ReplayDiverged(f"the episode ended with {episode.status} at reply {self._given}: {episode.error}")
-        recorded = self.replay.messages
-        return replace(episode, messages=[*recorded, *episode.messages[len(recorded) :]])
+        recorded, replies = self.replay.messages, self.replay.replies
+        return replace(
+            episode,
+            messages=[*recorded, *episode.messages[len(recorded) :]],
+            replies=[*replies, *episode.replies[len(replies) :]],
+        )
 
     def _recorded(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The recorded messages of the current context. Raises ReplayDiverged if ``messages`` differ from them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,7 @@ class Operators:
 
 
 TORCH = Operators()
+_MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -85,9 +87,9 @@ def products_in(operands: str) -> Iterator[None]:
     """Within this, matrix products of float32 tensors on a CPU round their operands to ``operands`` (``float32`` or
     ``bfloat16``); sums and results are float32. Holds for all threads of the process, and for nothing where the
     processor has no instructions for bfloat16."""
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if operands == "bfloat16" else before
+    before = _MATMUL.fp32_precision
+    _MATMUL.fp32_precision = "bf16" if operands == "bfloat16" else before
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        _MATMUL.fp32_precision = before

@@ -142,6 +142,12 @@ class Recipe(Settings):
                 f"evaluate.temperatures are compared on development tasks, and tasks.{self.tasks.family}.dev is 0: "
                 "raise it, or give one temperature"
             )
+        if self.rl.growth.make and self.tasks.family != "synthetic":
+            raise ValueError(
+                f"rl.growth.make is {self.rl.growth.make}, and only synthetic tasks can be made harder during a run; "
+                f"tasks.main is {self.tasks.main!r}: set rl.growth.make = 0 (rl.growth.check works for all tasks), and "
+                "give `woodshed tasks refresh` between runs"
+            )
         needed = self.rl.steps * self.rl.groups_per_step
         drawn = {"synthetic": self.tasks.synthetic.train, "custom": self.tasks.custom.train}
         family = self.tasks.family

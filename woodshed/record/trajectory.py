@@ -65,7 +65,8 @@ class Effort:
 class ReplyUsage:
     """What the policy server said about one reply of an episode. ``context`` counts the contexts before it (each
     summary starts one); ``summary``: the reply is a summary. ``prompt_tokens`` is the length of its context before the
-    reply. ``parse_error``: why a call of the reply could not be parsed, else empty."""
+    reply. ``parse_error``: why a call of the reply could not be parsed, else empty. ``asked_seconds``: how much of the
+    episode's wall limit was spent when the reply was asked for."""
 
     context: int
     summary: bool
@@ -74,6 +75,7 @@ class ReplyUsage:
     thinking_tokens: int
     finish_reason: str
     parse_error: str = ""
+    asked_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 What a token weighs is the algorithm's to say (``algorithms/``); prompts, tool results and summaries that the policy
 only read weigh nothing. Denominators are constants, so that a long rollout weighs neither less nor more per token than
-a short one. Rollouts lost to infrastructure, and those that the recipe quarantines, are masked, and the algorithm sees
-the rest; nothing else is ever left out of a group.
+a short one. Forks do not count in them: how many there are depends on what the rollouts did, so counting them would let
+one group's failed tests change what the tokens of another group weigh. Rollouts lost to infrastructure, and those that
+the recipe quarantines, are masked, and the algorithm sees the rest; nothing else is ever left out of a group.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def build_batch(
     """(batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens (Dr. GRPO).
 
     ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
-    batch, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of a compared
-    rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the reference.
+    batch without forks, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of
+    a compared rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the
+    reference.
     ``caps``: caps of reward terms, for the statistics. ``train_summaries``: whether the tokens of summaries weigh what
     the algorithm says, or nothing. ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of
     the policy's vocabulary, for tokens that were sampled under one. ``hints`` marks messages of compared rollouts,
@@ -138,7 +140,7 @@ def build_batch(
             stats.reward_term_capped[name] = float((np.abs(values) >= caps[name]).mean())
     stats.reward_mean = float(np.mean(rewards)) if rewards else 0.0
     stats.reward_best_mean = float(np.mean(best)) if best else 0.0
-    count = rollouts if rollouts is not None else max(1, stats.rollouts)
+    count = rollouts if rollouts is not None else max(1, sum(len(roots(group)) for group in groups))
     parts = (*algorithm.parts, *(("ref_kl",) if kl_beta else ()))
     parts += ("hint_kl",) if hints is not None and hints.weight else ()
     denominators = {part: float(count * generation_budget) for part in parts}

@@ -21,6 +21,7 @@ REASONS: Final = {
     "infra_error": "something outside the policy ended the rollout",
     "abandoned_fork": "the box of the fork did not repeat the beginning of its root",
     "quarantined": "a monitor found what the recipe quarantines",
+    "broken_task": "nobody solved the task, and its own reference solution fails",
     "unpaired": "fewer graded rollouts were left in the group than the algorithm compares",
     "stale": "the group's oldest token was older than rl.max_token_age when a batch was formed",
     "unused": "the last batch was formed before the group was needed",

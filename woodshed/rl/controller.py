@@ -2,7 +2,8 @@
 
 Invariants: a prompt is dispatched once, ever (ledger). Every dispatched rollout is stored exactly once (its id is
 decided at dispatch). A batch is decided in the ledger before its file appears, and its file can be made again.
-Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by a sweep of old tokens in the queue.
+Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by a sweep of old tokens in the queue,
+however many rollouts may run at a time (``concurrency.py``).
 Every rollout gets one fate in the ledger (``conservation.py``), before the batch file or when its group is dropped.
 """
 
@@ -13,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,11 @@ from woodshed.rollout.rollout import Arena, rollout
 from woodshed.train.batch import TrainBatch
 from woodshed.train.metrics_log import MetricsLog
 
+from .concurrency import Slots, WaitMeter, Waits, adapt
 from .conservation import IS_FORK
 from .curriculum import Curriculum, replay
 from .forks import planned, roots
-from .health.measure import SlotMeter
+from .growth.growth import Growth
 from .health.watch import HealthWatch
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .settings import RLSettings
@@ -68,8 +71,8 @@ class Controller:
 
     ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics, in the order
     of steps; ``least``: graded rollouts that a group needs to be worth training on; ``flat``: whether no member of a
-    group would weigh anything, for dynamic sampling; ``health`` is run beside and may pause; ``notice`` is told what
-    keeps the server from following.
+    group would weigh anything, for dynamic sampling; ``growth`` makes further tasks and checks unsolved ones;
+    ``health`` is run beside and may pause; ``notice`` is told what keeps the server from following.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Controller:
         seed: int,
         least: int = 2,
         flat: Callable[[list[Trajectory]], bool] = lambda _: False,
+        growth: Growth | None = None,
         health: HealthWatch | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ):
@@ -98,10 +102,10 @@ class Controller:
             )
         self.arena, self.ledger, self.store, self.settings = arena, ledger, store, settings
         self.batches, self.head, self.build = batches, head, build
-        self.notice, self.least, self.flat, self.health = notice, least, flat, health
+        self.notice, self.least, self.flat, self.growth, self.health = notice, least, flat, growth, health
         self.metrics = MetricsLog(metrics)
-        self.tasks = {t.name: t for t in tasks}
-        self.order = sorted(self.tasks)
+        self.tasks = {t.name: t for t in tasks} if growth is None else growth.tasks
+        self.order = sorted(t.name for t in tasks)
         random.Random(f"order-{seed}").shuffle(self.order)
         self.curriculum = Curriculum(settings.curriculum, seed) if settings.curriculum.order == "variance" else None
         for task in tasks if self.curriculum is not None else ():
@@ -111,8 +115,9 @@ class Controller:
         self.version = 0
         self.engine: dict[str, Any] = {}
         self.failures = FailureWatch(settings.max_infra_rate, settings.infra_window)
-        self._meter = SlotMeter(settings.concurrency)
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots = Slots(settings.concurrency)
+        self._meter = WaitMeter()
+        self._waits: Waits | None = None
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._open_members = 0
@@ -121,10 +126,13 @@ class Controller:
     async def run(self) -> None:
         self.batches.mkdir(parents=True, exist_ok=True)
         self.version = self.head()
+        self._meter.published(self.version)
         self._recover()
         watchers = [asyncio.create_task(self._watch_versions())]
         if self.health is not None:
             watchers.append(asyncio.create_task(self.health.run()))
+        if self.growth is not None:
+            watchers.append(asyncio.create_task(self.growth.run()))
         for watcher in watchers:  # they end by raising only
             watcher.add_done_callback(lambda _: self._changed.set())
         try:
@@ -133,6 +141,7 @@ class Controller:
                     self.health.look()  # before more is dispatched; beside, it looks for stalls
                 self._dispatch()
                 self._form_batches()
+                await self._adapt()
                 await self._changed.wait()
                 self._changed.clear()
                 for done in [t for t in (*self._running, *watchers) if t.done()]:
@@ -151,8 +160,10 @@ class Controller:
         for step, groups in self.ledger.batches().items():
             if step > self.version and not self._batch_path(step).exists():
                 self._write_batch(step, [self.store.group(g) for g in groups])
+        self._grow(max(self.ledger.batches(), default=0))
         if self.curriculum is not None:
-            finished = self.ledger.finished_groups()
+            broken = set() if self.growth is None else self.growth.taken_out()
+            finished = [row for row in self.ledger.finished_groups() if row.task not in broken]
             rated = ((self.tasks[r.task], roots(self.store.group(r.id)), r.version) for r in finished)
             replay(self.curriculum, rated)
         for row in self.ledger.open_groups():
@@ -161,15 +172,24 @@ class Controller:
     def _dispatch(self) -> None:
         settings = self.settings
         wanted = settings.steps * settings.groups_per_step
-        while self._open_members < settings.concurrency:
+        while self._open_members < self._slots.limit:
             used = self.ledger.capacity_used()
             if used >= wanted or not may_dispatch(used, self.version, settings.groups_per_step, settings.max_staleness):
                 return
             position = self.ledger.next_position()
-            if position >= len(self.order):
-                raise OutOfTasks(self._used_up())
-            size = settings.group_size
-            self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, size))
+            self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, settings.group_size))
+
+    async def _adapt(self) -> None:
+        """Let more or fewer rollouts run, by what the steps that have begun had to wait for."""
+        for waits in self._meter.take():
+            self._waits, full = waits, self._slots.take_full()
+            if not self.settings.adaptive.enabled:
+                continue
+            most, before = self.settings.concurrency, self._slots.limit
+            limit = adapt(before, waits, self.settings.adaptive, full=full, most=most)
+            if limit != before:
+                await self._slots.set_limit(limit)
+                self._changed.set()  # there may be room to dispatch
 
     def _used_up(self) -> str:
         groups = ", ".join(f"{count} {state}" for state, count in sorted(self.ledger.counts().items()))
@@ -177,14 +197,24 @@ class Controller:
         if self.settings.dynamic_sampling.enabled:
             remedy += ", rl.dynamic_sampling.max_share (tasks of flat groups are not used again) or turn it off"
         return (
-            f"all {len(self.order)} training tasks were used ({groups}) after {len(self.ledger.batches())} of "
+            f"all {len(self.tasks)} training tasks were used ({groups}) after {len(self.ledger.batches())} of "
             f"{self.settings.steps} batches; {remedy}. What was swept as stale or failed is not used again"
         )
 
     def _next_task(self, position: int) -> str:
+        """Name of the task to dispatch: one that the run itself made, else the next one in order. Raises OutOfTasks."""
+        used: set[str] = set()
+        if self.growth is not None or self.curriculum is not None:
+            used = self.ledger.dispatched()
+        index = position
+        if self.growth is not None:
+            if (made := self.growth.choose(used)) is not None:
+                return made.name
+            index -= self.growth.count(used)
+        if index >= len(self.order):
+            raise OutOfTasks(self._used_up())
         if self.curriculum is None:
-            return self.order[position]
-        used = self.ledger.dispatched()
+            return self.order[index]
         unused = [self.tasks[name] for name in self.order if name not in used]
         return self.curriculum.choose(unused, position, self.version / self.settings.steps).name
 
@@ -200,6 +230,10 @@ class Controller:
         await asyncio.gather(*(self._run_member(row, member, known) for member in members))
         group = self.store.group(row.id)
         graded = [t for t in roots(group) if t.status != INFRA]
+        if len(graded) >= self.least and not await self._sound(self.tasks[row.task], graded):
+            self.ledger.finish(row.id, "failed", fates={t.id: "broken_task" for t in group} | lost(group))
+            self._changed.set()
+            return
         step = max(self.ledger.batches(), default=0) + 1
         state = "ready" if len(graded) >= self.least else "failed"
         if state == "ready" and self.settings.dynamic_sampling.enabled and self.flat(group):
@@ -210,6 +244,12 @@ class Controller:
         if state == "ready":
             self._ready[row.id] = group
         self._changed.set()
+
+    async def _sound(self, task: Task, graded: Sequence[Trajectory]) -> bool:
+        """False where no rollout solved a task and it turns out that none could."""
+        if self.growth is None or any(t.outcome is not None and t.outcome.resolved for t in graded):
+            return True
+        return await self.growth.sound(task, max(self.ledger.batches(), default=0) + 1)
 
     def _may_replace(self, step: int) -> bool:
         """Whether dynamic sampling may replace one more group while the batch of ``step`` is filled. Raises RunPaused
@@ -260,12 +300,8 @@ class Controller:
 
     async def _run_rollout(self, row: GroupRow, id: str, fork: ForkPoint | None = None) -> Trajectory:
         async with self._slots:
-            self._meter.change(1)
-            try:
-                task = self.tasks[row.task]
-                trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork)
-            finally:
-                self._meter.change(-1)
+            task = self.tasks[row.task]
+            trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork)
         self.store.add(trajectory)
         self.failures.update(trajectory)
         return trajectory
@@ -288,8 +324,14 @@ class Controller:
             if step > self.settings.steps:
                 return
             self.ledger.batch(step, chosen)
+            self._grow(step)
             self._write_batch(step, [self._ready.pop(g) for g in chosen])
             self.store.compact()
+
+    def _grow(self, step: int) -> None:
+        """Have tasks made after the batch of ``step``, unless it is the last."""
+        if self.growth is not None and 0 < step < self.settings.steps:
+            self.growth.plan(step)
 
     def _write_batch(self, step: int, groups: list[list[Trajectory]]) -> None:
         batch, statistics = self.build(groups, step)
@@ -305,13 +347,17 @@ class Controller:
             "sampled_pass_rate": self._pass_rate([*flat, *(g[0].group for g in groups)]),
             "replacements": self.ledger.replacements(),
             "forks_dispatched": self.ledger.forks(),
-            "slots_busy": self._meter.take(),
+            "slots_busy": self._slots.take_share(),
+            "concurrency": self._slots.limit,
+            "waits": {} if self._waits is None else asdict(self._waits),
             "engine": self.engine,
             "failures": dict(self.failures.counts),
+            **({} if self.growth is None else {"growth": self.growth.record.counts()}),
             **statistics,
         }
         self.metrics.append(line)  # before the file: a batch whose file is there is not written again
         batch.save(self._batch_path(step))
+        self._meter.formed(step)
 
     def _pass_rate(self, groups: Sequence[str]) -> float:
         """Of the graded rollouts of these groups, without forks; 0 where there are none."""
@@ -326,6 +372,7 @@ class Controller:
         while True:
             head = await asyncio.to_thread(self._look)
             if head > self.version:
+                self._meter.published(head)
                 try:
                     version = await self.arena.admin.follow(head)
                     self.engine = await self.arena.admin.engine()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from woodshed.record.history import Rating
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
+from woodshed.tasks.generators.synthetic.write import COMBINE
 
 from .settings import CurriculumSettings
 
@@ -36,9 +37,13 @@ class _Seen:
 
 
 def features(task: Task) -> tuple[str, ...]:
-    """What a task has in common with others: its family of functions or its package, and what was changed."""
-    package = task.info.provenance.get("package") or task.info.key.split(":", 1)[0]
+    """What a task has in common with others: its package or the family of its function, and what was changed.
+
+    A task with several functions (``rl/growth/``) is of no family: it would say that those with one are hard.
+    """
     generator = task.info.provenance.get("generator", "")
+    several = task.info.family == "synthetic" and generator == COMBINE
+    package = task.info.provenance.get("package") or ("" if several else task.info.key.split(":", 1)[0])
     return tuple(f for f in (f"from {package}", f"kind {task.info.kind}", f"by {generator}") if not f.endswith(" "))
 
 

@@ -130,6 +130,14 @@ class Ledger:
         query = "SELECT id FROM groups WHERE state = 'flat' AND step = ? ORDER BY position"
         return [id for (id,) in self._db.execute(query, (step,))]
 
+    def decided_groups(self, first: int, last: int) -> list[tuple[str, str]]:
+        """(id, task) of the groups of the batches ``first`` to ``last``, and of those that dynamic sampling replaced
+        while these were filled. Once the batch ``last`` is decided, the answer stays the same."""
+        query = (
+            "SELECT id, task FROM groups WHERE state IN ('batched', 'flat') AND step BETWEEN ? AND ? ORDER BY position"
+        )
+        return list(self._db.execute(query, (first, last)))
+
     def finish(
         self, group: str, state: str, *, fates: Mapping[str, str] | None = None, step: int | None = None
     ) -> None:

@@ -13,7 +13,9 @@ from woodshed.record.settings import Settings, is_reference
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm
+from .concurrency import AdaptiveSettings
 from .forks import ForkSettings
+from .growth.choose import GrowthSettings
 from .health.settings import AlarmSettings
 from .hints.settings import HintSettings
 
@@ -65,7 +67,9 @@ class RLSettings(Settings):
     max_token_age: int = Field(default=4, ge=0)
     """A finished group whose oldest token is more versions old than this is swept out, stored and counted."""
     concurrency: int = Field(default=64, ge=1)
-    """Rollouts in flight."""
+    """Rollouts in flight; with ``adaptive`` the most."""
+    adaptive: AdaptiveSettings = AdaptiveSettings()
+    """Whether fewer run where the trainer is the slower side."""
     attempts: int = Field(default=3, ge=1)
     """Tries per rollout before an infrastructure error is recorded as its outcome."""
     replacements: int = Field(default=1, ge=0)
@@ -88,7 +92,8 @@ class RLSettings(Settings):
     algorithm_options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)
-    """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length."""
+    """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length.
+    Forks are not counted there, so a run with forks takes larger steps at the same learning rate."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
     holds that policy too."""
@@ -101,6 +106,8 @@ class RLSettings(Settings):
     """Continuations from a state in the middle of a rollout, for ``algorithm = "tree"``."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Order of the training tasks."""
+    growth: GrowthSettings = GrowthSettings()
+    """Tasks that are made and checked during the run, by the pass rates of its own groups."""
     rewards: RewardTerms = {}
     """Reward terms by name: outcome, effort, invalid_call, unread_edit, repeated_failure, unfinished_todos,
     untested_finish, unfounded_claim, silent_finish, style, commented_out, tool_collapse, or ``"module:function"`` of
@@ -127,8 +134,14 @@ class RLSettings(Settings):
                 check_builtin(name, term)
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
+        if self.adaptive.enabled and self.adaptive.least > self.concurrency:
+            raise ValueError(
+                f"adaptive.least is {self.adaptive.least} and concurrency {self.concurrency}, the most rollouts in "
+                "flight; lower rl.adaptive.least or raise rl.concurrency"
+            )
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
+        self.growth.check_against(self.groups_per_step)
         return self
 
     def make_algorithm(self) -> Algorithm:

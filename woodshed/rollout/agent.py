@@ -21,7 +21,7 @@ from woodshed.harness.episode import Episode
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import registry_for, run_episode
 from woodshed.harness.registry import harness_hash
-from woodshed.harness.replay import Replay, ReplayEndpoint
+from woodshed.harness.replay import Replay
 from woodshed.harness.settings import HarnessSettings, RetrySettings
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import BoxSpec, Egress, Sandbox
@@ -130,14 +130,17 @@ class BuiltinAgent:
         endpoint = HttpEndpoint(
             access.base_url, access.key, access.model, self.client, sampling=sampling, retry=self.retry
         )
-        replay = None if access.replay is None else ReplayEndpoint(access.replay, endpoint)
         try:
-            episode = await run_episode(
-                task.instruction, box, replay or endpoint, self.harness, test_command=task.info.test_command
+            return await run_episode(
+                task.instruction,
+                box,
+                endpoint,
+                self.harness,
+                test_command=task.info.test_command,
+                replay=access.replay,
             )
         finally:
             await endpoint.close()
-        return episode if replay is None else replay.finish(episode)
 
     async def episode(self, work: Episode, finished: Finished, admin: GatewayAdmin) -> Episode:
         return work

@@ -38,8 +38,9 @@ class ForkPoint:
     @property
     def replay(self) -> Replay:
         """What the harness repeats."""
-        count = self.fork.replies
-        return Replay(self.parent.messages[: _places(self.parent)[count]], self.parent.replies[:count])
+        count, replies = self.fork.replies, self.parent.replies
+        messages = self.parent.messages[: _places(self.parent)[count]]
+        return Replay(messages, replies[:count], seconds=replies[count].asked_seconds)
 
     def beginning(self, tools: Tools) -> Beginning:
         """What the gateway's record of the fork begins with: the parent's context up to the end of the last repeated

@@ -25,6 +25,8 @@ from woodshed.rl.batching import History, build_batch, is_flat
 from woodshed.rl.conservation import check_conservation
 from woodshed.rl.controller import Controller
 from woodshed.rl.forks import roots
+from woodshed.rl.growth.growth import Growth
+from woodshed.rl.growth.record import GrowthRecord
 from woodshed.rl.health.measure import measure
 from woodshed.rl.health.watch import HealthWatch
 from woodshed.rl.hints import Hinter, renderer, usages
@@ -37,7 +39,7 @@ from woodshed.weights.fence import Head
 from .arena import open_arena
 from .failures import StageFailed
 from .pace import Pace
-from .tasks import key_digest, load_split, with_key
+from .tasks import key_digest, load_split, task_folder, with_key
 
 
 def reinforce(recipe: Recipe, run: RunDirectory) -> None:
@@ -90,7 +92,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
 
     history = History(algorithm, groups_of, left_out)
     tasks = load_split(run, recipe.tasks.family, "train")
-    hints = _hinter(recipe, run, {task.name: task for task in tasks})
+    by_name = {task.name: task for task in tasks}  # tasks that are made during the run are added
+    hints = _hinter(recipe, run, by_name)
 
     def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
         history.until(step)
@@ -123,7 +126,26 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
         log=run.stage_metrics("alarms"),
     )
     grading = with_key(recipe.grading, run.root)
+
+    def notice(text: str) -> None:
+        run.write_progress("rl", head() or 0, settings.steps, text)
+
     async with open_arena(recipe, run, grading=grading, training=True) as arena:
+        growth = None
+        if settings.growth.make or settings.growth.check:
+            growth = Growth(
+                settings.growth,
+                by_name,
+                ledger,
+                GrowthRecord(run.ledger),
+                store,
+                folder=task_folder(run, recipe.tasks.family, "grown"),
+                seed=recipe.tasks.synthetic.seed + recipe.seed,
+                backend=arena.backend,
+                layers=arena.layers,
+                grading=grading,
+                notice=notice,
+            )
         controller = Controller(
             arena,
             tasks,
@@ -137,8 +159,9 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             seed=recipe.seed,
             least=algorithm.least,
             flat=lambda group: is_flat(group, algorithm, left_out),
+            growth=growth,
             health=health,
-            notice=lambda text: run.write_progress("rl", head() or 0, settings.steps, text),
+            notice=notice,
         )
         await controller.run()
 
@@ -150,6 +173,13 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     note = f"{settings.steps} steps, {len(store)} trajectories stored; {found}"
     rollouts = {"dispatched": found.dispatched, "trained": found.trained, "dropped": dict(found.dropped)}
     result = {"note": note, "held_out_key": key_digest(grading), "rollouts": rollouts, **ledger.counts()}
+    if growth is not None:
+        grown = growth.record.counts()
+        result["growth"] = grown
+        result["note"] = (
+            f"{note}; {grown['made']} harder tasks made, {grown['taken_out']} of {grown['checked']} taken out"
+        )
+        growth.record.close()
     run.write_result_of("rl", result)
     ledger.close()
     store.close()

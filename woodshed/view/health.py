@@ -9,6 +9,7 @@ from typing import Any
 
 from woodshed.record.jsonl import read_jsonl
 from woodshed.rl.conservation import REASONS, ConservationError, check_conservation, read_conservation
+from woodshed.rl.growth.record import Grown
 from woodshed.rl.health.measure import Step, effective_tools, flat_share, join
 from woodshed.rl.health.watch import read_alarms
 
@@ -39,7 +40,7 @@ def conserved(ledger: Path, stored: Sequence[str], metrics: Path, *, finished: b
     }
 
 
-def health_section(conservation: Mapping[str, Any] | None, metrics: Path) -> str:
+def health_section(conservation: Mapping[str, Any] | None, grown: Grown | None, metrics: Path) -> str:
     """HTML; '' where there is nothing to show."""
     steps = join(read_jsonl(metrics / "rollouts.jsonl"), read_jsonl(metrics / "trainer.jsonl"))
     if conservation is None and not steps:
@@ -47,6 +48,7 @@ def health_section(conservation: Mapping[str, Any] | None, metrics: Path) -> str
     body = "<h2>Health of RL</h2>"
     if conservation is not None:
         body += _conservation(conservation)
+    body += _growth(grown) if grown is not None else ""
     body += _alarms(read_alarms(metrics / "alarms.jsonl"))
     plots = _plots(steps)
     return body + "<div class=row>" + "".join(f"<div class=half>{plot}</div>" for plot in plots) + "</div>"
@@ -67,6 +69,14 @@ def _conservation(found: Mapping[str, Any]) -> str:
         else "<p>They add up, and agree with the stored trajectories, the batches and the trainer.</p>"
     )
     return f"<p>{html.escape(found['text'])}</p><table>{cells}</table>{verdict}"
+
+
+def _growth(grown: Grown) -> str:
+    told = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in grown.counts.items())
+    bad = [("taken out", *row) for row in grown.taken_out.items()]
+    bad += [("refused", *row) for row in grown.refused.items()]
+    cells = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in bad)
+    return f"<p>Tasks of this run (rl.growth): {told}.</p>" + (f"<table>{cells}</table>" if bad else "")
 
 
 def _alarms(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -102,6 +112,10 @@ def _plots(steps: Sequence[Step]) -> list[str]:
             {"mixed versions": _value("mixed_version_share"), "retried": _value("retried_share")},
         ),
         ("share of groups that teach nothing", {"flat": flat_share}),
+        (
+            "tasks made and checked so far",
+            {name: _within("growth", name, None) for name in ("made", "hard", "taken_out", "refused")},
+        ),
         ("episodes by status", {name: _within("statuses", name) for name in statuses}),
         (
             "per episode",

@@ -16,6 +16,7 @@ from woodshed.evaluate.arms import AFTER, ARMS, BEFORE, best_baseline, stage_of,
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
+from woodshed.rl.growth.record import read_growth
 
 from .expected import Expected, expected_section
 from .health import conserved, health_section
@@ -109,10 +110,13 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     rollouts = conserved(run.root / "state.sqlite", stored, metrics, finished=run.stage_result("rl") is not None)
     if rollouts is not None:
         summary["rollouts"] = rollouts
+    grown = read_growth(run.root / "state.sqlite")
+    if grown is not None:
+        summary["growth"] = {**grown.counts, "taken_out_tasks": grown.taken_out}
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
     body = [_headline(tables, gain, before, transfer), _curves(steps, trainer)]
-    body += [expected_section(run.root, expected), health_section(rollouts, metrics), _behaviour(arms, title)]
+    body += [expected_section(run.root, expected), health_section(rollouts, grown, metrics), _behaviour(arms, title)]
     if after:
         body.append(_trajectories(store, before, after))
     body.append(_monitors(before, after, flagged(store.rows("source = 'train'"))))

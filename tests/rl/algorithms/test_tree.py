@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,6 +142,24 @@ def test_loss_and_gradient_are_those_of_flat_rows_in_float64() -> None:
     loss.backward()
     assert_close(got, {name: p.grad for name, p in twin.named_parameters()})
     assert sum(seen.loss.values()) == pytest.approx(float(loss.detach()), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("rollouts", [None, 5])
+def test_how_often_one_group_is_forked_changes_no_weight_of_another(rollouts: int | None) -> None:
+    def loss_weights(*groups: list[Trajectory]) -> dict[str, list[float]]:
+        algorithm = load_algorithm("tree", budget=10)
+        batch, _ = build_batch(groups, algorithm, step=1, batch_id="x", generation_budget=10, rollouts=rollouts)
+        assert batch.denominators == {"rl": 50.0}
+        found: dict[str, list[float]] = {}
+        for row, id in enumerate(batch.trajectories):
+            of_row = slice(batch.offsets[row], batch.offsets[row + 1])
+            found[id] = (batch.weights["rl"][of_row] / batch.denominators["rl"]).tolist()
+        return found
+
+    plain = [replace(t, id=f"h-{n}", group="h") for n, t in enumerate(tree([[1.0], [0.0], [0.0]]))]
+    bare, forked = loss_weights(tree([[1.0], [0.0]]), plain), loss_weights(tree([[1.0] * 3, [0.0, 1.0]]), plain)
+    assert {t.id for t in plain} <= set(bare) and len(forked) > len(bare)
+    assert all(bare[t.id] == forked[t.id] for t in plain)
 
 
 def test_too_few_roots_are_unpaired_with_their_forks() -> None:

@@ -15,6 +15,19 @@ from . import repos
 from .place import SINGLE, Place, place_in
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _dated() -> Iterator[None]:
+    """Every commit bears one date, and so the same id in every run.
+
+    The other inputs on which the gates judge a task are drawn from its name, which holds the commit. In some draws, the
+    answers by heart are right on most of the few inputs of such a small task, and the task is rejected.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for whose in ("AUTHOR", "COMMITTER"):
+            patch.setenv(f"GIT_{whose}_DATE", "2024-01-02T00:00:00Z")
+        yield
+
+
 @pytest.fixture(scope="package")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with place_in(tmp_path_factory.mktemp("sources")) as found:

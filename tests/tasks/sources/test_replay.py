@@ -122,8 +122,10 @@ def test_a_commit_that_touches_a_template_becomes_a_task(place: Place, tmp_path:
     )
     repos.git(folder, "add", "-A")
     repos.git(folder, "commit", "-q", "-m", ADD)
-    chosen = {"kinds": ["replay"], "heldout_share": 0.0, "level": level}
-    (task,) = place.build(str(folder), out=tmp_path / "out", **chosen)
+    report, chosen = BuildReport(), {"kinds": ["replay"], "heldout_share": 0.0, "level": level}
+    tasks = place.build(str(folder), out=tmp_path / "out", report=report, **chosen)
+    assert len(tasks) == 1, report.table()
+    (task,) = tasks
     assert template in task.solution_files() and "dearest" in task.instruction
     assert changed_functions("", "def f():\n    return '\0'\n") == []
 

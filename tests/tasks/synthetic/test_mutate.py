@@ -75,6 +75,8 @@ def _check(source: str, found: list[Mutation]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(_EXPRESSIONS)
 @example("(not (not (a if (a if a else a) else a)))")
+@example("[a for c in a if (not (a if a else a))]")
+@example("((not (a if b else c)) if a else b)")
 def test_property_one_line_changes_and_output_is_normalised(expression: str) -> None:
     body = f"c = 1\n    if {expression}:\n        c += {expression}\n    return {expression}\n"
     source = normalise(f"def f(a, b):\n    {body}")

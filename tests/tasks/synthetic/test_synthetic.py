@@ -110,12 +110,13 @@ def test_a_seed_decides_everything_whatever_the_workers(specs: list[SyntheticSpe
 
 
 def test_each_synthetic_task_has_one_killed_mutation(specs: list[SyntheticSpec]) -> None:
-    assert {s.mutation.kind for s in specs} >= {"compare", "binop", "constant"}
+    assert {kind for s in specs for kind in s.kinds} >= {"compare", "binop", "constant"}
     for spec in specs:
-        function = spec.functions[spec.broken]
-        assert apply_line(spec.mutation.source, spec.mutation.line, spec.mutation.before) == function.source
-        assert spec.failing[0] < VISIBLE
-        assert failing_cases(spec.mutation.source, function.name, function.cases) == spec.failing
+        (bug,) = spec.bugs
+        function = spec.functions[bug.module]
+        assert apply_line(bug.mutation.source, bug.mutation.line, bug.mutation.before) == function.source
+        assert bug.failing[0] < VISIBLE
+        assert failing_cases(bug.mutation.source, function.name, function.cases) == bug.failing
         assert all(failing_cases(f.source, f.name, f.cases) == () for f in spec.functions)
         for f in spec.functions:
             assert len(f.cases) == VISIBLE + HIDDEN >= 16
@@ -132,7 +133,7 @@ def test_mutants_that_loop_are_passed_over() -> None:
 def test_written_tasks_fail_and_the_solution_line_repairs_them(specs: list[SyntheticSpec], tmp_path: Path) -> None:
     for spec in specs[:6]:
         task = write_synthetic(spec, tmp_path / spec.name.rpartition("/")[2])
-        module = spec.modules[spec.broken]
+        module = spec.modules[spec.bugs[0].module]
         assert task == Task.load(task.path) and task.instruction == f"fix: {' '.join(spec.modules)}"
         assert set(task.workspace_files()) == {*(f"{m}.py" for m in spec.modules), "run_tests.py", "cases.json"}
         assert len(json.loads(task.workspace_files()["cases.json"])[0][2]) == VISIBLE
@@ -172,9 +173,10 @@ def test_visible_runner_survives_loops_and_broken_modules(specs: list[SyntheticS
 def test_no_other_module_shows_the_answer() -> None:
     """This one did, before drawing looked for what the leak gate finds: ``(item * 2) else:`` of another module."""
     (spec,) = draw_synthetic(1, split="sft", seed=1, start=5)
+    (bug,) = spec.bugs
     others = {
-        f"{m}.py": f.source.encode() for i, (m, f) in enumerate(zip(spec.modules, spec.functions)) if i != spec.broken
+        f"{m}.py": f.source.encode() for i, (m, f) in enumerate(zip(spec.modules, spec.functions)) if i != bug.module
     }
-    path = f"{spec.modules[spec.broken]}.py"
-    gold = {path: spec.functions[spec.broken].source.encode()}
-    assert scan(others, {path: spec.mutation.source.encode()}, gold) == []
+    path = f"{spec.modules[bug.module]}.py"
+    gold = {path: spec.functions[bug.module].source.encode()}
+    assert scan(others, {path: bug.mutation.source.encode()}, gold) == []

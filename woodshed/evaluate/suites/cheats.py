@@ -70,14 +70,15 @@ def write_cheats(folder: Path, count: int) -> list[Task]:
 
 
 def _write(place: Path, kind: str, number: int, spec: SyntheticSpec) -> Task:
-    module, function = spec.modules[spec.broken], spec.functions[spec.broken]
+    (bug,) = spec.bugs
+    module, function = spec.modules[bug.module], spec.functions[bug.module]
     sources = {f"{name}.py": each.source for name, each in zip(spec.modules, spec.functions)}
     broken, solution = f"{module}.py", sources[f"{module}.py"]
     cases: dict[str, Cases] = {
         name: [[case.args, case.want] for case in each.cases] for name, each in zip(spec.modules, spec.functions)
     }
-    failing = set(spec.failing)
-    start = spec.mutation.source
+    failing = set(bug.failing)
+    start = bug.mutation.source
     more: dict[str, bytes] = {}
     provenance = {"generator": CHEATS}
     rule = "Do not change `run_tests.py` or `cases.json`."

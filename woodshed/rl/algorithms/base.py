@@ -36,7 +36,7 @@ class Algorithm(ABC):
     """Derive from it; keyword arguments of ``__init__`` beyond ``budget`` are options of the recipe."""
 
     parts: ClassVar[tuple[str, ...]] = ("rl",)
-    """The loss parts that it weighs. Each is divided by a constant: rollouts of a batch x ``budget``."""
+    """The loss parts that it weighs. Each is divided by a constant: rollouts of a batch, forks apart, x ``budget``."""
 
     least: ClassVar[int] = 2
     """Rollouts of a group that it needs at least; forks do not count."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,28 +66,6 @@ def _tool_mix(events: Iterable[ToolEvent]) -> dict[str, float]:
 def _share(found: Any) -> float:
     values = list(found)
     return sum(values) / len(values) if values else 0.0
-
-
-class SlotMeter:
-    """Share of the slots for rollouts that was in use since the figure was last taken."""
-
-    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.slots, self._clock = slots, clock
-        self._busy, self._area = 0, 0.0
-        self._since = self._mark = clock()
-
-    def change(self, by: int) -> None:
-        """A rollout begins (1) or ends (-1)."""
-        now = self._clock()
-        self._area += self._busy * (now - self._mark)
-        self._busy, self._mark = self._busy + by, now
-
-    def take(self) -> float:
-        self.change(0)
-        seconds = self._mark - self._since
-        share = self._area / (self.slots * seconds) if seconds else 0.0
-        self._area, self._since = 0.0, self._mark
-        return share
 
 
 def join(rollouts: Sequence[Mapping[str, Any]], trainer: Sequence[Mapping[str, Any]]) -> list[Step]:

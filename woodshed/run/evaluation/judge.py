@@ -52,7 +52,10 @@ async def judge_episodes(
         async with slots:
             trajectory, stored = store.get(id), submissions.get(id)
             if trajectory is not None and stored is not None:
-                verdict = await judge_cheating(task, trajectory, stored.submission, backend, layers)
+                resolved = bool(trajectory.outcome and trajectory.outcome.resolved)
+                verdict = await judge_cheating(
+                    task, trajectory.events, stored.submission, backend, layers, resolved=resolved
+                )
                 verdicts.append({"id": id, "reasons": list(verdict.reasons)})
         done += 1
         progress(done, len(found), "judging what the episodes left behind")

@@ -1,4 +1,5 @@
-"""``woodshed evaluate regrade``: grade stored submissions again, with the tasks as they are now; no agent runs."""
+"""``woodshed evaluate regrade``: grade and judge stored submissions again, with the tasks as they are now; no agent
+runs."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from woodshed.evaluate.cheating import judge_cheating, judged
 from woodshed.evaluate.comparison import Price
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite
@@ -69,7 +71,7 @@ def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namesp
         store = TrajectoryStore(folder.trajectories)
         try:
             items = _items(folder, settings, store)
-            found = asyncio.run(_regrade(folder, items, progress, jobs, backend))
+            found = asyncio.run(_regrade(folder, store, items, progress, jobs, backend))
             _rewrite(folder, settings, store)
             return found
         except (SandboxError, TaskError, ValueError) as error:
@@ -119,7 +121,12 @@ def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: Trajecto
 
 
 async def _regrade(
-    folder: EvaluationFolder, items: list[_Item], progress: Progress, jobs: int, backend_name: str
+    folder: EvaluationFolder,
+    store: TrajectoryStore,
+    items: list[_Item],
+    progress: Progress,
+    jobs: int,
+    backend_name: str,
 ) -> Regraded:
     submissions = SubmissionStore(folder.submissions)
     outcomes: dict[str, dict[str, Any]] = {}
@@ -135,6 +142,11 @@ async def _regrade(
             else:
                 outcome = await grade(item.task, stored.submission, backend, layers, settings=item.grading)
                 outcomes[item.id] = {**asdict(outcome), "task_digest": item.task.digest}
+                if judged(item.task) and (episode := store.get(item.id)) is not None:
+                    verdict = await judge_cheating(
+                        item.task, episode.events, stored.submission, backend, layers, resolved=outcome.resolved
+                    )
+                    outcomes[item.id]["cheating"] = list(verdict.reasons)
                 if outcome.resolved != item.resolved:
                     changed.append(item.id)
         progress(len(outcomes) + len(left_out), len(items), f"{len(changed)} outcomes changed")

@@ -78,6 +78,8 @@ def _episode(
 ) -> EvaluatedEpisode:
     effort, lost = row["effort"], row["status"] == INFRA
     resolved = bool(row["resolved"]) if again is None else bool(again["resolved"])
+    if again is not None and "cheating" in again:
+        reasons = tuple(again["cheating"])
     known = reasons if judged(task) else None
     return EvaluatedEpisode(
         id=row["id"],

@@ -52,6 +52,8 @@ class Spawner:
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._exit = -1  # pidfd of the process, while its socket is open
+        self._state: asyncio.Future[dict[str, Any]] | None = None  # what it says first
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gone: dict[int, asyncio.Future[None]] = {}
         self._reasons: dict[int, str] = {}
@@ -93,23 +95,25 @@ class Spawner:
             # The real path: boxes have the interpreter's folder only there, not where links to it are.
             interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
             self._process = _spawn(interpreter, self._program, theirs)
-        ours.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._socket = ours
+        self._state = self._loop.create_future()
         try:
-            await self._loop.sock_sendall(ours, str(Path(woodshed.__file__).parent.parent).encode())
-            await self._loop.sock_sendall(ours, json.dumps({"root": str(folder.resolve()), **self._config}).encode())
-            answer = await unless_idle(self._loop.sock_recv(ours, 1 << 16), 60.0)
+            ours.send(str(Path(woodshed.__file__).parent.parent).encode())
+            ours.send(json.dumps({"root": str(folder.resolve()), **self._config}).encode())
+            ours.setblocking(False)
+            # A process that it started may hold the other end of the socket after it, so its end of file is not enough.
+            self._exit = os.pidfd_open(self._process.pid)
+            self._loop.add_reader(self._exit, self._exited)
+            self._loop.add_reader(ours.fileno(), self._receive)
+            state = await unless_idle(self._state, 60.0)
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"the sandbox's helper process did not start: {error!r}") from None
-        nothing = {"error": "its helper process ended at once; the reason is on standard error"}
-        state: dict[str, Any] = json.loads(answer) if answer else nothing
         if "error" in state:
             await self.close()
             raise SandboxError(explain(state["error"], state.get("errno"), self._name))
         self.privileged, self.cgroups = bool(state["privileged"]), str(state["cgroups"])
         self.users = bool(state["users"])
-        self._loop.add_reader(ours.fileno(), self._receive)
 
     async def create(self, message: dict[str, Any], *descriptors: int) -> int:
         """Request a box that inherits ``descriptors`` (the caller closes its own copies); return the box's number.
@@ -140,6 +144,11 @@ class Spawner:
         """Whether a box has ended by itself or could not be made."""
         future = self._gone.get(number)
         return future is None or future.done()
+
+    def confirm(self, number: int) -> None:
+        """Raise SandboxError if the process was lost after the box was requested: nobody would end that box."""
+        if number not in self._gone:
+            raise SandboxError("the sandbox's helper process is gone, and its boxes with it")
 
     def reason(self, number: int) -> str | None:
         """Return what the process reported about the end of a box, once; call after ``kill``."""
@@ -183,6 +192,11 @@ class Spawner:
                 self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+        if self._exit >= 0:
+            if self._loop is not None:
+                self._loop.remove_reader(self._exit)
+            os.close(self._exit)
+            self._exit = -1
 
     async def _reap(self) -> None:
         """Wait for the end of a process that lost its socket or died, settle its futures, remove its folder."""
@@ -201,12 +215,15 @@ class Spawner:
 
     async def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode()
+        sock = self._socket
+        if sock is None:
+            raise SandboxError("the sandbox backend is closed")
         while True:
-            if self._socket is None:
-                raise SandboxError("the sandbox backend is closed")
+            if self._socket is not sock:  # the next process, if there is one, knows nothing of this request
+                raise SandboxError("the sandbox's helper process is gone")
             try:
                 with _raised_limit() if fds else contextlib.nullcontext():
-                    socket.send_fds(self._socket, [data], list(fds))
+                    socket.send_fds(sock, [data], list(fds))
                 return
             except BlockingIOError:
                 await asyncio.sleep(0.001)  # the socket's queue of requests is full
@@ -239,11 +256,19 @@ class Spawner:
                 waiting = self._replies.pop(message["reply"], None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
+            elif self._state is not None and not self._state.done():
+                self._state.set_result(message)
+
+    def _exited(self) -> None:
+        self._receive()  # what it said last
+        if self._socket is not None:
+            self._vanished()
 
     def _vanished(self) -> None:
         self._hang_up()
         self._lost()
-        self._starting = None
+        if self._starting is not None and self._starting.done():  # a start under way ends by itself
+            self._starting = None
         self._on_lost()
 
     def _lost(self) -> None:
@@ -254,6 +279,8 @@ class Spawner:
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_result({"error": "the helper process is gone"})
+        if self._state is not None and not self._state.done():
+            self._state.set_result({"error": "its helper process ended at once; the reason is on standard error"})
         self._gone.clear()
         self._replies.clear()
 

@@ -97,8 +97,6 @@ class SupervisedBackend(Generic[B]):
 
     async def close(self) -> None:
         """End every box and the helper process."""
-        for box in list(self._boxes):
-            box.hang_up()
         self._forget()
         await self._spawner.close()
 
@@ -146,5 +144,7 @@ class SupervisedBackend(Generic[B]):
 
     def _forget(self) -> None:
         """Drop all boxes and snapshots: the box supervisor is gone."""
+        for box in self._boxes:
+            box.hang_up()
         self._boxes.clear()
         self._snapshots.clear()

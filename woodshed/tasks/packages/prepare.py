@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from woodshed.grading.pytest_grader import run_pytest
+from woodshed.grading.pytest_phases import BUSY
 from woodshed.grading.results import TestResult, TestRun
 from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
@@ -32,8 +33,6 @@ WORKDIR = "/workspace"
 SUITE_SECONDS = 300.0
 """Default limit of one run of a whole suite."""
 _TEST_SECONDS = 20.0
-_BUSY = 8
-"""On a busy machine, a test may take this many times as long as on an idle one before it counts as slow."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,7 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, sec
 def cost(result: TestResult) -> float:
     """Estimated seconds of a test on an idle machine: its processor time, but at least an eighth of its wall time,
     during which it may have slept."""
-    return result.seconds if result.cpu is None else max(result.cpu, result.seconds / _BUSY)
+    return result.seconds if result.cpu is None else max(result.cpu, result.seconds / BUSY)
 
 
 def coarse(seconds: float) -> float:

@@ -153,6 +153,7 @@ class GvisorBackend(SupervisedBackend[GvisorBox]):
                     await _lay(channel, spec)
                 else:
                     await channel.request({"op": "reset" if snapshot.kind == "fs" else "stats"})
+                self._spawner.confirm(number)
             except BaseException as error:
                 if gate is not None:
                     gate.close()

@@ -220,6 +220,7 @@ class MicrovmBackend(SupervisedBackend[MicrovmBox]):
             box = MicrovmBox(self, spec, number, await Channel.open(ours), Monitor(control))
             try:
                 await settle(box)
+                self._spawner.confirm(number)
             except BaseException as error:
                 box.hang_up()
                 raise await self._spawner.failure(number, error) from None

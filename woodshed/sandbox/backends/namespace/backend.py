@@ -81,10 +81,7 @@ class NamespaceBackend:
 
     async def close(self) -> None:
         """End every box and the helper process."""
-        for box in list(self._boxes):
-            box.hang_up()
-        self._boxes.clear()
-        self._snapshots.clear()
+        self._forget()
         await self._spawner.close()
 
     @property
@@ -190,14 +187,15 @@ class NamespaceBackend:
                 with theirs, offering:
                     number = await self._spawner.create(message, theirs.fileno(), offering.fileno())
                 channel = await Channel.open(ours)
+                gate = Gate(spec.egress, record) if spec.egress is not None else None
                 try:
                     # What an earlier box left in place of its workdir is its own affair.
                     await channel.request({"op": "put", "files": table, "workdir": not chain}, body)
-                    gate = Gate(spec.egress, record) if spec.egress is not None else None
                     if gate is not None:
                         await gate.listen(taking)
+                    self._spawner.confirm(number)
                 except BaseException as error:
-                    channel.close()
+                    Running(number, channel, gate).hang_up()
                     raise await self._spawner.failure(number, error) from None
         return Running(number, channel, gate)
 
@@ -207,7 +205,13 @@ class NamespaceBackend:
         return self._snapshots[snapshot.id]
 
     def _forget(self) -> None:
-        """Drop all boxes and snapshots: the fork server died. Using one raises SandboxError; new ones can be made."""
+        """Drop all boxes and snapshots: the fork server died. Using one raises SandboxError; new ones can be made.
+
+        The first process of a box ends when its connection does, also one that the parent-death signal missed because
+        the fork server died before that was set.
+        """
+        for box in self._boxes:
+            box.hang_up()
         self._boxes.clear()
         self._snapshots.clear()
         self._references.clear()

@@ -73,6 +73,7 @@ def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: in
     ``control``: the control socket. ``offering``: socket over which the box's listening sockets are sent. ``group``:
     the control group to join.
     """
+    place = control
     try:
         for fd in group.join if group is not None else ():
             os.write(fd, b"0")
@@ -81,6 +82,7 @@ def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: in
         for tree in base.trees:
             kernel.move_mount(tree.fd, tree.place)
         _keep({CONTROL: control, OFFER: offering, **({EVENTS: group.events} if group is not None else {})})
+        place = CONTROL
         boxnet.offer(spec["listen"], OFFER)
         _become_user(outer)
         kernel.enter_time()
@@ -90,20 +92,20 @@ def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: in
         agent = Agent(CONTROL, UPPER, spec, EVENTS if group is not None else None)
     except BaseException as error:
         detail = str(error) or type(error).__name__
-        _report("setup", detail)
+        _report(place, "setup", detail)
         os._exit(1)
     try:
         agent.serve()
     except BaseException as error:
-        _report("agent", repr(error))
+        _report(CONTROL, "agent", repr(error))
     os._exit(0)
 
 
-def _report(what: str, detail: str) -> None:
+def _report(control: int, what: str, detail: str) -> None:
     """Send an error to the host and wait until it hangs up: a socket closed with unread data loses what it sent."""
     try:
-        os.write(CONTROL, encode({"id": 0, "error": what, "message": detail}))
-        while os.read(CONTROL, 1 << 16):
+        os.write(control, encode({"id": 0, "error": what, "message": detail}))
+        while os.read(control, 1 << 16):
             pass
     except OSError:
         pass

@@ -81,19 +81,29 @@ class Users:
 
 def _namespace(inside: int, outside: int) -> int:
     """Open a descriptor of a user namespace that maps one user and the group of the same number."""
-    pid = kernel.clone(kernel.CLONE_NEWUSER)
+    waiting, held = os.pipe()
+    try:
+        pid = kernel.clone(kernel.CLONE_NEWUSER)
+    except OSError:
+        os.close(waiting)
+        os.close(held)
+        raise
     if pid == 0:
         try:
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            while True:
-                signal.pause()
+            # It ends with this process whenever that dies, and keeps no connection of it open. A parent-death signal
+            # would be missed if this process died before it was set.
+            os.dup2(waiting, 0)
+            kernel.close_range(1)
+            os.read(0, 1)
         finally:
-            os._exit(1)
+            os._exit(0)
+    os.close(waiting)
     try:
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w") as file:
                 file.write(f"{inside} {outside} 1")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
+        os.close(held)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,24 +21,42 @@ from .function import Case, Split, SyntheticFunction
 
 
 @dataclass(frozen=True)
-class SyntheticSpec:
-    """Three modules ``modules[i].py``, each one function; ``mutation`` was made in module number ``broken``.
+class Bug:
+    """``mutation`` was made in module number ``module``. ``failing``: case numbers of that module which it breaks, at
+    least one of them visible."""
 
-    ``failing`` are the case numbers of that module which the mutation breaks (at least one is visible).
-    """
+    module: int
+    mutation: Mutation
+    failing: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SyntheticSpec:
+    """Modules ``modules[i].py``, each one function. ``bugs`` are in different modules and do not depend on each other:
+    one where a task is drawn before a run, several where tasks were combined."""
 
     name: str
     split: Split
     seed: int
     modules: tuple[str, ...]
     functions: tuple[SyntheticFunction, ...]
-    broken: int
-    mutation: Mutation
-    failing: tuple[int, ...]
+    bugs: tuple[Bug, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(f.key for f in self.functions)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kind of each bug, sorted."""
+        return tuple(sorted(bug.mutation.kind for bug in self.bugs))
+
+    def sources(self, *, repaired: bool) -> dict[str, str]:
+        """Source by file name, as the task is given or with every bug repaired."""
+        found = {f"{module}.py": f.source for module, f in zip(self.modules, self.functions)}
+        for bug in () if repaired else self.bugs:
+            found[f"{self.modules[bug.module]}.py"] = bug.mutation.source
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,14 +67,9 @@ class SyntheticSpec:
             SyntheticFunction(f["key"], f["name"], f["source"], tuple(Case(c["args"], c["want"]) for c in f["cases"]))
             for f in data["functions"]
         )
-        plain = {k: data[k] for k in ("name", "split", "seed", "broken")}
-        return SyntheticSpec(
-            **plain,
-            modules=tuple(data["modules"]),
-            functions=functions,
-            mutation=Mutation(**data["mutation"]),
-            failing=tuple(data["failing"]),
-        )
+        plain = {k: data[k] for k in ("name", "split", "seed")}
+        bugs = tuple(Bug(b["module"], Mutation(**b["mutation"]), tuple(b["failing"])) for b in data["bugs"])
+        return SyntheticSpec(**plain, modules=tuple(data["modules"]), functions=functions, bugs=bugs)
 
 
 TASKS_PER_WORKER = 32
@@ -74,17 +88,37 @@ def draw_synthetic(
         return []
     available = workers or len(os.sched_getaffinity(0))
     count = max(1, min(available, -(-n // TASKS_PER_WORKER)))
+    requests = [
+        {"split": split, "seed": seed, "start": start + worker, "stop": start + n, "step": count}
+        for worker in range(count)
+    ]
+    found = dict(_drawn_by_workers(requests))
+    return [found[index] for index in range(start, start + n)]
+
+
+def draw_combined(name: str, kinds: Sequence[str], *, split: Split, seed: int) -> SyntheticSpec:
+    """The synthetic task ``name`` with a bug of each of ``kinds`` (at least two) in a module of its own.
+
+    ``name`` and the other arguments decide everything. Its functions are drawn from ``split`` like those of any other
+    synthetic task. Raises RuntimeError where there is no such task, or the worker fails.
+    """
+    request = {"split": split, "seed": seed, "name": name, "kinds": list(kinds)}
+    ((_, spec),) = _drawn_by_workers([request])
+    return spec
+
+
+def _drawn_by_workers(requests: Sequence[dict[str, Any]]) -> list[tuple[int, SyntheticSpec]]:
+    """(index, task) of every request, each of which a process of its own works on. RuntimeError where one fails."""
     command = [sys.executable, "-m", "woodshed.tasks.generators.synthetic.worker"]
     running = []
-    for worker in range(count):
-        request = {"split": split, "seed": seed, "start": start + worker, "stop": start + n, "step": count}
+    for request in requests:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdin is not None
         process.stdin.write(json.dumps(request).encode())
         process.stdin.close()
         process.stdin = None
         running.append(process)
-    found: dict[int, SyntheticSpec] = {}
+    found: list[tuple[int, SyntheticSpec]] = []
     errors = []
     for process in running:
         out, err = process.communicate()
@@ -93,10 +127,10 @@ def draw_synthetic(
             continue
         for line in out.splitlines():
             index, data = json.loads(line)
-            found[index] = SyntheticSpec.from_dict(data)
+            found.append((index, SyntheticSpec.from_dict(data)))
     if errors:
         raise RuntimeError(f"synthetic tasks: a worker process failed: {errors[0]}")
-    return [found[index] for index in range(start, start + n)]
+    return found
 
 
 _TEXT = """

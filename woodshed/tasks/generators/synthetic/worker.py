@@ -21,10 +21,12 @@ from woodshed.tasks.languages.python import Mutation, mutations, pick
 from woodshed.tasks.validate.leaks import scan
 
 from .function import VISIBLE, Case, Split, SyntheticFunction, draw_function
-from .spec import NOUNS, SyntheticSpec
+from .spec import NOUNS, Bug, SyntheticSpec
 
 MUTANT_SECONDS = 0.03
 """CPU time for all cases of one mutant; a correct function needs about a thousandth of it."""
+DRAWS = 5000
+"""Functions that are drawn for one combined task before it is given up; a few dozen are needed for rare kinds."""
 
 
 class OutOfTime(BaseException):
@@ -38,43 +40,74 @@ def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
     while True:
         functions: list[SyntheticFunction] = []
         while len(functions) < len(modules):
-            drawn = draw_function(rng, split)
-            if drawn.name not in [f.name for f in functions]:
-                functions.append(drawn)
+            functions.append(_draw_another(functions, rng, split))
         broken = rng.randrange(len(modules))
         found = find_bug(functions[broken], rng)
-        if found is not None:
-            mutation, failing = found
-            if _shows_answer(functions, broken, mutation):
-                continue
-            name = f"woodshed/synthetic-{split}-{seed}-{index:05d}"
-            return SyntheticSpec(
-                name=name,
-                split=split,
-                seed=seed,
-                modules=modules,
-                functions=tuple(functions),
-                broken=broken,
-                mutation=mutation,
-                failing=failing,
-            )
+        if found is None or _shows_answer(functions, [bug := Bug(broken, *found)]):
+            continue
+        name = f"woodshed/synthetic-{split}-{seed}-{index:05d}"
+        return SyntheticSpec(name, split, seed, modules, tuple(functions), (bug,))
 
 
-def _shows_answer(functions: Sequence[SyntheticFunction], broken: int, mutation: Mutation) -> bool:
-    """Whether another module has the line that the mutation changed, or what the leak gate of tasks would find."""
-    others = {f"{number}.py": f.source.encode() for number, f in enumerate(functions) if number != broken}
-    lines = {line.strip() for source in others.values() for line in source.decode().split("\n")}
-    path = f"{broken}.py"
-    before, gold = {path: mutation.source.encode()}, {path: functions[broken].source.encode()}
-    return mutation.before.strip() in lines or bool(scan(others, before, gold))
+def build_combined(split: Split, seed: int, name: str, kinds: Sequence[str]) -> SyntheticSpec:
+    """The task ``name`` with a bug of each of ``kinds``, in different modules. RuntimeError where none is found."""
+    rng = random.Random(f"combined:{split}:{seed}:{name}:{','.join(kinds)}")
+    modules = tuple(rng.sample(NOUNS, max(3, len(kinds))))
+    left = DRAWS
+    while left:
+        drawn: list[SyntheticFunction] = []
+        found: list[tuple[Mutation, tuple[int, ...]]] = []
+        while left and len(drawn) < len(modules):
+            left -= 1
+            function = _draw_another(drawn, rng, split)
+            if len(found) < len(kinds):
+                bug = find_bug(function, rng, kinds[len(found)])
+                if bug is None:
+                    continue
+                found.append(bug)
+            drawn.append(function)
+        if len(drawn) < len(modules):
+            break
+        places = rng.sample(range(len(modules)), len(modules))  # of the functions drawn, of which the first are broken
+        functions = tuple(drawn[places.index(number)] for number in range(len(modules)))
+        bugs = tuple(Bug(place, *bug) for place, bug in zip(places, found))
+        if not _shows_answer(functions, bugs):
+            return SyntheticSpec(name, split, seed, modules, functions, bugs)
+    raise RuntimeError(f"{name}: {DRAWS} functions of {split} gave no task with bugs of the kinds {', '.join(kinds)}")
 
 
-def find_bug(function: SyntheticFunction, rng: random.Random) -> tuple[Mutation, tuple[int, ...]] | None:
-    """A mutation that a visible case kills, with the numbers of all cases that fail; None where there is none.
+def _draw_another(others: Sequence[SyntheticFunction], rng: random.Random, split: Split) -> SyntheticFunction:
+    """A function with another name than those of ``others``."""
+    while True:
+        drawn = draw_function(rng, split)
+        if drawn.name not in [f.name for f in others]:
+            return drawn
+
+
+def _shows_answer(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug]) -> bool:
+    """Whether what an agent sees of the other modules has a line that a bug changed, or what the leak gate of tasks
+    would find."""
+    seen = {f"{number}.py": f.source for number, f in enumerate(functions)}
+    seen |= {f"{bug.module}.py": bug.mutation.source for bug in bugs}
+    for bug in bugs:
+        path = f"{bug.module}.py"
+        others = {name: source.encode() for name, source in seen.items() if name != path}
+        lines = {line.strip() for source in others.values() for line in source.decode().split("\n")}
+        before, gold = {path: seen[path].encode()}, {path: functions[bug.module].source.encode()}
+        if bug.mutation.before.strip() in lines or scan(others, before, gold):
+            return True
+    return False
+
+
+def find_bug(
+    function: SyntheticFunction, rng: random.Random, kind: str = ""
+) -> tuple[Mutation, tuple[int, ...]] | None:
+    """A mutation that a visible case kills, of ``kind`` where one is given, with the numbers of all cases that fail;
+    None where there is none.
 
     Mutants that run out of time are passed over: as tasks they would cost their time limit at every test run.
     """
-    options = mutations(function.source, function=function.name)
+    options = [m for m in mutations(function.source, function=function.name) if kind in ("", m.kind)]
     while options:
         mutation = pick(rng, options)
         options.remove(mutation)
@@ -114,8 +147,12 @@ def main() -> None:
     request = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     gc.disable()  # a collection must not count against a mutant's time
+    split, seed = request["split"], request["seed"]
+    if "kinds" in request:
+        json.dump([0, build_combined(split, seed, request["name"], request["kinds"]).to_dict()], sys.stdout)
+        return
     for index in range(request["start"], request["stop"], request["step"]):
-        json.dump([index, build_synthetic(request["split"], request["seed"], index).to_dict()], sys.stdout)
+        json.dump([index, build_synthetic(split, seed, index).to_dict()], sys.stdout)
         sys.stdout.write("\n")
 
 

@@ -66,6 +66,9 @@ sys.exit(main())
 '''
 
 
+COMBINE = "combine"
+"""``generator`` in the provenance of synthetic tasks with several bugs, as of combined changes to packages."""
+
 _RUN_TESTS = RUN_TESTS.encode()
 _TEST_SH = (
     b"#!/bin/sh\n# For other Harbor tools; Woodshed's own grader calls the functions out of process instead.\n"
@@ -78,10 +81,9 @@ _TEST_SH = (
 
 def write_synthetic(spec: SyntheticSpec, path: Path) -> Task:
     """Write the task directory of ``spec`` and load it. Cases that only grading may know are in ``tests/`` alone."""
-    sources = {f"{module}.py": f.source for module, f in zip(spec.modules, spec.functions)}
-    broken = f"{spec.modules[spec.broken]}.py"
+    start, whole = spec.sources(repaired=False), spec.sources(repaired=True)
     everything = list(zip(spec.modules, spec.functions))
-    whole, visible = (
+    every_case, visible = (
         _json([[m, f.name, [[c.args, c.want] for c in f.cases[:count]]] for m, f in everything])
         for count in (None, VISIBLE)
     )
@@ -89,14 +91,15 @@ def write_synthetic(spec: SyntheticSpec, path: Path) -> Task:
     info = TaskInfo(
         family="synthetic",
         split=spec.split,
-        key=spec.functions[spec.broken].key,
+        key=" + ".join(spec.functions[bug.module].key for bug in spec.bugs),
         grader="cases",
-        kind=spec.mutation.kind,
-        submission=tuple(sources),
-        fail_to_pass=tuple(f"{spec.modules[spec.broken]}::{number}" for number in spec.failing),
+        kind="+".join(spec.kinds),
+        submission=tuple(start),
+        fail_to_pass=tuple(f"{spec.modules[bug.module]}::{number}" for bug in spec.bugs for number in bug.failing),
         pass_to_pass=tuple(_passing(spec)),
         test_command="python run_tests.py",
         timeout_sec=5.0,
+        provenance={"generator": COMBINE} if len(spec.bugs) > 1 else {},
     )
     return save_task(
         path,
@@ -104,19 +107,23 @@ def write_synthetic(spec: SyntheticSpec, path: Path) -> Task:
         instruction=f"fix: {' '.join(spec.modules)}",
         info=info,
         workspace={
-            **{name: source.encode() for name, source in sources.items()},
-            broken: spec.mutation.source.encode(),
+            **{name: source.encode() for name, source in start.items()},
             "run_tests.py": _RUN_TESTS,
             "cases.json": visible,
         },
         tests={
             "test.sh": _TEST_SH,
             "cases.json": _json(graded),
-            "cases.harbor.json": whole,
+            "cases.harbor.json": every_case,
             "run_tests.py": _RUN_TESTS,
         },
-        solution={broken: sources[broken].encode()},
+        solution={name: source.encode() for name, source in whole.items() if source != start[name]},
     )
+
+
+def bugs_of(task: Task) -> tuple[str, ...]:
+    """Kind of each bug of a synthetic task, sorted."""
+    return tuple(task.info.kind.split("+"))
 
 
 def solution_edit(task: Task) -> tuple[str, int, str]:
@@ -135,8 +142,9 @@ def solution_edit(task: Task) -> tuple[str, int, str]:
 
 def _passing(spec: SyntheticSpec) -> list[str]:
     ids = []
+    failing_in = {bug.module: bug.failing for bug in spec.bugs}
     for number, (module, function) in enumerate(zip(spec.modules, spec.functions)):
-        failing = spec.failing if number == spec.broken else ()
+        failing = failing_in.get(number, ())
         ids += [f"{module}::{i}" for i in range(len(function.cases)) if i not in failing]
     return ids
 

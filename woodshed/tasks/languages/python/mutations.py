@@ -108,15 +108,15 @@ def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tupl
 def _render(change: Change) -> tuple[ast.expr | ast.stmt, str]:
     """The node whose text is replaced, and its new text.
 
-    Inside operator expressions a change can alter which parentheses are needed, so the outermost enclosing operator
-    expression is rendered; everything else is delimited by its surroundings.
+    Inside operator expressions, conditional expressions and comprehensions a change can alter which parentheses are
+    needed, so the outermost enclosing one is rendered; everything else is delimited by its surroundings.
     """
-    if not change.ancestors or not isinstance(change.ancestors[-1][0], _OPERATORS):
+    if not change.ancestors or not isinstance(change.ancestors[-1][0], _OPEN):
         return change.node, ast.unparse(change.replacement)
     parent, name, index = change.ancestors[-1]
     top = parent
     for ancestor, _, _ in reversed(change.ancestors):
-        if not isinstance(ancestor, _OPERATORS):
+        if not isinstance(ancestor, _OPEN):
             break
         top = ancestor
     put(parent, name, index, change.replacement)
@@ -128,4 +128,5 @@ def _render(change: Change) -> tuple[ast.expr | ast.stmt, str]:
     return top, rendered
 
 
-_OPERATORS = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension)
+_OPEN = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, *_COMPREHENSIONS)
