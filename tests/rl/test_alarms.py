@@ -229,6 +229,20 @@ def test_a_pause_ends_the_run_and_again_at_the_next_step(tmp_path: Path) -> None
     assert files.told() == [(19, "entropy", "pause"), (20, "entropy", "pause"), (21, "entropy", "warn")]
 
 
+def test_a_step_trained_while_the_run_paused_is_looked_at_by_the_next_process(tmp_path: Path) -> None:
+    files = Files(tmp_path, collapsed(16))
+    watch = files.watch(entropy="pause")
+    for number in range(1, 20):
+        files.add(number)
+        if number < 19:
+            watch.look()
+    with pytest.raises(RunPaused, match="after step 19 of 26"):
+        watch.look()
+    files.add(20)
+    files.watch(entropy="warn").look()
+    assert files.told() == [(19, "entropy", "pause"), (20, "entropy", "warn")]
+
+
 def test_nothing_is_paused_after_the_last_step(tmp_path: Path) -> None:
     files = Files(tmp_path, collapsed(23))
     watch = files.watch(entropy="pause")

@@ -21,8 +21,8 @@ from .settings import AlarmSettings
 
 class HealthWatch:
     """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``. ``steps``: length of the run, after whose
-    last step nothing is paused. Steps that an earlier process evaluated are not evaluated again: a run that goes on
-    after a pause trains at least one more step."""
+    last step nothing is paused. Steps that an earlier process evaluated are not evaluated again; those that it trained
+    while it paused are."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class HealthWatch:
         self._firing: set[str] = set()
         self._sizes: tuple[int, int] | None = None
         self._history: list[Step] = []
-        earlier = [int(row["step"]) for row in self._log.rows()]
-        self._evaluated = max([self._trained(), *earlier])
+        earlier = self._log.rows()
+        paused = bool(earlier) and earlier[-1]["action"] == "pause"
+        self._evaluated = int(earlier[-1]["step"]) if paused else self._trained()
 
     async def run(self, seconds: float = 1.0) -> None:
         """Look for ever. Raises RunPaused."""
