@@ -171,8 +171,10 @@ def test_large_scores_and_far_tails():
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_engine_samples_with_them(dtype, threads):
-    """Many requests at once get the very tokens and log-probabilities that each gets alone."""
+def test_the_engine_samples_with_them(dtype, threads, monkeypatch):
+    """Many requests at once get the very tokens and log-probabilities that each gets alone, where no step is left to
+    torch."""
+    monkeypatch.setattr(native, "MOST_TOKENS_BESIDE_TILES", LENGTH)
     # the first comes as 64 tokens and then one; others of other lengths; samples of one prompt
     tokens = [prompt(65, seed=9)] + [prompt(5 + 9 * i, seed=i) for i in range(6)] + [prompt(70, seed=7)] * 4
 

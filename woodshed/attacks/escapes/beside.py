@@ -15,6 +15,7 @@ from typing import Any
 
 from woodshed.attacks.escapes.pairs.base import STOP, TAKEN, Pair
 from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.guest.turns import shared_by_session
 from woodshed.sandbox.host.box_supervisor import descendants
 from woodshed.sandbox.protocol import Backend, BoxGone, BoxSpec, Limits, Sandbox, SandboxError
 
@@ -40,6 +41,7 @@ _KNOWN_WITH_ONE_USER = {
     "device_locks": "only root can make devices of their own for boxes",
     "watched_devices": "only root can make devices of their own for boxes",
 }
+_KNOWN_OF_GVISOR = {"processor": "this kernel shares processors between processes (sched_autogroup_enabled is not 1)"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def sources() -> dict[str, bytes]:
 
 
 def _known(backend: Backend) -> dict[str, str]:
+    if backend.name == "gvisor":
+        return {} if shared_by_session() else _KNOWN_OF_GVISOR
     if backend.name != "namespace":
         return {}
     return _ALWAYS_KNOWN if getattr(backend, "users", False) else _KNOWN_WITH_ONE_USER

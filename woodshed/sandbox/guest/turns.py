@@ -70,14 +70,18 @@ class Turns:
         return process.session if self._by_session else process.pid
 
 
-def make_turns(send: Callable[[int, int], None]) -> Turns:
-    """Make ``Turns`` for this machine."""
+def shared_by_session() -> bool:
+    """Whether the kernel of this machine shares processors between sessions."""
     try:
         with open("/proc/sys/kernel/sched_autogroup_enabled") as file:
-            by_session = file.read().strip() == "1"
+            return file.read().strip() == "1"
     except OSError:
-        by_session = False
-    return Turns(max(2, os.cpu_count() or 1), by_session=by_session, send=send)
+        return False
+
+
+def make_turns(send: Callable[[int, int], None]) -> Turns:
+    """Make ``Turns`` for this machine."""
+    return Turns(max(2, os.cpu_count() or 1), by_session=shared_by_session(), send=send)
 
 
 def wanting_to_run() -> int:

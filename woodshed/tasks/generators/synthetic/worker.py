@@ -71,7 +71,7 @@ def build_combined(split: Split, seed: int, name: str, kinds: Sequence[str]) -> 
         places = rng.sample(range(len(modules)), len(modules))  # of the functions drawn, of which the first are broken
         functions = tuple(drawn[places.index(number)] for number in range(len(modules)))
         bugs = tuple(Bug(place, *bug) for place, bug in zip(places, found))
-        if not _shows_answer(functions, bugs):
+        if _some_case_passes(functions, bugs) and not _shows_answer(functions, bugs):
             return SyntheticSpec(name, split, seed, modules, functions, bugs)
     raise RuntimeError(f"{name}: {DRAWS} functions of {split} gave no task with bugs of the kinds {', '.join(kinds)}")
 
@@ -82,6 +82,11 @@ def _draw_another(others: Sequence[SyntheticFunction], rng: random.Random, split
         drawn = draw_function(rng, split)
         if drawn.name not in [f.name for f in others]:
             return drawn
+
+
+def _some_case_passes(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug]) -> bool:
+    """Whether a case guards what works, which the gates of tasks ask for."""
+    return len(bugs) < len(functions) or any(len(bug.failing) < len(functions[bug.module].cases) for bug in bugs)
 
 
 def _shows_answer(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug]) -> bool:
