@@ -81,7 +81,10 @@ def learned(run: RunDirectory) -> Learned:
 
 def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:
     """The headline figures of a learning result over its seeds. Of baselines that were not run, none."""
-    found = {"seeds": len(seeds), "heldout_tasks": min(len(each.arms[BEFORE].tasks) for each in seeds)}
+    found: dict[str, float] = {
+        "seeds": len(seeds),
+        "heldout_tasks": min(len(each.arms[BEFORE].tasks) for each in seeds),
+    }
     names = {"SFT, all": "sft", "SFT, verified": "verified_sft", "SFT, rejection": "rejection_sft", "RL": "rl"}
     for title, name in names.items():
         rates = [arm.pass1.mean for each in seeds for key, arm in each.arms.items() if each.titles[key] == title]
