@@ -7,7 +7,8 @@ at each temperature of ``--eval``. What looks good here has to be shown by whole
 Signals: ``--forks K`` (continuations from the first failed test of each rollout, credit by node), ``--rejected`` and
 ``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--method rejection``
 (cross-entropy on what was solved instead of RL: the baseline with the same rollouts), ``--method positive`` (RL
-without the turns whose advantage is negative).
+without the turns whose advantage is negative). ``--passes`` and ``--splits`` take more optimizer steps of the same
+rollouts, with the clipped surrogate of PPO.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ async def trial(args: argparse.Namespace) -> None:
     place = args.policy or args.run / "policy" / "sft"
     policy, learner = load_policy(place), load_policy(place)
     learner.decoder.requires_grad_(True)
-    trainer = Trainer(learner.decoder, TrainSettings.model_validate({"optimizer": {"kind": "adamw", "lr": args.lr}}))
+    optimizer = {"kind": "adamw", "lr": args.lr} | ({"kind": "muon", "muon_lr": args.muon} if args.muon else {})
+    trainer = Trainer(learner.decoder, TrainSettings.model_validate({"optimizer": optimizer}))
     tasks, dev = load_tasks(args.tasks), load_tasks(args.dev)
     random.Random(args.seed).shuffle(tasks)
     if len(tasks) < args.steps * args.prompts:
@@ -172,13 +174,16 @@ async def trial(args: argparse.Namespace) -> None:
                 sampled = time.perf_counter()
                 count = float(args.prompts * args.group * recipe.rl.generation_budget)
                 if args.method == "rejection":
-                    batch = batch_of(solved_rows(roots), "ce", step + 1, count)
+                    part, rows = "ce", solved_rows(roots)
                 else:
-                    rows = credit(roots, forks, args)
+                    part, rows = "ppo" if args.passes * args.splits > 1 else "rl", credit(roots, forks, args)
                     if args.method == "positive":
                         rows = [(played, {n: max(0.0, a) for n, a in by_turn.items()}) for played, by_turn in rows]
-                    batch = batch_of(rows, "rl", step + 1, count)
-                metrics = trainer.step(batch)
+                for _ in range(args.passes):
+                    random.Random(step).shuffle(rows)
+                    for split in range(args.splits):
+                        batch = batch_of(rows[split :: args.splits], part, step + 1, count / args.splits)
+                        metrics = trainer.step(batch)
                 state: dict[str, Any] = {k: v.detach() for k, v in hf_state(learner.decoder).items()}
                 await engine.update_weights(step + 1, state)
                 spent["sampling_seconds"] += sampled - began
@@ -207,6 +212,9 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--forks", type=int, default=0)
     parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--muon", type=float, default=0.0, help="rate of Muon for the matrices; 0: AdamW for all")
+    parser.add_argument("--passes", type=int, default=1, help="times that each rollout is trained")
+    parser.add_argument("--splits", type=int, default=1, help="optimizer steps of one pass")
     parser.add_argument("--temperature", type=float, default=1.0, help="of training rollouts")
     parser.add_argument("--invalid", type=float, default=0.05, help="price of an invalid call")
     parser.add_argument("--rejected", type=float, default=0.0)
