@@ -36,6 +36,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "grpo_without_std": ('rl.algorithm="grpo"', "rl.algorithm_options={std=false}"),
     "leave_one_out": ('rl.algorithm="leave_one_out"',),
     "gspo": ('rl.algorithm="gspo"',),
+    "raft": ('rl.algorithm="raft"', "train.optimizer.lr=2e-4"),
     "kl": ("rl.kl_beta=0.01",),
     "dynamic_sampling": ("rl.dynamic_sampling.enabled=true",),
     "variance_order": ('rl.curriculum.order="variance"',),

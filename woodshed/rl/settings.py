@@ -88,7 +88,7 @@ class RLSettings(Settings):
     distribution."""
     algorithm: str = "mean_baseline"
     """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
-    deviation), leave_one_out, grpo, gspo, reinforce, tree (``forks``), or ``"module:Class"`` of your own."""
+    deviation), leave_one_out, grpo, gspo, reinforce, raft, tree (``forks``), or ``"module:Class"`` of your own."""
     algorithm_options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
     generation_budget: int = Field(default=40, ge=1)

@@ -25,7 +25,7 @@ def group_of(rewards_G: Sequence[float]) -> list[Trajectory]:
     return [trajectory(f"r{i}", reward, shapes[i % 4]) for i, reward in enumerate(rewards_G)]
 
 
-def weights_of(name: str, rewards_G: Sequence[float], budget: int = 50, **options: bool) -> list[float]:
+def weights_of(name: str, rewards_G: Sequence[float], budget: int = 50, **options: bool | float) -> list[float]:
     """The one weight that all sampled tokens of each rollout have."""
     group = group_of(rewards_G)
     algorithm = load_algorithm(name, budget=budget, options=options)
@@ -40,7 +40,7 @@ def weights_of(name: str, rewards_G: Sequence[float], budget: int = 50, **option
     return found
 
 
-GROUPED = [name for name in names() if name != "reinforce"]
+GROUPED = [name for name in names() if name not in ("reinforce", "raft")]
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -63,6 +63,20 @@ def test_default_is_not_standardised_and_sums_to_zero(r: list[float], scale: flo
 def test_leave_one_out_against_its_definition(r: list[float]) -> None:
     expected = [r[i] - np.delete(r, i).mean() for i in range(len(r))]
     np.testing.assert_allclose(weights_of("leave_one_out", r), expected, rtol=1e-5, atol=1e-5)
+
+
+@given(r=rewards, above=st.floats(-10, 10))
+def test_raft_trains_what_succeeded(r: list[float], above: float) -> None:
+    assert weights_of("raft", r, above=above) == [1.0 if reward > above else 0.0 for reward in r]
+
+
+def test_raft_trains_a_group_that_all_solved_and_none_that_nobody_did() -> None:
+    raft = load_algorithm("raft", budget=50)
+    for reward, trained in ((1.0, 4), (0.0, 0)):
+        about = {"step": 1, "batch_id": "b", "generation_budget": 50}
+        batch, stats = build_batch([group_of([reward] * 4)], raft, **about)
+        assert (stats.trained, stats.zero_advantage) == (trained, 4 - trained)
+        assert batch.denominators == {"ce": 200.0}
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
@@ -104,7 +118,7 @@ def test_an_algorithm_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "ppo",
             {},
-            "unknown algorithm 'ppo'; known: mean_baseline, leave_one_out, grpo, gspo, reinforce, tree, or",
+            "unknown algorithm 'ppo'; known: mean_baseline, leave_one_out, grpo, gspo, reinforce, raft, tree, or",
         ),
         ("grpo", {"lenght": True}, "grpo has no option 'lenght'; known: std, length"),
         ("mean_baseline", {"std": True}, "mean_baseline has no option 'std'; it takes none"),

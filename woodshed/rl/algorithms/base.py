@@ -28,6 +28,7 @@ _NAMES = {
     "grpo": "Grpo",
     "gspo": "Gspo",
     "reinforce": "Reinforce",
+    "raft": "Raft",
     "tree": "Tree",
 }
 
