@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,22 +63,21 @@ class Beside:
         return bool(self.evidence) and not self.known
 
 
-async def beside(backend: Backend, names: Collection[str] = PAIRS.keys()) -> list[Beside]:
-    """Run the attempts ``names`` of one box against another, and that on the processors. Raises SandboxError where no
-    box can be made."""
-    results = [await _try(backend, PAIRS[name]) for name in names]
+async def beside(backend: Backend) -> list[Beside]:
+    """Run every attempt of one box against another. Raises SandboxError where no box can be made."""
+    results = [await _try(backend, pair) for pair in PAIRS.values()]
     results.append(await _processor(backend))
     known = _known(backend)
     return [Beside(r.name, r.tries, r.got, r.evidence, known.get(r.name, "")) for r in results]
 
 
-def beside_backend(name: str, root: Path | None = None, names: Collection[str] = PAIRS.keys()) -> list[Beside]:
+def beside_backend(name: str, root: Path | None = None) -> list[Beside]:
     """Open a backend by name and run ``beside`` on it."""
 
     async def run() -> list[Beside]:
         backend = open_backend(name, root=root)
         try:
-            return await beside(backend, names)
+            return await beside(backend)
         finally:
             await backend.close()
 
