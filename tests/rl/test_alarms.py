@@ -239,8 +239,12 @@ def test_a_step_trained_while_the_run_paused_is_looked_at_by_the_next_process(tm
     with pytest.raises(RunPaused, match="after step 19 of 26"):
         watch.look()
     files.add(20)
-    files.watch(entropy="warn").look()
+    again = files.watch(entropy="pause")
+    again.look()  # told, but the run goes on: it trains a step before it pauses again
     assert files.told() == [(19, "entropy", "pause"), (20, "entropy", "warn")]
+    files.add(21)
+    with pytest.raises(RunPaused, match="after step 21 of 26"):
+        again.look()
 
 
 def test_nothing_is_paused_after_the_last_step(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from .settings import AlarmSettings
 
 class HealthWatch:
     """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``. ``steps``: length of the run, after whose
-    last step nothing is paused. Steps that an earlier process evaluated are not evaluated again; those that it trained
-    while it paused are."""
+    last step nothing is paused. Steps that an earlier process evaluated are not evaluated again. Those that it trained
+    while it paused are, but only tell: a run that goes on after a pause trains at least one more step."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class HealthWatch:
         self._history: list[Step] = []
         earlier = self._log.rows()
         paused = bool(earlier) and earlier[-1]["action"] == "pause"
-        self._evaluated = int(earlier[-1]["step"]) if paused else self._trained()
+        self._resumed_at = self._trained()
+        self._evaluated = int(earlier[-1]["step"]) if paused else self._resumed_at
 
     async def run(self, seconds: float = 1.0) -> None:
         """Look for ever. Raises RunPaused."""
@@ -74,7 +75,8 @@ class HealthWatch:
             self._firing.discard("stall")
 
     def _fire(self, name: str, step: int, message: str) -> None:
-        pauses = self.settings.actions[name] == "pause" and step < self.steps
+        trained_before = name != "stall" and step <= self._resumed_at
+        pauses = self.settings.actions[name] == "pause" and step < self.steps and not trained_before
         if name not in self._firing or pauses:
             action = "pause" if pauses else "warn"
             row = {"step": step, "time": self.clock(), "alarm": name, "action": action, "message": message}

@@ -71,7 +71,7 @@ class Turns:
 
 
 def shared_by_session() -> bool:
-    """Whether the kernel of this machine shares processors between sessions."""
+    """Return True if this kernel gives every session an equal share of the processors, False if every process."""
     try:
         with open("/proc/sys/kernel/sched_autogroup_enabled") as file:
             return file.read().strip() == "1"

@@ -85,7 +85,7 @@ def _draw_another(others: Sequence[SyntheticFunction], rng: random.Random, split
 
 
 def _some_case_passes(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug]) -> bool:
-    """Whether a case guards what works, which the gates of tasks ask for."""
+    """Return True if at least one case passes before the repair. The gate ``pass_to_pass`` requires one."""
     return len(bugs) < len(functions) or any(len(bug.failing) < len(functions[bug.module].cases) for bug in bugs)
 
 
