@@ -1,17 +1,17 @@
-"""What each part of RL does: whole RL stages that differ in one setting, from the same SFT policies.
+"""Measure the effect of single RL settings: RL stages from the same SFT policies, one with the setting, one without.
 
 ``python benchmarks/ablations.py --base runs/bench-laptop --arms grpo effort``. ``--base`` has finished runs of the
 laptop recipe, ``seed0``, ``seed1`` and so on (``benchmarks/laptop.py`` makes them). Every arm and the control are RL
-stages of ``--steps`` steps from the SFT policy of each, evaluated on the same held-out tasks, each at its best
-temperature on the development tasks. An effect is the mean over tasks of the difference to the control, over all seeds;
-the interval resamples tasks. Finished runs under ``--work`` are not run again, interrupted ones are continued, and what
-is there is written after every run. Arms that were run before stay in the result.
+stages of ``--steps`` steps, evaluated on the same held-out tasks, each at its best temperature on the development
+tasks. An effect is the mean over tasks of the difference to the control, over all seeds; the interval resamples tasks.
+
+The result is written after every run, of all arms under ``--work``. Finished runs there are not run again, interrupted
+ones are continued. Hints are no arm: a policy has to learn to read them in SFT first.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from result import RESULTS, write_result
 
 from woodshed.evaluate.arms import AFTER
 from woodshed.evaluate.statistics import Estimate, bootstrap
+from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
@@ -42,12 +43,14 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "variance_order": ('rl.curriculum.order="variance"',),
     "growth": ("rl.growth.make=2",),
     "effort": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
-    "hints": ("rl.hints.weight=0.1",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
     "broken_calls_free": ("rl.rewards={}",),
 }
 """Settings of each arm beyond those of the laptop recipe."""
+
+Arms = dict[str, dict[int, "Arm"]]
+"""Finished runs by arm and seed."""
 
 
 @dataclass(frozen=True)
@@ -84,54 +87,67 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS / "ablations.json")
     args = parser.parse_args()
-    found: dict[str, dict[int, Arm]] = {}
     for seed in args.seeds:  # all arms of a seed before the next: what is compared has run side by side
         for name in (CONTROL, *args.arms):
-            arm = played(args.base / f"seed{seed}", args.work / f"{name}-{seed}", ARMS[name], args.steps)
-            found.setdefault(name, {})[seed] = arm
-            print(name, seed, arm.evaluation.pass1, flush=True)
-            report(found, args.steps, args.out)
+            base, out = args.base / f"seed{seed}", args.work / f"{name}-{seed}"
+            settings = (f"rl.steps={args.steps}", "evaluate.baselines=false", *ARMS[name])
+            play(base, out, settings)
+            report(finished(args.work), args.steps, args.out)
 
 
-def played(base: Path, out: Path, settings: Sequence[str], steps: int) -> Arm:
-    """Run the RL stage of one arm and its evaluation, unless it has been."""
+def play(base: Path, out: Path, settings: Sequence[str]) -> None:
+    """Run the RL stage of one arm and its evaluation, unless it has been. Ends the program where ``out`` was run with
+    other settings."""
     run = RunDirectory(out.absolute())
+    if not run.recipe.exists():
+        branch(base, out, list(settings))
+        _keep_before(RunDirectory(base.absolute()), run)
+    if load_recipe(run.recipe) != load_recipe(base / "recipe.toml", settings):
+        raise SystemExit(f"{out} was run from another base or with other settings; delete it, or give another --work")
     if run.stage_result(AFTER) is None:
-        if not run.recipe.exists():
-            branch(base, out, [f"rl.steps={steps}", "evaluate.baselines=false", *settings])
-            _keep_before(RunDirectory(base.absolute()), run)
         run_recipe(out, out)
         shutil.rmtree(run.root / "checkpoints", ignore_errors=True)
-    store = TrajectoryStore(run.trajectories)
-    try:
-        after = evaluation(store, AFTER)
-    finally:
-        store.close()
-    assert after is not None
-    return Arm(after, stage_minutes(run)["rl"])
+
+
+def finished(work: Path) -> Arms:
+    """What has been run under ``work``."""
+    found: Arms = {}
+    for name in ARMS:
+        for place in sorted(work.glob(f"{name}-[0-9]*")):
+            run = RunDirectory(place.absolute())
+            if run.stage_result(AFTER) is None:
+                continue
+            store = TrajectoryStore(run.trajectories)
+            try:
+                after = evaluation(store, AFTER)
+            finally:
+                store.close()
+            if after is not None:
+                found.setdefault(name, {})[int(place.name.rpartition("-")[2])] = Arm(after, stage_minutes(run)["rl"])
+    return found
 
 
 def effect(arm: Mapping[int, Arm], control: Mapping[int, Arm], best: bool = False) -> Estimate:
-    """Mean over seeds and tasks of arm minus control in pass@1 (or best-of-k), resampling tasks."""
+    """Mean over seeds and tasks of arm minus control in pass@1 (or best-of-k), resampling tasks; seeds of both are the
+    same."""
     by_task: dict[str, list[float]] = {}
-    for seed in sorted(set(arm) & set(control)):
+    for seed in arm:
         a, b = (_by_task(each[seed].evaluation, best) for each in (arm, control))
         for task in set(a) & set(b):
             by_task.setdefault(task, []).append(a[task] - b[task])
     return bootstrap([float(np.mean(by_task[task])) for task in sorted(by_task)])
 
 
-def report(found: Mapping[str, Mapping[int, Arm]], steps: int, out: Path) -> None:
-    """Write the result; arms of an earlier one with as many steps are kept."""
-    earlier = json.loads(out.read_text()) if out.exists() else {"figures": {}, "detail": {"steps": steps}}
-    if earlier["detail"]["steps"] != steps:
-        raise SystemExit(f"{out} has arms of {earlier['detail']['steps']} steps; give --out or move it away")
-    figures, detail = dict(earlier["figures"]), dict(earlier["detail"])
-    for name, arm in found.items():
-        detail[name] = {"settings": ARMS[name], **{f"seed {seed}": each.detail() for seed, each in arm.items()}}
-        if name == CONTROL:
+def report(found: Arms, steps: int, out: Path) -> None:
+    """Write the result: each arm against the control of the same seeds."""
+    figures: dict[str, float | None] = {}
+    detail: dict[str, Any] = {"steps": steps}
+    for name, runs in found.items():
+        detail[name] = {"settings": ARMS[name], **{f"seed {seed}": arm.detail() for seed, arm in runs.items()}}
+        control = {seed: arm for seed, arm in found.get(CONTROL, {}).items() if seed in runs}
+        arm = {seed: runs[seed] for seed in control}
+        if name == CONTROL or not control:
             continue
-        control = {seed: found[CONTROL][seed] for seed in arm}
         gain, best = effect(arm, control), effect(arm, control, best=True)
         figures |= {
             f"{name}_effect": gain.mean,
@@ -141,12 +157,11 @@ def report(found: Mapping[str, Mapping[int, Arm]], steps: int, out: Path) -> Non
             f"{name}_best_effect": best.mean,
             f"{name}_tokens_per_solved_ratio": _ratio(arm, control),
         }
-        effects = {
+        detail[name]["effort_effects"] = {
             key: float(np.mean([arm[s].evaluation.effort[key] - control[s].evaluation.effort[key] for s in arm]))
             for key in EFFORT
         }
-        detail[name]["effort_effects"] = effects
-        detail[name]["effect_by_seed"] = {str(s): effect({s: arm[s]}, control).mean for s in arm}
+        detail[name]["effect_by_seed"] = {str(s): effect({s: arm[s]}, {s: control[s]}).mean for s in arm}
     write_result("ablations", figures, detail, out)
 
 

@@ -34,6 +34,8 @@ class Learned:
     arms: dict[str, Evaluation]
     titles: dict[str, str]
     temperatures: dict[str, float]
+    development: dict[str, dict[str, float]]
+    """Arm -> temperature -> pass@1 on the development tasks, by which its temperature was chosen."""
 
     @property
     def best(self) -> str:
@@ -51,6 +53,7 @@ class Learned:
         shown = {
             self.titles[name]: {
                 "temperature": self.temperatures[name],
+                "development": self.development[name],
                 "pass1": interval(arm.pass1),
                 f"best{arm.samples}": interval(arm.best),
                 "first_attempts": arm.first_attempts,
@@ -75,8 +78,10 @@ def learned(run: RunDirectory) -> Learned:
         store.close()
     if not {BEFORE, AFTER} <= set(arms):
         raise SystemExit(f"{run.root} has no evaluation before and after RL; the run has not come that far")
-    temperatures = {name: (run.stage_result(stage_of(name)) or {})["temperature"] for name in arms}
-    return Learned(arms, titles(recipe.learn.sft.verified), temperatures)
+    results = {name: run.stage_result(stage_of(name)) or {} for name in arms}
+    temperatures = {name: result["temperature"] for name, result in results.items()}
+    development = {name: result["dev_pass1"] for name, result in results.items()}
+    return Learned(arms, titles(recipe.learn.sft.verified), temperatures, development)
 
 
 def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 TRAINED: Final = "trained"
 
 REASONS: Final = {
-    "zero_advantage": "trained batches: no token of the rollout weighs anything, because its group has equal rewards",
+    "zero_advantage": "trained batches: no token of the rollout weighs anything, as in groups of equal rewards",
     "flat_group": "dynamic sampling replaced the group, whose rollouts would weigh nothing",
     "infra_error": "something outside the policy ended the rollout",
     "abandoned_fork": "the box of the fork did not repeat the beginning of its root",
