@@ -42,7 +42,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "dynamic_sampling": ("rl.dynamic_sampling.enabled=true",),
     "variance_order": ('rl.curriculum.order="variance"',),
     "growth": ("rl.growth.make=2",),
-    "effort": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
+    "effort": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
     "broken_calls_free": ("rl.rewards={}",),
