@@ -8,7 +8,7 @@ Signals: ``--forks K`` (continuations from the first failed test of each rollout
 ``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--method rejection``
 (cross-entropy on what was solved instead of RL: the baseline with the same rollouts), ``--method positive`` (RL
 without the turns whose advantage is negative). ``--passes`` and ``--splits`` take more optimizer steps of the same
-rollouts, with the clipped surrogate of PPO.
+rollouts, with the clipped surrogate of PPO. ``--hints`` distils hints beside the policy gradient (``hint_kl``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,20 @@ from in_process import EDITS, Played, Player, Tests, describe, load_tasks, waste
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.settings import EngineSettings
 from woodshed.gateway.rendering import Rendering
+from woodshed.harness.registry import ToolRegistry
 from woodshed.policy.hf import load_policy, save_policy
 from woodshed.policy.state import hf_state
 from woodshed.recipe.load import load_recipe
+from woodshed.recipe.recipe import Recipe
 from woodshed.record.task import Task
+from woodshed.record.trajectory import Trajectory
+from woodshed.rl.hints import Hinter, HintStats, renderer, usages
+from woodshed.rl.hints.replies import Unplaced, replies_of
 from woodshed.rollout.attempts import suite_passed
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack
+from woodshed.train.hinted import HintedMessage
 from woodshed.train.settings import TrainSettings
 from woodshed.train.trainer import Trainer
 
@@ -112,26 +118,76 @@ def credit(
     return rows
 
 
+def hinted_messages(played: Played, hinter: Hinter, stats: HintStats) -> tuple[HintedMessage, ...]:
+    """The messages of an episode that a hint would have improved. Forks are not read."""
+    run = Trajectory("", played.task.name, "", "train", "", "", "submitted", messages=played.episode.messages)
+    run = replace(run, events=played.episode.events)
+    try:
+        texts = hinter.find(run, replies_of(run), stats)
+    except Unplaced:
+        stats.unplaced += 1
+        return ()
+    assert hinter.render is not None
+    found = []
+    for number in sorted(texts)[: hinter.settings.per_trajectory]:
+        turn = played.turns[number]
+        begin = turn.start - 1  # the chat format's token that begins a call
+        hint = np.array(hinter.render("\n".join(texts[number])), np.int32)
+        tokens = played.segment.tokens
+        context = np.concatenate((tokens[:begin], hint, tokens[begin : turn.start]))
+        if len(context) + turn.end - turn.start <= hinter.max_positions:
+            found.append(HintedMessage(turn.start, turn.end, context))
+    return tuple(found)
+
+
 def batch_of(
-    rows: Sequence[tuple[Played, Mapping[int, float]]], part: str, step: int, denominator: float
+    rows: Sequence[tuple[Played, Mapping[int, float]]],
+    part: str,
+    step: int,
+    denominator: float,
+    hints: Mapping[int, tuple[HintedMessage, ...]] | None = None,
+    weight: float = 0.0,
 ) -> TrainBatch:
     sequences = []
+    hints = hints or {}
     for played, advantages in rows:
         weights = np.zeros(len(played.segment), np.float32)
+        marked = hints.get(id(played), ())
         for number, turn in enumerate(played.turns, 1):
             if number > played.forked:
                 weights[turn.start : turn.end] = advantages.get(number, 0.0)
-        if weights.any():
+        if weights.any() or marked:
             segment = played.segment
+            parts = {part: weights}
+            if weight:
+                parts["hint_kl"] = np.zeros(len(segment), np.float32)
+                for message in marked:
+                    parts["hint_kl"][message.start : message.end] = weight
             behaviour = np.where(segment.sampled, segment.logprobs, np.nan).astype(np.float32)
             sequences.append(
-                TrainSequence(segment.tokens, {part: weights}, behaviour_logprobs=behaviour, versions=segment.versions)
+                TrainSequence(
+                    segment.tokens, parts, behaviour_logprobs=behaviour, versions=segment.versions, hinted=marked
+                )
             )
-    return pack(sequences, id=f"step-{step}", step=step, denominators={part: denominator})
+    denominators = {part: denominator} | ({"hint_kl": denominator} if weight else {})
+    return pack(sequences, id=f"step-{step}", step=step, denominators=denominators)
 
 
 def solved_rows(roots: Sequence[Played]) -> list[tuple[Played, Advantages]]:
     return [(p, dict.fromkeys(range(1, len(p.turns) + 1), 1.0)) for p in roots if p.solved]
+
+
+def hint_figures(metrics: Mapping[str, float], stats: HintStats) -> dict[str, float]:
+    rates = {f"hints/{name}": count / max(1, stats.episodes) for name, count in stats.found.items()}
+    return {k: v for k, v in metrics.items() if k.startswith("hint")} | rates
+
+
+def make_hinter(policy: Any, recipe: Recipe, tasks: Sequence[Task], weight: float) -> Hinter:
+    settings = recipe.rl.hints.model_copy(update={"weight": weight, "role": "tool"})
+    tools = usages(policy.format, ToolRegistry(recipe.harness.tools, recipe.harness).schemas())
+    render = renderer(policy.format, policy.tokenizer, settings.role)
+    longest = recipe.policy.max_positions
+    return Hinter(settings, {t.name: t for t in tasks}, tools=tools, render=render, max_positions=longest)
 
 
 async def trial(args: argparse.Namespace) -> None:
@@ -144,11 +200,14 @@ async def trial(args: argparse.Namespace) -> None:
     policy, learner = load_policy(place), load_policy(place)
     learner.decoder.requires_grad_(True)
     optimizer = {"kind": "adamw", "lr": args.lr} | ({"kind": "muon", "muon_lr": args.muon} if args.muon else {})
-    trainer = Trainer(learner.decoder, TrainSettings.model_validate({"optimizer": optimizer}))
+    hint_kl = {"form": args.hint_form, "gate_high": args.gate_high}
+    settings = TrainSettings.model_validate({"optimizer": optimizer, "hint_kl": hint_kl})
+    trainer = Trainer(learner.decoder, settings)
     tasks, dev = load_tasks(args.tasks), load_tasks(args.dev)
     random.Random(args.seed).shuffle(tasks)
     if len(tasks) < args.steps * args.prompts:
         raise SystemExit(f"--tasks has {len(tasks)} tasks, {args.steps * args.prompts} are needed: none is used twice")
+    hinter = make_hinter(policy, recipe, tasks, args.hints) if args.hints else None
     recent: list[Played] = []
     spent = {"sampling_seconds": 0.0, "training_seconds": 0.0}
     with args.out.open("a") if args.out else sys.stdout as out, tempfile.TemporaryDirectory() as scratch:
@@ -179,10 +238,13 @@ async def trial(args: argparse.Namespace) -> None:
                     part, rows = "ppo" if args.passes * args.splits > 1 else "rl", credit(roots, forks, args)
                     if args.method == "positive":
                         rows = [(played, {n: max(0.0, a) for n, a in by_turn.items()}) for played, by_turn in rows]
+                stats = HintStats(episodes=len(roots))
+                marked = {id(played): hinted_messages(played, hinter, stats) for played in roots} if hinter else {}
                 for _ in range(args.passes):
                     random.Random(step).shuffle(rows)
                     for split in range(args.splits):
-                        batch = batch_of(rows[split :: args.splits], part, step + 1, count / args.splits)
+                        some = rows[split :: args.splits]
+                        batch = batch_of(some, part, step + 1, count / args.splits, marked, args.hints)
                         metrics = trainer.step(batch)
                 state: dict[str, Any] = {k: v.detach() for k, v in hf_state(learner.decoder).items()}
                 await engine.update_weights(step + 1, state)
@@ -190,7 +252,17 @@ async def trial(args: argparse.Namespace) -> None:
                 spent["training_seconds"] += time.perf_counter() - sampled
                 if (step + 1) % 10 == 0:
                     entropy = metrics.get("entropy", 0.0)
-                    say("train", step + 1, {**describe(recent), "entropy": entropy, "forks": len(forks), **spent})
+                    say(
+                        "train",
+                        step + 1,
+                        {
+                            **describe(recent),
+                            "entropy": entropy,
+                            "forks": len(forks),
+                            **spent,
+                            **hint_figures(metrics, stats),
+                        },
+                    )
                     recent = []
         finally:
             await engine.close()
@@ -219,6 +291,11 @@ def main() -> None:
     parser.add_argument("--invalid", type=float, default=0.05, help="price of an invalid call")
     parser.add_argument("--rejected", type=float, default=0.0)
     parser.add_argument("--repeated", type=float, default=0.0)
+    parser.add_argument(
+        "--hints", type=float, default=0.0, help="weight of hint_kl; needs SFT with learn.demonstrations.hinted"
+    )
+    parser.add_argument("--hint-form", choices=("sampled", "forward", "reverse", "jsd"), default="reverse")
+    parser.add_argument("--gate-high", type=float, default=0.0, help="train.hint_kl.gate_high")
     parser.add_argument("--turns", type=int, help="limit of turns, instead of the recipe's")
     parser.add_argument("--eval", type=float, nargs="+", default=[0.3, 0.6, 1.0], help="temperatures")
     parser.add_argument("--samples", type=int, default=4, help="of each development task")
