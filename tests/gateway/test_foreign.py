@@ -86,7 +86,7 @@ def test_penalties_reach_the_engine_and_are_refused_for_training(path: str, name
         assert (await site.post(path, {**body, name: value})).status_code == 200
         assert getattr(site.engine.samplings[-1], name) == value
         (segment,) = (await site.admin.finish("live")).segments
-        assert [getattr(segment.penalties[0], name.removesuffix("_penalty"))] == [value]
+        assert [getattr(segment.altered[0], name.removesuffix("_penalty"))] == [value]
         site.key = await site.admin.open("defaults")
         defaults = {"presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1.0}
         assert (await site.post(path, {**body, **defaults})).status_code == 200

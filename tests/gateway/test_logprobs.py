@@ -202,34 +202,43 @@ def test_penalties_of_a_live_trajectory_are_sampled_and_recorded(api: str) -> No
         row = by_definition(logits[at - 1].double().tolist(), ask, tokens[:start], tokens[start:at])
         wanted = float(torch.tensor(row, dtype=torch.float64).log_softmax(-1)[tokens[at]])
         assert segment.logprobs[at] == pytest.approx(wanted, abs=1e-3)
-    (mark,) = segment.penalties
+    (mark,) = segment.altered
     assert (mark.start, mark.end) == (start, len(tokens))
     assert (mark.presence, mark.frequency, mark.repetition) == (0.8, 0.5, 1.2)
 
 
-def penalised_segment() -> Segment:
+def segment_sampled_with(**fields: Any) -> Segment:
     async def main() -> Segment:
         async with chatty() as site:
-            await site.chat(presence_penalty=1.0)
+            await site.chat(**fields)
             return await recorded(site)
 
     return asyncio.run(main())
 
 
-def test_no_trainer_learns_from_what_was_sampled_with_penalties() -> None:
-    segment = penalised_segment()
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"presence_penalty": 1.0}, "with penalties"),
+        ({"temperature": 0.5}, "at temperature 0.5"),
+        ({"temperature": 0}, "at temperature 0"),
+        ({"logit_bias": {"7": 1.0}}, "with logit_bias"),
+    ],
+)
+def test_no_trainer_learns_from_another_distribution_than_the_policys(fields: dict[str, Any], words: str) -> None:
+    segment = segment_sampled_with(**fields)
     group = [
         Trajectory(str(i), "task", "g", "live", "", "", "submitted", segments=[segment], rewards={"outcome": float(i)})
         for i in range(2)
     ]
     again = [trajectory_from_bytes(trajectory_to_bytes(one)) for one in group]
-    assert again[0].segments[0].penalties == segment.penalties
+    assert again[0].segments[0].altered == segment.altered
     travelled = decode(encode(Finished("x", [segment])))
-    assert travelled.segments[0].penalties == segment.penalties
-    with pytest.raises(ValueError, match="penalties"):
+    assert travelled.segments[0].altered == segment.altered
+    with pytest.raises(ValueError, match=f"sampled {words}"):
         build_batch([again], MeanBaseline(10), step=0, batch_id="b", generation_budget=10)
     for trajectory in again:
-        trajectory.segments[0].penalties.clear()
+        trajectory.segments[0].altered.clear()
     build_batch([again], MeanBaseline(10), step=0, batch_id="b", generation_budget=10)
 
 
@@ -255,7 +264,7 @@ def test_a_restart_keeps_what_was_sampled_with_penalties_and_forgets_reports(tmp
     last = Journal(tmp_path)
     (restored,) = last.restore(rendering("hermes"))
     last.close()
-    assert [[mark.repetition for mark in s.penalties] for s in restored.recorder.freeze()] == [[1.5]] * 3
+    assert [[mark.repetition for mark in s.altered] for s in restored.recorder.freeze()] == [[1.5]] * 3
 
 
 def test_vllm_behind_the_gateway_tells_alternatives_and_refuses_raw_ones_by_name() -> None:

@@ -57,6 +57,11 @@ class Sampling:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
+    def altered(self) -> bool:
+        """Whether tokens are drawn from another distribution than the policy's own, truncations and grammars aside."""
+        return self.temperature != 1 or bool(self.logit_bias) or self.penalised
+
+    @property
     def truncated(self) -> bool:
         """Whether tokens are sampled from kept sets (top-k, top-p, min-p) instead of the whole vocabulary."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
@@ -75,7 +80,7 @@ class Sampling:
     def plain(self) -> bool:
         """Whether tokens are sampled from the unmodified distribution of the policy."""
         narrowed = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.grammar is not None
-        return self.temperature == 1 and not (narrowed or self.logit_bias or self.penalised)
+        return not (self.altered or narrowed)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from woodshed.record.kept import KeptSets
-from woodshed.record.segment import Constraint, Penalties, Span
+from woodshed.record.segment import Altered, Constraint, Span
 
 from .key_limits import KeyUsage, TurnUsage
 from .recorder import Mark, OpenSegment, Recorder
@@ -288,8 +288,8 @@ def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUs
         head["tools"] = segment.tools
     if constraints := [c.to_json() for c in segment.constraints if c.start >= start]:
         head["constraints"] = constraints
-    if penalties := [p.to_json() for p in segment.penalties if p.start >= start]:
-        head["penalties"] = penalties
+    if altered := [a.to_json() for a in segment.altered if a.start >= start]:
+        head["altered"] = altered
     if kept := [k.to_json() for k in segment.kept if k.start >= start]:
         head["kept"] = kept
     arrays = [
@@ -339,5 +339,5 @@ def _replay(recorder: Recorder, head: dict[str, Any], data: bytes) -> None:
     segment.ends[at:] = ends
     segment.pending = tuple(head["pending"])
     segment.constraints += [Constraint.from_json(c) for c in head.get("constraints", ())]
-    segment.penalties += [Penalties.from_json(p) for p in head.get("penalties", ())]
+    segment.altered += [Altered.from_json(a) for a in head.get("altered", ())]
     segment.kept += [KeptSets.from_json(k) for k in head.get("kept", ())]

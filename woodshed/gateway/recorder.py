@@ -21,7 +21,7 @@ from woodshed.engine.grammar import library
 from woodshed.engine.protocol import Completion, Sampling, TokenReport
 from woodshed.policy.tokenizer import TooManyTokens
 from woodshed.record.kept import KeptSets
-from woodshed.record.segment import Constraint, Penalties, Segment, Span
+from woodshed.record.segment import Altered, Constraint, Segment, Span
 
 from .errors import ContextTooLong
 from .messages import Message, normalise, same_message, text_length
@@ -47,7 +47,7 @@ class Before(NamedTuple):
     pending: tuple[int, ...]
     undelivered: bool
     constraints: list[Constraint]
-    penalties: list[Penalties]
+    altered: list[Altered]
     kept: list[KeptSets]
     reports: list[TokenReport] | None
 
@@ -78,7 +78,7 @@ class OpenSegment:
     busy: bool = False
     undelivered: bool = False
     constraints: list[Constraint] = field(default_factory=list)
-    penalties: list[Penalties] = field(default_factory=list)
+    altered: list[Altered] = field(default_factory=list)
     kept: list[KeptSets] = field(default_factory=list)
     reports: list[TokenReport] | None = None
 
@@ -99,13 +99,13 @@ class OpenSegment:
     def before(self) -> Before:
         """The state that ``put_back`` restores."""
         lists = self.messages, list(self.ends), list(self.spans)
-        marks = list(self.constraints), list(self.penalties), list(self.kept)
+        marks = list(self.constraints), list(self.altered), list(self.kept)
         return Before(len(self.tokens), *lists, self.pending, self.undelivered, *marks, self.reports)
 
     def put_back(self, before: Before) -> None:
         """Restore the state before a turn."""
         end, self.messages, self.ends, self.spans, self.pending, self.undelivered, *_ = before
-        self.constraints, self.penalties, self.reports = before.constraints, before.penalties, before.reports
+        self.constraints, self.altered, self.reports = before.constraints, before.altered, before.reports
         self.kept = before.kept
         for held in (self.tokens, self.sampled, self.logprobs, self.versions):
             del held[end:]
@@ -129,7 +129,7 @@ class OpenSegment:
             spans=list(self.spans),
             routes=self.routes.freeze(len(self.tokens)),
             constraints=list(self.constraints),
-            penalties=list(self.penalties),
+            altered=list(self.altered),
             kept=list(self.kept),
         )
         segment.check()
@@ -230,9 +230,9 @@ class Recorder:
         total = len(segment.tokens)
         start = total - len(completion.tokens)
         segment.reports = completion.reports
-        if (given := turn.sampling) is not None and given.penalised and completion.tokens:
-            amounts = given.presence_penalty, given.frequency_penalty, given.repetition_penalty
-            segment.penalties.append(Penalties(start, total, *amounts))
+        if (given := turn.sampling) is not None and given.altered and completion.tokens:
+            amounts = given.temperature, given.presence_penalty, given.frequency_penalty, given.repetition_penalty
+            segment.altered.append(Altered(start, total, *amounts, bool(given.logit_bias)))
         if given is not None and given.truncated and completion.tokens:
             reports = completion.reports or [TokenReport(0.0)] * len(completion.tokens)
             segment.kept.append(KeptSets.of(start, [report.kept for report in reports]))

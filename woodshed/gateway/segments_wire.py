@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from woodshed.record.kept import KeptSets
-from woodshed.record.segment import Constraint, Penalties, Segment, Span
+from woodshed.record.segment import Altered, Constraint, Segment, Span
 
 CONTENT_TYPE = "application/x-woodshed-segments"
 _MAGIC = b"WSSG1\n"
@@ -57,8 +57,8 @@ def encode(finished: Finished) -> bytes:
         shapes.append({"length": len(segment), "routes": routes, "spans": spans})
         if segment.constraints:
             shapes[-1]["constraints"] = [constraint.to_json() for constraint in segment.constraints]
-        if segment.penalties:
-            shapes[-1]["penalties"] = [penalties.to_json() for penalties in segment.penalties]
+        if segment.altered:
+            shapes[-1]["altered"] = [a.to_json() for a in segment.altered]
         if segment.kept:
             shapes[-1]["kept"] = [kept.to_json() for kept in segment.kept]
         parts += [np.ascontiguousarray(getattr(segment, name), dtype).tobytes() for name, dtype in _ARRAYS]
@@ -108,10 +108,10 @@ def _segment(data: bytes, position: int, shape: dict[str, Any]) -> tuple[Segment
     if shape["routes"] is not None:
         routes, position = _take(data, position, "<i2", shape["routes"])
     constraints = [Constraint.from_json(c) for c in shape.get("constraints", ())]
-    penalties = [Penalties.from_json(p) for p in shape.get("penalties", ())]
+    altered = [Altered.from_json(a) for a in shape.get("altered", ())]
     kept = [KeptSets.from_json(k) for k in shape.get("kept", ())]
     spans = [Span(*span) for span in shape["spans"]]
-    segment = Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties, kept=kept)
+    segment = Segment(**values, spans=spans, routes=routes, constraints=constraints, altered=altered, kept=kept)
     segment.check()
     return segment, position
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,29 +53,39 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class Penalties:
-    """Tokens ``[start, end)`` of a segment were sampled with penalties (``Sampling.presence_penalty`` and so on).
+class Altered:
+    """Tokens ``[start, end)`` of a segment were sampled from another distribution than the policy's own: at a
+    ``temperature`` other than 1, with penalties (``Sampling.presence_penalty`` and so on), or ``biased`` (logit_bias).
 
-    Their log-probabilities belong to another distribution than the one a trainer computes, so they cannot be trained
-    on.
+    Their log-probabilities are not those that a trainer computes, so they cannot be trained on. Truncations are no
+    alteration: the sets that they kept are recorded.
     """
 
     start: int
     end: int
-    presence: float
-    frequency: float
-    repetition: float
+    temperature: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    biased: bool = False
+
+    def __str__(self) -> str:
+        """What was altered, in words."""
+        parts = [f"at temperature {self.temperature:g}"] if self.temperature != 1 else []
+        parts += ["with penalties"] if (self.presence, self.frequency, self.repetition) != (0, 0, 1) else []
+        parts += ["with logit_bias"] if self.biased else []
+        return " and ".join(parts)
 
     def to_json(self) -> list[Any]:
-        return [self.start, self.end, self.presence, self.frequency, self.repetition]
+        return list(astuple(self))
 
     @staticmethod
-    def from_json(data: Sequence[Any]) -> Penalties:
-        """Read penalties. Raises TypeError or ValueError for what ``to_json`` did not write."""
-        start, end, presence, frequency, repetition = data
-        if not isinstance(start, int) or not isinstance(end, int):
-            raise ValueError(f"not penalties: {data!r:.80}")
-        return Penalties(start, end, float(presence), float(frequency), float(repetition))
+    def from_json(data: Sequence[Any]) -> Altered:
+        """Read what ``to_json`` wrote. Raises TypeError or ValueError for anything else."""
+        start, end, temperature, presence, frequency, repetition, biased = data
+        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(biased, bool):
+            raise ValueError(f"not altered sampling: {data!r:.80}")
+        return Altered(start, end, float(temperature), float(presence), float(frequency), float(repetition), biased)
 
 
 @dataclass
@@ -86,8 +96,9 @@ class Segment:
     float32 ``[T]`` (natural log, behaviour policy at sampling time, 0 where not sampled); ``versions`` int32
     ``[T]`` (PolicyVersion that sampled the token, -1 where not sampled); ``routes`` int16 ``[T, L, K]`` expert ids
     or None (-1 where unknown). ``constraints``: grammars under which tokens were sampled; their ``logprobs`` are
-    normalised over the allowed tokens. ``penalties``: penalties with which tokens were sampled. ``kept``: kept sets of
-    tokens sampled with top-k, top-p or min-p; their ``logprobs`` are normalised over those.
+    normalised over the allowed tokens. ``altered``: tokens sampled at another temperature, with penalties or a
+    bias. ``kept``: kept sets of tokens sampled with top-k, top-p or min-p; their ``logprobs`` are normalised over
+    those.
     """
 
     tokens: NDArray[np.int32]
@@ -97,7 +108,7 @@ class Segment:
     spans: list[Span] = field(default_factory=list)
     routes: NDArray[np.int16] | None = None
     constraints: list[Constraint] = field(default_factory=list)
-    penalties: list[Penalties] = field(default_factory=list)
+    altered: list[Altered] = field(default_factory=list)
     kept: list[KeptSets] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -116,7 +127,7 @@ class Segment:
         if np.any(self.versions[self.sampled] < 0):
             raise ValueError("segment: a sampled token has no policy version")
         marks = [("a grammar", c.start, c.end) for c in self.constraints]
-        marks += [("penalties", p.start, p.end) for p in self.penalties]
+        marks += [("altered sampling", a.start, a.end) for a in self.altered]
         marks += [("kept sets", k.start, k.end) for k in self.kept]
         for what, start, end in marks:
             if not 0 <= start < end <= t or not self.sampled[start:end].all():

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 import zstandard
 
 from .kept import KeptSets
-from .segment import Constraint, Penalties, Segment, Span
+from .segment import Altered, Constraint, Segment, Span
 from .trajectory import Effort, Fork, Outcome, ReplyUsage, ToolEvent, Trajectory
 
 _MAGIC = b"WSTR1\n"
@@ -45,8 +45,8 @@ def trajectory_to_bytes(trajectory: Trajectory) -> bytes:
         about = {"length": len(segment), "routes": routes, "spans": spans}
         if segment.constraints:
             about["constraints"] = [constraint.to_json() for constraint in segment.constraints]
-        if segment.penalties:
-            about["penalties"] = [penalties.to_json() for penalties in segment.penalties]
+        if segment.altered:
+            about["altered"] = [a.to_json() for a in segment.altered]
         if segment.kept:
             about["kept"] = [kept.to_json() for kept in segment.kept]
         head["segments"].append(about)
@@ -75,11 +75,11 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
             flat, position = _take(data, position, "<i2", int(np.prod(item["routes"])))
             routes = flat.reshape(item["routes"])
         constraints = [Constraint.from_json(c) for c in item.get("constraints", ())]
-        penalties = [Penalties.from_json(p) for p in item.get("penalties", ())]
+        altered = [Altered.from_json(a) for a in item.get("altered", ())]
         kept = [KeptSets.from_json(k) for k in item.get("kept", ())]
         spans = [Span(*s) for s in item["spans"]]
         segments.append(
-            Segment(**values, spans=spans, routes=routes, constraints=constraints, penalties=penalties, kept=kept)
+            Segment(**values, spans=spans, routes=routes, constraints=constraints, altered=altered, kept=kept)
         )
     if position != len(data):
         raise ValueError(f"trajectory record has {len(data) - position} bytes too many")

@@ -212,12 +212,12 @@ def _sequences(
                 outside = np.ones(len(segment), np.bool_)
                 outside[start:end] = False
                 weights = {part: np.where(outside, weight, 0).astype(np.float32) for part, weight in weights.items()}
-        if segment.penalties:
-            first = segment.penalties[0]
+        if segment.altered:
+            first = segment.altered[0]
             raise ValueError(
-                f"trajectory {trajectory.id}: tokens {first.start} to {first.end} of a segment were sampled with "
-                "penalties, so their log-probabilities are not those of the policy that is trained; sample what is "
-                "to be trained on without presence_penalty, frequency_penalty and repetition_penalty"
+                f"trajectory {trajectory.id}: tokens {first.start} to {first.end} of a segment were sampled {first}, "
+                "so their log-probabilities are not those of the policy that is trained; sample what is to be trained "
+                "on at temperature 1, without logit_bias and penalties (a key with limits.temperature = 1 does)"
             )
         allowed = allowed_of = None
         if segment.constraints or segment.kept:
