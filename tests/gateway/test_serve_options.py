@@ -27,12 +27,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_options_reach_the_server(served: list[Any]) -> None:
     more = ["--set", "engine.context=4096", "--set", "engine.dtype=bfloat16", "--set", "max_tokens=77"]
-    given = ["--format", "hermes", "--weights", "chain", "--logprobs", "raw"]
+    given = ["--format", "hermes", "--weights", "chain", "--logprobs", "raw", "--sessions", "kept"]
     done = CliRunner().invoke(app, ["serve", "policy", *given, *more])
     assert done.exit_code == 0, done.output
     (settings,) = served
     assert isinstance(settings, GatewaySettings) and settings.logprobs == "raw"
-    assert isinstance(settings, GatewaySettings)
+    assert settings.sessions == Path("kept")
     assert (settings.policy, settings.format, settings.weights, settings.max_tokens) == (
         Path("policy"),
         "hermes",

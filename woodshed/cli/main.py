@@ -102,6 +102,10 @@ def serve(
     journal: Annotated[
         Path | None, typer.Option(help="Folder in which open trajectories survive a restart of the server")
     ] = None,
+    sessions: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps finished trajectories of source live, for woodshed benchmark build"),
+    ] = None,
     format: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +154,7 @@ def serve(
     from woodshed.record.overrides import validated
 
     table = {"policy": policy, "host": host, "port": port, "engines": addresses(engines), "journal": journal}
-    table["logprobs"] = logprobs
+    table |= {"logprobs": logprobs, "sessions": sessions}
     try:
         settings = validated(GatewaySettings, {**table, "format": format, "weights": weights}, set or [])
     except ValueError as error:

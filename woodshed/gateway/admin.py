@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -22,6 +23,9 @@ from .keys import Keys
 from .segments_wire import Finished
 from .trajectories import Trajectories
 
+if TYPE_CHECKING:
+    from .kept_sessions import KeptSessions
+
 Follow = Callable[[int], Awaitable[int]]
 """Moves the engine to at least this version of the weights; returns the version it then has."""
 
@@ -32,16 +36,24 @@ _SOURCES = ("train", "eval", "live")
 
 
 class Admin:
-    """The admin routes of the open trajectories. ``follow`` is None if the server follows no weight chain."""
+    """The admin routes of the open trajectories. ``follow`` is None if the server follows no weight chain, ``sessions``
+    if it keeps no live sessions."""
 
     def __init__(
-        self, trajectories: Trajectories, keys: Keys, follow: Follow | None, stats: Stats, background: Background
+        self,
+        trajectories: Trajectories,
+        keys: Keys,
+        follow: Follow | None,
+        stats: Stats,
+        background: Background,
+        sessions: KeptSessions | None = None,
     ) -> None:
         self.trajectories = trajectories
         self.keys = keys
         self.follow = follow
         self.stats = stats
         self.background = background
+        self.sessions = sessions
 
     def routes(self) -> list[Route]:
         return [
@@ -92,6 +104,8 @@ class Admin:
         self._check(request)
         closed = self.trajectories.finish(request.path_params["id"])
         recorder, wanted = closed.recorder, "messages" in request.query_params
+        if self.sessions is not None:  # in a thread: another process may be writing to the store
+            await asyncio.to_thread(self.sessions.keep, closed)
 
         def encoded() -> bytes:
             finished = Finished(

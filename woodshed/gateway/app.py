@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -31,6 +31,9 @@ from .settings import GatewaySettings
 from .streaming import read_body
 from .trajectories import FEEDBACK_EVENT, Trajectories
 from .turns import Turns
+
+if TYPE_CHECKING:  # a store needs libraries that a server without one does not load
+    from .kept_sessions import KeptSessions
 
 
 @dataclass
@@ -108,9 +111,10 @@ def build_app(
     settings: GatewaySettings | None = None,
     follow: Follow | None = None,
     journal: Journal | None = None,
+    sessions: KeptSessions | None = None,
 ) -> Starlette:
     """Build the ASGI app of a gateway in front of ``engine``. Serve it from the event loop that ``journal``
-    and ``follow`` belong to.
+    and ``follow`` belong to. ``sessions`` keeps live trajectories that are finished.
 
     ``app.state.gateway`` is the ``Gateway``. Raises ValueError if the admin key is too short.
     """
@@ -133,7 +137,9 @@ def build_app(
         endpoints[dialect.path] = Endpoint(dialect, turns, trajectories, max_body=settings.max_body)
     for dialect in counting:
         endpoints[dialect.count_path] = CountEndpoint(dialect, turns, trajectories, max_body=settings.max_body)
-    admin = Admin(trajectories, keys, follow, engine.stats, turns.background)
+    if sessions is not None:
+        sessions.keep_all(trajectories.finished())  # the server may have been killed between the two
+    admin = Admin(trajectories, keys, follow, engine.stats, turns.background, sessions)
     gateway = Gateway(
         engine=engine,
         settings=settings,

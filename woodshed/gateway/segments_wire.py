@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 
 from woodshed.record.kept import KeptSets
 from woodshed.record.segment import Altered, Constraint, Segment, Span
+
+Message = dict[str, Any]
 
 CONTENT_TYPE = "application/x-woodshed-segments"
 _MAGIC = b"WSSG1\n"
@@ -45,6 +48,23 @@ class Finished:
     def requests(self) -> int:
         """Number of answered requests."""
         return len(self.usage)
+
+
+def told(conversations: Sequence[list[Message]]) -> list[list[Message]]:
+    """The conversations one after the other, each without the messages with which it and an earlier one begin."""
+    found = []
+    for number, conversation in enumerate(conversations):
+        known = max((_common(conversation, earlier) for earlier in conversations[:number]), default=0)
+        found.append(conversation[known:])
+    return found
+
+
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """Number of equal messages at the beginning of two conversations."""
+    for number, (left, right) in enumerate(zip(one, other)):
+        if left != right:
+            return number
+    return min(len(one), len(other))
 
 
 def encode(finished: Finished) -> bytes:

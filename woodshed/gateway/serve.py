@@ -44,6 +44,7 @@ async def serve(settings: GatewaySettings) -> None:
     from woodshed.cluster.service import listen
 
     from .app import build_app
+    from .kept_sessions import KeptSessions
 
     async with contextlib.AsyncExitStack() as stack:
         engine, follow, chat, tokenizer = await _engine(settings, admin_key, stack)
@@ -51,7 +52,20 @@ async def serve(settings: GatewaySettings) -> None:
         if settings.journal is not None:
             journal = Journal(settings.journal, fsync=settings.journal_fsync)
             stack.callback(journal.close)
-        app = build_app(engine, chat, tokenizer, admin_key=admin_key, settings=settings, follow=follow, journal=journal)
+        sessions = None
+        if settings.sessions is not None:
+            sessions = KeptSessions(settings.sessions, settings.model)
+            stack.callback(sessions.close)
+        app = build_app(
+            engine,
+            chat,
+            tokenizer,
+            admin_key=admin_key,
+            settings=settings,
+            follow=follow,
+            journal=journal,
+            sessions=sessions,
+        )
         keep_waits_short()
         await listen(
             app,
@@ -144,7 +158,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 _FLAGS = {
     "policy": Path, "format": str, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
-    "ready_file": Path, "max_tokens": int, "journal": Path, "device": str, "engine_key_file": Path,
+    "ready_file": Path, "max_tokens": int, "journal": Path, "sessions": Path, "device": str, "engine_key_file": Path,
     "logprobs": str,
 }  # fmt: skip
 

@@ -29,6 +29,10 @@ class GatewaySettings(ServerSettings):
     journal_fsync: bool = False
     """Call fsync after every turn, so that turns survive a power loss, not only a crash of the process."""
 
+    sessions: Path | None = None
+    """Folder in which live trajectories are kept when they are finished, for ``woodshed benchmark build``. None keeps
+    none."""
+
     engines: tuple[str, ...] = ()
     """Addresses of engines to route between: ``http://...`` for ``woodshed engine``, ``vllm+http://...`` for vLLM.
     Without any, the server runs its own engine."""

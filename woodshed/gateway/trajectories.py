@@ -168,6 +168,10 @@ class Trajectories:
         self._shorten()
         return trajectory
 
+    def finished(self) -> list[OpenTrajectory]:
+        """Those that can be finished again: the last ``FINISHED``."""
+        return list(self._finished.values())
+
     def delete(self, id: str) -> None:
         """Like ``finish``, but nothing is kept."""
         if id not in self._finished:

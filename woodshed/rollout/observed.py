@@ -11,7 +11,7 @@ import numpy as np
 from woodshed.engine.settings import Truncation
 from woodshed.gateway.errors import CONTEXT_FULL
 from woodshed.gateway.key_limits import LIMIT_REACHED, KeyLimits, TurnUsage
-from woodshed.gateway.segments_wire import Finished
+from woodshed.gateway.segments_wire import Finished, told
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.episode import Budget, Episode, Message
 from woodshed.harness.settings import LimitSettings
@@ -44,10 +44,9 @@ def observe(finished: Finished, exit: ProgramExit, limits: LimitSettings) -> Epi
     usage = [TurnUsage(**turn) for turn in finished.usage]
     messages: list[Message] = []
     events: list[ToolEvent] = []
-    for number, conversation in enumerate(finished.messages):
-        known = max((_common(conversation, earlier) for earlier in finished.messages[:number]), default=0)
-        events += _events(conversation[known:], turns_before=_turns(messages))
-        messages += conversation[known:]
+    for conversation in told(finished.messages):
+        events += _events(conversation, turns_before=_turns(messages))
+        messages += conversation
     return Episode(_status(exit, finished), messages, events, _effort(usage, limits), error=exit.problem())
 
 
@@ -82,14 +81,6 @@ def _effort(usage: Sequence[TurnUsage], limits: LimitSettings) -> Effort:
         effort.tool_calls += turn.calls
         effort.invalid_calls += bool(turn.parse_error)
     return effort
-
-
-def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """Number of equal messages at the beginning of two conversations."""
-    for number, (left, right) in enumerate(zip(one, other)):
-        if left != right:
-            return number
-    return min(len(one), len(other))
 
 
 def _turns(messages: Sequence[Message]) -> int:
