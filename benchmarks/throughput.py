@@ -14,6 +14,7 @@ benchmarks/results/throughput.json.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from result import write_result
+from result import RESULTS, write_result
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from woodshed.policy.config import DecoderConfig
@@ -91,6 +92,10 @@ def main() -> None:
             found = detail[f"pretraining {size}, {512 * rows} tokens"] = pretraining(config, (rows, 512), args.rounds)
             figures[f"pretraining_speedup_{size}_{512 * rows}"] = found["fused"]["vs_torch"]
             figures[f"pretraining_bf16_speedup_{size}_{512 * rows}"] = found["bfloat16"]["vs_torch"]
+    known = json.loads((RESULTS / "throughput.json").read_text())  # of benchmarks/trl_grpo.py
+    figures |= {name: value for name, value in known["figures"].items() if name.endswith("_vs_trl")}
+    if "trl" in known["detail"]:
+        detail["trl"] = known["detail"]["trl"]
     write_result("throughput", figures, detail)
 
 
