@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from in_process import EDITS, Played, Player, Tests, describe, load_tasks, wasted_edits
+from result import without_nan
 
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.settings import EngineSettings
@@ -213,7 +214,8 @@ async def trial(args: argparse.Namespace) -> None:
     with args.out.open("a") if args.out else sys.stdout as out, tempfile.TemporaryDirectory() as scratch:
 
         def say(kind: str, step: int, figures: Mapping[str, float]) -> None:
-            print(json.dumps({"kind": kind, "step": step, **{k: round(v, 4) for k, v in figures.items()}}), file=out)
+            rounded = without_nan({name: round(value, 4) for name, value in figures.items()})
+            print(json.dumps({"kind": kind, "step": step, **rounded}), file=out)
             out.flush()
 
         engine = LocalEngine(policy.decoder, settings=EngineSettings(threads=1, seed=args.seed))

@@ -1,0 +1,155 @@
+"""Draw the committed results that are better looked at: ``python benchmarks/plots.py`` writes docs/plots/*.svg.
+
+docs/results.md shows them. A result that is not there yet is left out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from result import RESULTS
+
+from woodshed.view.plots import lines
+
+OUT = Path(__file__).parent.parent / "docs" / "plots"
+Interval = Mapping[str, float]
+"""``mean``, ``low`` and ``high``."""
+
+
+def baselines(result: dict[str, Any]) -> str:
+    """Held-out pass@1 of every policy of each seed, at its best temperature."""
+    rows = {
+        f"{seed}: {name}": arm["pass1"]
+        for seed, found in result["detail"].items()
+        for name, arm in found["policies"].items()
+    }
+    return forest(rows, "held-out pass@1")
+
+
+def trials(result: dict[str, Any]) -> str:
+    """Development pass rate over RL steps of every trial that was evaluated again, at its best temperature; trials from
+    one kind of SFT policy have one colour."""
+    figure = Figure(figsize=(6.5, 4.0), layout="constrained")
+    axis = figure.add_subplot()
+    colours: dict[str, str] = {}
+    for name, arm in result["detail"]["arms"].items():
+        steps = sorted({row["step"] for row in arm["development"]})
+        if len(steps) < 2 or not arm.get("training"):
+            continue
+        best = [max(row["pass"] for row in arm["development"] if row["step"] == step) for step in steps]
+        start = next((start for start in STARTS if name.startswith(start)), name)
+        label = None if start in colours else STARTS.get(start, start)
+        colour = colours.setdefault(start, f"C{len(colours)}")
+        axis.plot(steps, best, marker=".", color=colour, linewidth=1.2, label=label)
+    axis.set_xlabel("RL steps")
+    axis.set_ylabel("development pass rate")
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    return svg(figure, axis)
+
+
+STARTS = {
+    "edit_line": "edits by line, repairs for 55 % of the functions",
+    "edit_words": "edits by words, the same",
+    "fewer keys": "repairs for 15 %",
+    "laptop of": "the laptop recipe (15 %)",
+    "4 %": "repairs for 4 %",
+    "searching": "demonstrations that search (15 %)",
+}
+"""How names of trials begin, and what their SFT policies learned from."""
+
+
+def ablations(result: dict[str, Any]) -> str:
+    """Difference of each arm to its control in held-out pass@1."""
+    figures = result["figures"]
+    arms = [name.removesuffix("_ci95_low") for name in figures if name.endswith("_ci95_low")]
+    rows = {
+        f"{arm} ({figures[f'{arm}_seeds']} seeds)": {
+            "mean": figures[f"{arm}_effect"],
+            "low": figures[f"{arm}_ci95_low"],
+            "high": figures[f"{arm}_ci95_high"],
+        }
+        for arm in arms
+    }
+    return forest(rows, "difference in held-out pass@1", zero=True)
+
+
+def tokens_per_solved(result: dict[str, Any]) -> str:
+    """Sampled tokens per solved task of each arm, one point a seed."""
+    rows = {}
+    for arm, found in result["detail"].items():
+        values = (
+            [each["tokens_per_solved"] for key, each in found.items() if key.startswith("seed ")]
+            if arm != "steps"
+            else []
+        )
+        if values:
+            rows[arm] = {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
+    return forest(rows, "sampled tokens per solved task (mean, least and most of the seeds)")
+
+
+def beside_trl(result: dict[str, Any]) -> str | None:
+    """Mean reward over seconds, ours and TRL's, every seed."""
+    if "trl" not in result["detail"]:
+        return None
+    runs = result["detail"]["trl"]["seconds_and_reward_by_step"]
+    series = {}
+    for name, label in (("ours", "Woodshed"), ("trl", "TRL")):
+        for seed, rows in enumerate(runs[name]):
+            series[f"{label}, seed {seed}"] = ([row[0] for row in rows], [row[1] for row in rows])
+    return lines(series, x="seconds", y="reward of the samples", smooth=8, size=(6.5, 3.4))
+
+
+def forest(rows: Mapping[str, Interval], label: str, *, zero: bool = False) -> str:
+    """Means with their intervals, one line each, the first on top."""
+    figure = Figure(figsize=(6.5, 0.7 + 0.3 * max(2, len(rows))), layout="constrained")
+    axis = figure.add_subplot()
+    for place, row in enumerate(rows.values()):
+        axis.plot([row["low"], row["high"]], [-place, -place], color="0.5", linewidth=1.5)
+        axis.plot([row["mean"]], [-place], "o", color="C0")
+    axis.set_yticks([-place for place in range(len(rows))], list(rows), fontsize=8)
+    if zero:
+        axis.axvline(0, color="0.3", linewidth=0.8)
+    axis.set_xlabel(label)
+    return svg(figure, axis)
+
+
+def svg(figure: Figure, axis: Any) -> str:
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    out = io.StringIO()
+    with rc_context({"svg.hashsalt": "woodshed"}):  # the same numbers give the same file
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
+    ("baselines", "laptop", baselines),
+    ("trials", "research", trials),
+    ("ablations", "ablations", ablations),
+    ("tokens_per_solved", "ablations", tokens_per_solved),
+    ("beside_trl", "throughput", beside_trl),
+)
+"""Name of the plot, the result it is drawn from, the function."""
+
+
+def main() -> None:
+    OUT.mkdir(exist_ok=True)
+    for name, source, draw in PLOTS:
+        path = RESULTS / f"{source}.json"
+        drawn = draw(json.loads(path.read_text())) if path.exists() else None
+        if drawn is None:
+            print(f"{name}: nothing in {path.name}")
+            continue
+        (OUT / f"{name}.svg").write_text(drawn)
+        print(f"{name}.svg from {path.name}")
+
+
+if __name__ == "__main__":
+    main()
