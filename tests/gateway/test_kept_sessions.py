@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pytest
+from limits import soft_limit
 
 from woodshed.evaluate.builder.sessions import LABEL, read_sessions
 from woodshed.gateway.app import build_app
-from woodshed.gateway.client import GatewayAdmin
+from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.journal import Journal
 from woodshed.gateway.kept_sessions import KeptSessions
 from woodshed.harness.registry import ToolRegistry
@@ -141,6 +144,20 @@ def test_a_server_killed_before_it_kept_a_session_keeps_it_at_its_next_start(tmp
             Server(tmp_path / "kept", tmp_path / "journal").end()
             (kept,) = stored(tmp_path / "kept")
             assert kept.id == "s" and kept.effort.turns == 3
+
+    asyncio.run(main())
+
+
+def test_a_session_that_cannot_be_written_is_kept_at_the_next_try(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server(tmp_path)
+        await server.work()
+        with soft_limit(resource.RLIMIT_FSIZE, 1), pytest.raises(GatewayError, match=r"could not be stored.*finish it"):
+            await server.admin.finish("s")
+        assert stored(tmp_path) == []
+        await server.admin.finish("s")
+        assert [kept.id for kept in stored(tmp_path)] == ["s"]
+        server.end()
 
     asyncio.run(main())
 

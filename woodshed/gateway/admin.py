@@ -105,7 +105,10 @@ class Admin:
         closed = self.trajectories.finish(request.path_params["id"])
         recorder, wanted = closed.recorder, "messages" in request.query_params
         if self.sessions is not None:  # in a thread: another process may be writing to the store
-            await asyncio.to_thread(self.sessions.keep, closed)
+            try:
+                await asyncio.to_thread(self.sessions.keep, closed)
+            except OSError as error:
+                raise ApiError(500, "session_not_kept", f"{error}; finish it again") from error
 
         def encoded() -> bytes:
             finished = Finished(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from sqlalchemy.exc import SQLAlchemyError
 
 from woodshed.record.segment import Segment
 from woodshed.record.store import TrajectoryStore
@@ -27,15 +28,21 @@ class KeptSessions:
         self.store, self.policy = TrajectoryStore(folder), policy
 
     def keep(self, finished: OpenTrajectory) -> None:
-        """Store a finished session, once. Sessions of other sources and those without a reply are left out."""
+        """Store a finished session, once. Sessions of other sources and those without a reply are left out.
+
+        Raises OSError if it cannot be stored.
+        """
         if finished.about.get("source") != "live" or not finished.usage:
             return
-        trajectory = self._trajectory(finished, finished.id)
-        if self.store.add(trajectory):
-            return
-        before = self.store.get(finished.id)
-        if before is not None and before.started != finished.opened:
-            self.store.add(self._trajectory(finished, f"{finished.id}@{finished.opened:.3f}"))
+        try:
+            if self.store.add(self._trajectory(finished, finished.id)):
+                return
+            before = self.store.get(finished.id)
+            if before is not None and before.started != finished.opened:
+                self.store.add(self._trajectory(finished, f"{finished.id}@{finished.opened:.3f}"))
+        except SQLAlchemyError as error:
+            why = str(getattr(error, "orig", None) or error)
+            raise OSError(f"{self.store.folder}: session {finished.id!r} could not be stored: {why}") from error
 
     def keep_all(self, finished: Iterable[OpenTrajectory]) -> None:
         for each in finished:
