@@ -114,6 +114,7 @@ def forest(rows: Mapping[str, Interval], label: str, *, zero: bool = False) -> s
         axis.plot([row["low"], row["high"]], [-place, -place], color="0.5", linewidth=1.5)
         axis.plot([row["mean"]], [-place], "o", color="C0")
     axis.set_yticks([-place for place in range(len(rows))], list(rows), fontsize=8)
+    axis.set_ylim(0.5 - len(rows), 0.5)
     if zero:
         axis.axvline(0, color="0.3", linewidth=0.8)
     axis.set_xlabel(label)
