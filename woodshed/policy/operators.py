@@ -85,8 +85,8 @@ _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 @contextmanager
 def products_in(operands: str) -> Iterator[None]:
     """Within this, matrix products of float32 tensors on a CPU round their operands to ``operands`` (``float32`` or
-    ``bfloat16``); sums and results are float32. Holds for all threads of the process, and for nothing where the
-    processor has no instructions for bfloat16."""
+    ``bfloat16``); sums and results are float32. Holds for all threads of the process, and for nothing where torch
+    has no kernels for it: with torch 2.13 on x86 that is without AMX, ``avx512_bf16`` or not."""
     before = _MATMUL.fp32_precision
     _MATMUL.fp32_precision = "bf16" if operands == "bfloat16" else before
     try:
