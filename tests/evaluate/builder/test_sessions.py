@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +47,8 @@ NEW = f"""def dearest(prices):
 
 {OLD}"""
 HARNESS = HarnessSettings(tools=("read_file", "edit_file", "finish"))
+COMMITTED = 1_750_000_000
+"""Unix time of every commit; the session ends a minute before."""
 AT = "https://git.example.invalid/team/prices.git"
 
 
@@ -65,7 +66,10 @@ def engine(*replies: str) -> ScriptedEngine:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, place: Place) -> Path:
+def repository(tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its commits have the same ids in every run, because what a task is asked besides is drawn by the commit."""
+    for name in ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"):
+        monkeypatch.setenv(name, f"@{COMMITTED} +0000")
     folder = tmp_path / "prices"
     other = b"from prices import total\n\n\ndef test_nothing_to_pay():\n    assert total([]) == 0\n"
     repos.repository(folder, {**repos.PROJECT, "LICENSE": repos.MIT, "tests/test_more.py": other})
@@ -82,7 +86,6 @@ def work(repository: Path, folder: Path) -> tuple[Path, Path]:
 
     async def talk(url: str) -> None:
         backend = open_backend("namespace")
-        started = time.time()
         async with GatewayAdmin(url, ADMIN) as admin:
             key = await admin.open("talk-1", source="live", labels={"repository": AT})
             chat = HttpEndpoint(url, key, "policy")
@@ -107,8 +110,8 @@ def work(repository: Path, folder: Path) -> tuple[Path, Path]:
                 messages=episode.messages,
                 events=episode.events,
                 labels=dict(finished.about["labels"]),
-                started=started,
-                ended=time.time(),
+                started=COMMITTED - 600,
+                ended=COMMITTED - 60,
             )
         )
 
