@@ -55,25 +55,32 @@ def test_dearest():
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five commits: the project, a fix with a test, docs only, a feature with a test, code without a test."""
-    folder = tmp_path_factory.mktemp("history") / "prices"
-    other = b"from prices import total\n\n\ndef test_nothing_to_pay():\n    assert total([]) == 0\n"
-    repos.repository(folder, {**repos.PROJECT, "LICENSE": repos.MIT, "tests/test_more.py": other})
-    code, tests = repos.CODE, repos.TESTS
+    """Five commits: the project, a fix with a test, docs only, a feature with a test, code without a test.
 
-    def commit(message: str, files: dict[str, bytes]) -> None:
-        repos.write(folder, files)
-        repos.git(folder, "commit", "-q", "-a", "-m", message)
+    Their ids are the same in every run, because what a task is asked besides is drawn by the commit."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"):
+            patch.setenv(name, "@1750000000 +0000")
+        folder = tmp_path_factory.mktemp("history") / "prices"
+        other = b"from prices import total\n\n\ndef test_nothing_to_pay():\n    assert total([]) == 0\n"
+        repos.repository(folder, {**repos.PROJECT, "LICENSE": repos.MIT, "tests/test_more.py": other})
+        code, tests = repos.CODE, repos.TESTS
 
-    code = code.replace(OLD_SPLIT, NEW_SPLIT)
-    tests += REFUND
-    commit(FIX, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
-    commit("Say in the README what this is for\n", {"README.md": b"Prices, added up.\n"})
-    code += DEAREST
-    tests = tests.replace(b"import cheapest, split", b"import cheapest, dearest, split")
-    tests += TEST_DEAREST
-    commit(ADD, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
-    commit("Speed up without any test\n", {"src/prices/__init__.py": code.replace(b"sum(prices)", b"sum(prices, 0)")})
+        def commit(message: str, files: dict[str, bytes]) -> None:
+            repos.write(folder, files)
+            repos.git(folder, "commit", "-q", "-a", "-m", message)
+
+        code = code.replace(OLD_SPLIT, NEW_SPLIT)
+        tests += REFUND
+        commit(FIX, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
+        commit("Say in the README what this is for\n", {"README.md": b"Prices, added up.\n"})
+        code += DEAREST
+        tests = tests.replace(b"import cheapest, split", b"import cheapest, dearest, split")
+        tests += TEST_DEAREST
+        commit(ADD, {"src/prices/__init__.py": code, "tests/test_prices.py": tests})
+        commit(
+            "Speed up without any test\n", {"src/prices/__init__.py": code.replace(b"sum(prices)", b"sum(prices, 0)")}
+        )
     return folder
 
 
