@@ -37,7 +37,7 @@ LEFT_OUT = 3
 """Steps at the beginning that are not timed."""
 SMOOTH = 8
 """Steps whose mean is the pass rate of a side at a time."""
-PROBES = ("read_file", "edit_line")
+TOOLS = ("read_file", "edit_line")
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def side(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     policy = load_policy(args.run / "policy" / "sft")
-    tools = ToolRegistry(PROBES, HarnessSettings()).schemas()
+    tools = ToolRegistry(TOOLS, HarnessSettings()).schemas()
     prompts = prompts_of(args.run, policy, tools, args.steps * PROMPTS, args.seed)
     with tempfile.TemporaryDirectory() as scratch:
         grader = Grader(scratch, tools, policy.format)

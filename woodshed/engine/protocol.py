@@ -58,7 +58,7 @@ class Sampling:
 
     @property
     def altered(self) -> bool:
-        """Whether tokens are drawn from another distribution than the policy's own, truncations and grammars aside."""
+        """Whether temperature, bias or penalties change the distribution. Truncations and grammars do not count."""
         return self.temperature != 1 or bool(self.logit_bias) or self.penalised
 
     @property

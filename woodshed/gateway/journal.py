@@ -339,5 +339,5 @@ def _replay(recorder: Recorder, head: dict[str, Any], data: bytes) -> None:
     segment.ends[at:] = ends
     segment.pending = tuple(head["pending"])
     segment.constraints += [Constraint.from_json(c) for c in head.get("constraints", ())]
-    segment.altered += [Altered.from_json(a) for a in head.get("altered", ())]
+    segment.altered += [Altered.from_json(a) for a in head.get("altered", head.get("penalties", ()))]
     segment.kept += [KeptSets.from_json(k) for k in head.get("kept", ())]

@@ -18,14 +18,19 @@ from .trajectories import OpenTrajectory
 
 
 class KeptSessions:
-    """Stores finished trajectories of source ``live`` under ``folder``; safe for several threads.
+    """Stores finished trajectories of source ``live`` under ``folder``; safe for several threads. Raises OSError where
+    nothing can be stored.
 
     A session that is open under an id that is stored already (a server without a journal was restarted, or a client
     uses an id twice) is stored as ``id@START``, with the Unix time at which it was opened.
     """
 
     def __init__(self, folder: Path, policy: str) -> None:
-        self.store, self.policy = TrajectoryStore(folder), policy
+        self.policy = policy
+        try:
+            self.store = TrajectoryStore(folder)
+        except SQLAlchemyError as error:
+            raise OSError(f"{folder}: sessions cannot be stored here: {_reason(error)}") from error
 
     def keep(self, finished: OpenTrajectory) -> None:
         """Store a finished session, once. Sessions of other sources and those without a reply are left out.
@@ -41,8 +46,8 @@ class KeptSessions:
             if before is not None and before.started != finished.opened:
                 self.store.add(self._trajectory(finished, f"{finished.id}@{finished.opened:.3f}"))
         except SQLAlchemyError as error:
-            why = str(getattr(error, "orig", None) or error)
-            raise OSError(f"{self.store.folder}: session {finished.id!r} could not be stored: {why}") from error
+            where = f"{self.store.folder}: session {finished.id!r}"
+            raise OSError(f"{where} could not be stored: {_reason(error)}") from error
 
     def keep_all(self, finished: Iterable[OpenTrajectory]) -> None:
         for each in finished:
@@ -75,8 +80,13 @@ class KeptSessions:
         )
 
 
+def _reason(error: SQLAlchemyError) -> str:
+    """The database's own message, without the statement."""
+    return str(getattr(error, "orig", None) or error)
+
+
 def _effort(finished: OpenTrajectory, segments: Iterable[Segment]) -> Effort:
-    """What a server can count: it knows neither the tools nor which reply is a final message."""
+    """Count turns, calls and tokens. Edits, test runs and final messages stay 0: a server cannot recognise them."""
     usage = finished.usage
     effort = Effort(
         turns=len(usage),

@@ -169,7 +169,7 @@ class Trajectories:
         return trajectory
 
     def finished(self) -> list[OpenTrajectory]:
-        """Those that can be finished again: the last ``FINISHED``."""
+        """The last ``FINISHED`` trajectories that were finished."""
         return list(self._finished.values())
 
     def delete(self, id: str) -> None:

@@ -70,7 +70,7 @@ class Altered:
     biased: bool = False
 
     def __str__(self) -> str:
-        """What was altered, in words."""
+        """For example ``at temperature 0.5 and with penalties``."""
         parts = [f"at temperature {self.temperature:g}"] if self.temperature != 1 else []
         parts += ["with penalties"] if (self.presence, self.frequency, self.repetition) != (0, 0, 1) else []
         parts += ["with logit_bias"] if self.biased else []
@@ -82,6 +82,8 @@ class Altered:
     @staticmethod
     def from_json(data: Sequence[Any]) -> Altered:
         """Read what ``to_json`` wrote. Raises TypeError or ValueError for anything else."""
+        if len(data) == 5:  # a record that knows penalties alone
+            data = [*data[:2], 1.0, *data[2:], False]
         start, end, temperature, presence, frequency, repetition, biased = data
         if not isinstance(start, int) or not isinstance(end, int) or not isinstance(biased, bool):
             raise ValueError(f"not altered sampling: {data!r:.80}")

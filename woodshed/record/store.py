@@ -75,7 +75,7 @@ def trajectory_from_bytes(data: bytes) -> Trajectory:
             flat, position = _take(data, position, "<i2", int(np.prod(item["routes"])))
             routes = flat.reshape(item["routes"])
         constraints = [Constraint.from_json(c) for c in item.get("constraints", ())]
-        altered = [Altered.from_json(a) for a in item.get("altered", ())]
+        altered = [Altered.from_json(a) for a in item.get("altered", item.get("penalties", ()))]
         kept = [KeptSets.from_json(k) for k in item.get("kept", ())]
         spans = [Span(*s) for s in item["spans"]]
         segments.append(
