@@ -9,7 +9,7 @@ that could act. One turn, because several turns with tools would compare two har
 
 Ours is the engine and the trainer of a run in one process, one after the other: what a run gains by doing both at once
 is not counted. TRL generates with transformers (its default) and trains in float32 on the same number of threads. Each
-side is a process of its own; they alternate. The first steps are left out. Figures are ratios of medians over rounds,
+side is a process of its own; they alternate. Samples a second leave out the first steps. Figures are ratios of medians,
 and are added to results/throughput.json.
 """
 

@@ -20,6 +20,7 @@ from woodshed.gateway.kept_sessions import KeptSessions
 from woodshed.harness.registry import ToolRegistry
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
+from woodshed.record.segment import Altered
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 
@@ -174,3 +175,15 @@ def test_two_sessions_of_one_id_are_both_kept(tmp_path: Path) -> None:
     asyncio.run(main())
     first, second = sorted(stored(tmp_path), key=lambda kept: kept.started)
     assert (first.id, second.id) == ("s", f"s@{second.started:.3f}")
+
+
+def test_a_folder_that_holds_something_else_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "index.sqlite").write_bytes(b"no database at all " * 100)
+    with pytest.raises(OSError, match="sessions cannot be stored here"):
+        KeptSessions(tmp_path, "mine")
+
+
+def test_marks_of_older_records_are_read() -> None:
+    assert str(Altered.from_json([3, 9, 0.5, 0.0, 1.0])) == "with penalties"
+    mark = Altered(3, 9, 0.5, biased=True)
+    assert Altered.from_json(mark.to_json()) == mark and str(mark) == "at temperature 0.5 and with logit_bias"
