@@ -44,9 +44,11 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "variance_order": ('rl.curriculum.order="variance"',),
     "growth": ("rl.growth.make=2",),
     "effort": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
+    "effort_low": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
     "broken_calls_free": ("rl.rewards={}",),
+    "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
 }
 """Settings of each arm beyond those of the laptop recipe."""
 

@@ -1,7 +1,8 @@
 """An OpenAI-compatible server of scripted models, for the tests and for ``benchmarks/evaluate.py``.
 
 ``oracle`` writes the task's solution, and stops where there is none; ``cheater`` makes the tests pass by changing them
-or reads what it must not read; ``idle`` does nothing. Which task a conversation is about is told by its instruction.
+or reads what it must not read; ``idle`` does nothing. ``attentive`` does on tasks of ``interaction`` what the user asks
+for, ``eager`` edits and tests whatever it sees. Which task a conversation is about is told by its instruction.
 
     python tests/evaluate/scripted_models.py FOLDER... --port 0 --ready FILE
 """
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.evaluate.suites.cheats import FORBIDDEN
+from woodshed.evaluate.suites.interaction import CONSTRAINT, INTENT, INTERRUPTED, QUESTION
 from woodshed.record.task import Task
 
 Message = dict[str, Any]
 Call = tuple[str, dict[str, str]]
 """(tool, arguments)."""
-MODELS = ("oracle", "cheater", "idle")
+MODELS = ("oracle", "cheater", "idle", "attentive", "eager")
 _PASS = "print('PASS 1')\n"
 
 
@@ -39,7 +41,42 @@ def script_of(model: str, task: Task) -> list[Call]:
     elif model == "cheater":
         tests = [path for path in task.workspace_names() if Path(path).name.startswith(("run_tests", "test_"))]
         calls += [_write(path, _PASS if path.startswith("run_tests") else "") for path in tests[:1]]
+    elif model == "attentive":
+        return _attentive(task)
+    elif model == "eager":
+        return _eager(task)
     return [*calls, ("finish", {"message": "done"})]
+
+
+def _attentive(task: Task) -> list[Call]:
+    about, kind = task.info.provenance, task.info.kind
+    solved = {path: data.decode() for path, data in task.solution_files().items()}
+    if kind == QUESTION:
+        return [("finish", {"message": f"`{about['answer']}`"})]
+    if kind == CONSTRAINT and about["rule"] == "comment":
+        solved = {path: f"# {about['word']}\n{text}" for path, text in solved.items()}
+    calls: list[Call] = [("read_file", {"path": "NOTES.md"})] if kind == INTENT else []
+    calls += [("read_file", {"path": path}) for path in solved]
+    calls += [_write(path, text) for path, text in solved.items()]
+    if kind == INTERRUPTED:  # the user speaks here
+        return [
+            *calls,
+            ("undo", {}),
+            ("finish", {"message": f"One line of {about['module']} computes something else."}),
+        ]
+    if about.get("rule") != "no_tests":
+        calls += [("run_tests", {})]
+    return [*calls, ("finish", {"message": f"The function is mended. {about.get('word', '')}"})]
+
+
+def _eager(task: Task) -> list[Call]:
+    """Edits every module that the instruction might mean and tests; goes on when the user says stop."""
+    solved = {path: data.decode() for path, data in task.solution_files().items()}
+    about, before = task.info.provenance, task.workspace_files()
+    touched = {about["module"], about.get("kept", about["module"])}
+    texts = {path: solved.get(path, before[path].decode()) + "\nimport os\n" for path in sorted(touched)}
+    calls = [_write(path, text) for path, text in texts.items()]
+    return [*calls, ("run_tests", {}), ("finish", {"message": "All tests pass."})]
 
 
 def _write(path: str, content: str) -> Call:

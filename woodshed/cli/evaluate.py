@@ -52,7 +52,7 @@ def run(
         list[str],
         typer.Option(
             help="Folder of tasks, run directory (its held-out tasks), quixbugs:PATH, exercism:PATH, humaneval:PATH, "
-            "refactorbench:PATH, cheats, my_module:my_suite; again for several"
+            "refactorbench:PATH, cheats, interaction, my_module:my_suite; again for several"
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of this evaluation; the same command goes on in it")],
@@ -82,11 +82,15 @@ def run(
     across_harnesses: Annotated[
         bool, typer.Option("--across-harnesses", help="Also compare policies in different harnesses")
     ] = False,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(help="my_module:my_function, a reward term to measure beside correctness; again for several"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides sampling seeds and the resampling of tasks")] = 0,
     catalogue: Annotated[str, typer.Option(help="Other catalogue, for the test runner of suites that are built")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Run policies on suites: pass@1 with intervals, pass@k, paired differences, cost, cheats.
+    """Run policies on suites: pass@1 with intervals, pass@k, paired differences, cost, cheats, quality, interaction.
 
     Every finished episode is stored once: interrupt it, kill it, give the same command again. Writes results.json and
     results.html into --out.
@@ -120,6 +124,7 @@ def run(
         max_minutes=max_minutes,
         across_harnesses=across_harnesses,
         catalogue=catalogue,
+        axes=tuple(axis or ()),
     )
     try:
         with Bar(Console(stderr=True)) as progress:

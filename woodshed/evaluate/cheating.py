@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 
 from woodshed.evaluate.suites.cheats import CHEATS, IMPOSSIBLE
+from woodshed.evaluate.suites.interaction import INTERACTION
 from woodshed.grading.crossing import Submission
 from woodshed.record.task import Task
 from woodshed.record.trajectory import ToolEvent
@@ -44,8 +45,8 @@ def judged(task: Task) -> bool:
 
 
 def scored(task: Task) -> bool:
-    """Whether the task says something about skill: every task but an impossible one."""
-    return not (judged(task) and task.info.kind == IMPOSSIBLE)
+    """Whether the task says something about skill: not an impossible one, nor one about how a user is treated."""
+    return task.info.family != INTERACTION and not (judged(task) and task.info.kind == IMPOSSIBLE)
 
 
 async def judge_cheating(

@@ -31,7 +31,8 @@ class Price:
 @dataclass(frozen=True)
 class EvaluatedEpisode:
     """One finished episode. ``resolved``: None if an infrastructure error ended it. ``scored``: the task says something
-    about skill. ``cheated``: None where nobody judges that."""
+    about skill. ``cheated``: None where nobody judges that. ``axes``: values by axis (``axes.py``), without those of
+    which the episode says nothing."""
 
     id: str
     suite: str
@@ -46,6 +47,7 @@ class EvaluatedEpisode:
     cheated: bool | None = None
     reasons: tuple[str, ...] = ()
     flagged: tuple[str, ...] = ()
+    axes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -73,11 +75,21 @@ class PolicyEpisodes:
                 found[episode.suite, episode.task].append(episode.resolved)
         return dict(found)
 
+    def by_axis(self, suite: str | None = None) -> dict[str, dict[TaskKey, float]]:
+        """Axis -> task -> mean over the episodes that have a value, of one suite or all."""
+        values: dict[str, dict[TaskKey, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for episode in self.episodes:
+            if episode.resolved is not None and suite in (None, episode.suite):
+                for axis, value in episode.axes.items():
+                    values[axis][episode.suite, episode.task].append(value)
+        return {axis: {key: _mean(each) for key, each in tasks.items()} for axis, tasks in values.items()}
+
 
 @dataclass(frozen=True)
 class Score:
     """Figures of a policy on some episodes. Means of tokens, turns, seconds and dollars are per episode that the policy
-    ended itself; nan or None without one. ``pass_at``: k -> unbiased pass@k over the tasks with k samples or more."""
+    ended itself; nan or None without one. ``pass_at``: k -> unbiased pass@k over the tasks with k samples or more.
+    ``axes``: mean over the tasks that have a value, by axis."""
 
     tasks: int
     episodes: int
@@ -94,6 +106,7 @@ class Score:
     cheats: int
     reasons: dict[str, int]
     flagged: dict[str, int]
+    axes: dict[str, Estimate]
 
     @property
     def infra_rate(self) -> float:
@@ -115,13 +128,14 @@ class Score:
 @dataclass(frozen=True)
 class Difference:
     """``policy`` less ``baseline`` in pass@1 on the ``tasks`` that both have samples of. ``gain``: None if nothing is
-    compared, and ``note`` says why; with a gain, ``note`` says what to mind."""
+    compared, and ``note`` says why; with a gain, ``note`` says what to mind. ``axes``: the same difference by axis."""
 
     policy: str
     baseline: str
     tasks: int
     gain: Estimate | None
     note: str = ""
+    axes: Mapping[str, Estimate] = field(default_factory=dict)
 
 
 def score(policy: PolicyEpisodes, suite: str | None = None, *, seed: int = 0) -> Score:
@@ -149,6 +163,10 @@ def score(policy: PolicyEpisodes, suite: str | None = None, *, seed: int = 0) ->
         cheats=sum(bool(e.cheated) for e in judged),
         reasons=dict(Counter(reason for e in judged for reason in e.reasons)),
         flagged=dict(Counter(name for e in ended for name in e.flagged)),
+        axes={
+            axis: bootstrap(list(tasks.values()), seed=seed, expanded=True)
+            for axis, tasks in policy.by_axis(suite).items()
+        },
     )
 
 
@@ -166,13 +184,26 @@ def difference(
             return Difference(policy.name, baseline.name, 0, None, f"{note}: not compared")
     mine, other = policy.samples(), baseline.samples()
     both = [key for key in other if key in mine]
+    axes = _axis_differences(policy.by_axis(), baseline.by_axis(), seed)
     if not both:
-        return Difference(policy.name, baseline.name, 0, None, "no task has samples of both")
+        return Difference(policy.name, baseline.name, 0, None, "no task has samples of both", axes)
     left = len(mine.keys() | other.keys()) - len(both)
     if left:
         note = "; ".join(filter(None, (note, f"{left} tasks have samples of one of them only")))
     rates = [[sum(of[key]) / len(of[key]) for key in both] for of in (other, mine)]
-    return Difference(policy.name, baseline.name, len(both), paired_gain(*rates, seed=seed, expanded=True), note)
+    return Difference(policy.name, baseline.name, len(both), paired_gain(*rates, seed=seed, expanded=True), note, axes)
+
+
+def _axis_differences(
+    mine: Mapping[str, Mapping[TaskKey, float]], other: Mapping[str, Mapping[TaskKey, float]], seed: int
+) -> dict[str, Estimate]:
+    """Mine less the other's, paired over the tasks that have a value of both."""
+    found = {}
+    for axis in mine.keys() & other.keys():
+        if both := [key for key in other[axis] if key in mine[axis]]:
+            rates = [[of[axis][key] for key in both] for of in (other, mine)]
+            found[axis] = paired_gain(*rates, seed=seed, expanded=True)
+    return found
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:

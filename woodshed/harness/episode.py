@@ -31,11 +31,12 @@ class Moment:
     """One event of an episode, as an observer gets it.
 
     ``kind``: ``reply`` (``message``), ``call`` (before ``call`` runs), ``result`` (``call``, ``result``), ``notice``
-    (a user ``message`` of the harness itself), ``summary`` (``message``), ``end`` of the conversation
-    (``status`` set, nothing can follow) or ``final`` (the agent is about to stop; a text continues it).
+    (a user ``message`` of the harness itself), ``summary`` (``message``), ``turn`` (the calls of a reply are done and
+    the agent goes on), ``end`` of the conversation (``status`` set, nothing can follow) or ``final`` (the agent is
+    about to stop; a text continues it).
     """
 
-    kind: Literal["reply", "call", "result", "notice", "summary", "final", "end"]
+    kind: Literal["reply", "call", "result", "notice", "summary", "turn", "final", "end"]
     turn: int
     message: Message | None = None
     call: Call | None = None
@@ -44,8 +45,8 @@ class Moment:
 
 
 Reaction = ToolResult | str | None
-"""What an observer returns. For ``call``, a ToolResult replaces the tool's. For ``final``, a text becomes the user's
-next message."""
+"""What an observer returns. For ``call``, a ToolResult replaces the tool's. For ``turn`` and ``final``, a text becomes
+the user's next message."""
 
 Observer = Callable[[Moment], Reaction | Awaitable[Reaction]]
 

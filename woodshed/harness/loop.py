@@ -103,12 +103,12 @@ class _Agent:
                 return "timeout", "wall limit during a reply"
             self.effort.turns += 1
             good = await self._act(reply)
-            if self.session.finished:
-                follow_up = await self.notify(Moment("final", self.effort.turns, reply.message))
-                if not isinstance(follow_up, str):
-                    return "submitted", ""
-                self.session.finished = False
-                self.messages.append({"role": "user", "content": clean(follow_up)})
+            finished, self.session.finished = self.session.finished, False
+            said = await self.notify(Moment("final" if finished else "turn", self.effort.turns, reply.message))
+            if isinstance(said, str):
+                self.messages.append({"role": "user", "content": clean(said)})
+            elif finished:
+                return "submitted", ""
             bad_turns = 0 if good else bad_turns + 1
             if bad_turns >= self.settings.limits.bad_turns:
                 return "repeated_format_error", f"{bad_turns} turns in a row without a well-formed call"

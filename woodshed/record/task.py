@@ -45,7 +45,8 @@ class TaskInfo:
     with ``reference = "withheld"`` there is no solution, and the split must be ``heldout``. ``timeout_sec``: per test
     run. ``quality``: measurements of the task (``mutation_score``: share of mutants of the solution that the required
     tests detect, and ``mutants``: their number). ``start``: shell script that starts the services that tests need in
-    every box, and ends once they answer (``sandbox/services.py``)."""
+    every box, and ends once they answer (``sandbox/services.py``). ``interruption``: what the user says once the agent
+    has edited a file, or is about to stop; only the built-in agent can be told."""
 
     family: str = "harbor"
     split: str = "train"
@@ -63,6 +64,7 @@ class TaskInfo:
     timeout_sec: float = 60.0
     quality: dict[str, str] = field(default_factory=dict)
     start: str = ""
+    interruption: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,8 @@ def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
 def _info_table(info: TaskInfo) -> dict[str, Any]:
     table = {f.name: getattr(info, f.name) for f in fields(TaskInfo)}
     table["timeout_sec"] = float(info.timeout_sec)  # 60 and 60.0 are the same task and must give the same file
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k not in ("quality", "start") or v}
+    optional = ("quality", "start", "interruption")
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k not in optional or v}
 
 
 def _names(folder: Path) -> set[str]:

@@ -17,7 +17,7 @@ from woodshed.gateway.key_limits import KeyLimits
 from woodshed.gateway.rendering import Tools
 from woodshed.gateway.segments_wire import Finished
 from woodshed.harness.endpoint import HttpEndpoint
-from woodshed.harness.episode import Episode
+from woodshed.harness.episode import Episode, Moment
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import registry_for, run_episode
 from woodshed.harness.registry import harness_hash
@@ -28,6 +28,7 @@ from woodshed.sandbox.protocol import BoxSpec, Egress, Sandbox
 
 from .observed import at_limit, key_limits, observe
 from .program import PORT, ProgramExit, run_program
+from .rewards.tool_use import EDITS
 
 ENGINE_CLOSED = "engine_closed"
 """Error code of a gateway whose engine is shutting down; no request of a program can cause it."""
@@ -137,6 +138,7 @@ class BuiltinAgent:
                 endpoint,
                 self.harness,
                 test_command=task.info.test_command,
+                on_event=_Interruption(task.info.interruption).react if task.info.interruption else None,
                 replay=access.replay,
             )
         finally:
@@ -144,6 +146,22 @@ class BuiltinAgent:
 
     async def episode(self, work: Episode, finished: Finished, admin: GatewayAdmin) -> Episode:
         return work
+
+
+class _Interruption:
+    """The user of a task who says something once, after the first edit or where the agent would stop."""
+
+    def __init__(self, text: str) -> None:
+        self.text: str | None = text
+        self._edited = False
+
+    def react(self, moment: Moment) -> str | None:
+        if moment.kind == "result" and moment.call is not None and moment.result is not None:
+            self._edited |= moment.call.name in EDITS and moment.result.error is None
+        if moment.kind == "final" or (moment.kind == "turn" and self._edited):
+            said, self.text = self.text, None
+            return said
+        return None
 
 
 class ProgramFailed(Exception):

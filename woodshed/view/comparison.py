@@ -18,6 +18,10 @@ Cells = list[list[str]]
 """Rows of a table; the first holds the names of the columns."""
 AXES = {"tokens": "tokens per episode", "turns": "turns per episode", "seconds": "seconds per episode"}
 _MANY_TASKS = 400
+_AXES_SAID = (
+    "<p>Rules over the recorded episodes; an episode that says nothing about one counts for no mean. "
+    "+ and - mark a value above or below the baseline's whose paired 95 % interval does not contain 0.</p>"
+)
 
 
 def print_results(results: Results, console: Console) -> None:
@@ -28,6 +32,8 @@ def print_results(results: Results, console: Console) -> None:
     console.print(_rich([list(column) for column in zip(*score_cells(results), strict=True)]))
     if results["differences"]:
         console.print(_rich(difference_cells(results)))
+    if results["axes"]:
+        console.print(_rich(axis_cells(results)))
     for line in notes(results):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -44,6 +50,8 @@ def write_page(results: Results, path: Path) -> None:
     if results["differences"]:
         parts += [f"<h2>Difference in pass@1 to {html.escape(results['baseline'])}</h2>"]
         parts += [_table(difference_cells(results))]
+    if results["axes"]:
+        parts += ["<h2>Beside correctness</h2>", _AXES_SAID, _table(axis_cells(results, wide=True))]
     parts += ["<h2>Score against cost</h2>", _pareto(results)]
     suites = list(results["settings"]["suites"])
     if len(suites) > 1:
@@ -88,6 +96,23 @@ def difference_cells(results: Results) -> Cells:
     for each in results["differences"]:
         gain = "" if each["gain"] is None else _estimate(each["gain"], sign="+")
         cells.append([each["policy"], each["baseline"], str(each["tasks"]), gain, each["note"]])
+    return cells
+
+
+def axis_cells(results: Results, wide: bool = False) -> Cells:
+    """One row for each axis, one column for each policy; a mark says that the interval of the difference to the
+    baseline does not contain 0. ``wide``: with intervals."""
+    policies = results["policies"]
+    cells = [["mean over tasks", "better", *(policy["name"] for policy in policies)]]
+    for axis, about in results["axes"].items():
+        row = [about["title"], about["better"]]
+        for policy in policies:
+            value = policy["axes"].get(axis)
+            gain = next((d["axes"].get(axis) for d in results["differences"] if d["policy"] == policy["name"]), None)
+            sure = gain and None not in gain.values() and gain["low"] * gain["high"] > 0
+            shown = "-" if value is None else _estimate(value) if wide else _number(value["mean"], 3)
+            row.append(f"{shown} {'+' if gain['mean'] > 0 else '-'}" if gain and sure else shown)
+        cells.append(row)
     return cells
 
 

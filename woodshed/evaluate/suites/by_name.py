@@ -21,6 +21,7 @@ from .collected import collected
 from .exercism import EXERCISM
 from .folder import load_folder
 from .humaneval import HUMANEVAL
+from .interaction import INTERACTION, load_interaction
 from .quixbugs import QUIXBUGS
 
 COLLECTIONS: dict[str, BuildCollection] = {
@@ -30,6 +31,7 @@ COLLECTIONS: dict[str, BuildCollection] = {
 SUITES: dict[str, LoadSuite] = {
     **{name: collected(name, builder) for name, builder in COLLECTIONS.items()},
     CHEATS: load_cheats,
+    INTERACTION: load_interaction,
 }
 
 

@@ -58,6 +58,14 @@ def style(task: Task, trajectory: Trajectory, outcome: Outcome, *, select: str =
     return -float(min(total, most))
 
 
+def installed() -> bool:
+    """Whether there is a ruff to ask."""
+    try:
+        return bool(_program())
+    except ValueError:
+        return False
+
+
 def changed_lines(before: str, after: str) -> tuple[set[int], set[int]]:
     """(numbers of the lines of ``before`` that are gone, numbers of the lines of ``after`` that are new), from 1.
 

@@ -1,10 +1,15 @@
-"""Judging stored episodes of tasks that tempt to cheat; each verdict is written once, as a line of ``cheats.jsonl``."""
+"""What is decided about stored episodes, each once: whether they cheated (a line of ``cheats.jsonl``), and their values
+on the axes beside correctness (``axes.jsonl``)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
+from woodshed.evaluate.axes import Axis, measured
 from woodshed.evaluate.cheating import judge_cheating, judged
 from woodshed.evaluate.run import group_name
 from woodshed.evaluate.submissions import SubmissionStore
@@ -12,12 +17,13 @@ from woodshed.evaluate.suites.base import Suite
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 
 from .plan import EvaluationFolder
-from .results import label
+from .results import label, read_regraded, stored_rows
 
 
 async def judge_episodes(
@@ -61,3 +67,43 @@ async def judge_episodes(
         progress(done, len(found), "judging what the episodes left behind")
 
     await asyncio.gather(*(one(id, task) for id, task in found))
+
+
+def measure_axes(
+    folder: EvaluationFolder,
+    settings: Mapping[str, Any],
+    store: TrajectoryStore,
+    suites: Sequence[Suite],
+    axes: Sequence[Axis],
+    progress: Callable[[int, int, str], None],
+    *,
+    jobs: int,
+) -> None:
+    """Measure the episodes that lack a value of an axis, or were graded otherwise since. Raises ValueError that names
+    the axis of the user's own that failed."""
+    lines, regraded = JsonLines(folder.axes), read_regraded(folder)
+    known = {row["id"]: row for row in lines.rows()}
+    names = {axis.name for axis in axes}
+    found: list[tuple[str, Task, dict[str, Any] | None]] = []
+    for number in range(len(settings["policies"])):
+        for row, _, task in stored_rows(settings, store, number, suites):
+            again = regraded.get(row["id"])
+            resolved = bool((again or row)["resolved"])
+            before = known.get(row["id"], {"values": {}})
+            if row["status"] != INFRA and not (before["values"].keys() >= names and before["resolved"] == resolved):
+                found.append((row["id"], task, again))
+
+    def measure(item: tuple[Task, Trajectory, Outcome]) -> dict[str, float | None]:
+        return measured(axes, *item)
+
+    with ThreadPoolExecutor(jobs) as pool:  # terms run programs; the store is read here, a few episodes ahead
+        for start in range(0, len(found), 4 * jobs):
+            ready = []
+            for id, task, again in found[start : start + 4 * jobs]:
+                trajectory = store.get(id)
+                if trajectory is not None and trajectory.outcome is not None:
+                    newest = {} if again is None else {"resolved": bool(again["resolved"]), "tests": again["tests"]}
+                    ready.append((task, trajectory, replace(trajectory.outcome, **newest)))
+            for (_, trajectory, outcome), values in zip(ready, pool.map(measure, ready), strict=True):
+                lines.append({"id": trajectory.id, "resolved": outcome.resolved, "values": values})
+            progress(min(start + 4 * jobs, len(found)), len(found), "measuring quality and interaction")

@@ -46,6 +46,7 @@ class Wishes:
     max_minutes: float | None = None
     across_harnesses: bool = False
     catalogue: str = ""
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class EvaluationFolder:
     @property
     def verdicts(self) -> Path:
         return self.root / "cheats.jsonl"
+
+    @property
+    def axes(self) -> Path:
+        return self.root / "axes.jsonl"
 
     @property
     def temperatures(self) -> Path:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from woodshed.evaluate.axes import axes_of
 from woodshed.evaluate.cheating import judge_cheating, judged
 from woodshed.evaluate.comparison import Price
 from woodshed.evaluate.submissions import SubmissionStore
@@ -18,6 +19,7 @@ from woodshed.evaluate.suites.base import Suite
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
 from woodshed.record.jsonl import JsonLines
+from woodshed.record.settings import is_reference
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
 from woodshed.rollout.failures import INFRA
@@ -26,6 +28,7 @@ from woodshed.sandbox.protocol import SandboxError
 from woodshed.stages.boxes import layer_store
 from woodshed.stages.tasks import with_key
 
+from .judge import measure_axes
 from .plan import EvaluationFolder, read_settings
 from .policies import EvaluationError
 from .results import (
@@ -34,6 +37,7 @@ from .results import (
     compute_results,
     evaluation_name,
     last_regrade,
+    read_axes,
     write_results,
 )
 
@@ -72,6 +76,8 @@ def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namesp
         try:
             items = _items(folder, settings, store)
             found = asyncio.run(_regrade(folder, store, items, progress, jobs, backend))
+            own = {name for values in read_axes(folder).values() for name in values if is_reference(name)}
+            measure_axes(folder, settings, store, load_tasks(settings), axes_of(sorted(own)), progress, jobs=jobs)
             _rewrite(folder, settings, store)
             return found
         except (SandboxError, TaskError, ValueError) as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from woodshed.evaluate.axes import described
 from woodshed.evaluate.cheating import judged, scored
 from woodshed.evaluate.comparison import (
     EvaluatedEpisode,
@@ -47,34 +48,30 @@ def evaluation_name(number: int, suite: str) -> str:
     return f"p{number:02d}-{suite}"
 
 
-def stored_episodes(
-    folder: EvaluationFolder,
-    settings: Mapping[str, Any],
-    store: TrajectoryStore,
-    number: int,
-    suites: Sequence[Suite],
-) -> list[EvaluatedEpisode]:
-    """All stored episodes of policy ``number``, as last graded. Development episodes are not among them.
+def stored_rows(
+    settings: Mapping[str, Any], store: TrajectoryStore, number: int, suites: Sequence[Suite]
+) -> Iterator[tuple[Mapping[str, Any], Suite, Task]]:
+    """(row in the store, suite, task) of all episodes of policy ``number``, without those on development tasks.
 
     Episodes lie under the digest that their task had then; a task that was corrected since keeps them.
     """
-    verdicts = {row["id"]: tuple(row["reasons"]) for row in read_jsonl(folder.verdicts)}
-    regraded = read_regraded(folder)
-    found = []
     for suite in suites:
         name = evaluation_name(number, suite.name)
         then = settings["suites"][suite.name]["tasks"]
         tasks = {group_name(name, _label(task.name, then[task.name]["digest"])): task for task in suite.tasks}
         for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'", order_by="id"):
-            task = tasks.get(row["group_id"])
-            if task is not None:
-                again = regraded.get(row["id"])
-                found.append(_episode(row, suite.name, task, verdicts.get(row["id"]), again))
-    return found
+            if row["group_id"] in tasks:
+                yield row, suite, tasks[row["group_id"]]
 
 
 def _episode(
-    row: Mapping[str, Any], suite: str, task: Task, reasons: tuple[str, ...] | None, again: Mapping[str, Any] | None
+    row: Mapping[str, Any],
+    suite: str,
+    task: Task,
+    *,
+    reasons: tuple[str, ...] | None,
+    again: Mapping[str, Any] | None,
+    axes: Mapping[str, float],
 ) -> EvaluatedEpisode:
     effort, lost = row["effort"], row["status"] == INFRA
     resolved = bool(row["resolved"]) if again is None else bool(again["resolved"])
@@ -95,6 +92,7 @@ def _episode(
         cheated=None if known is None else bool(known),
         reasons=known or (),
         flagged=tuple(filter(None, row["labels"].get("flagged", "").split(","))),
+        axes=axes,
     )
 
 
@@ -136,16 +134,29 @@ def collect_policies(
 ) -> list[PolicyEpisodes]:
     """Every policy of the evaluation with what is stored of it."""
     planned = settings["samples"] * sum(len(suite.tasks) for suite in suites)
-    choices = read_choices(folder)
+    choices, regraded = read_choices(folder), read_regraded(folder)
+    verdicts = {row["id"]: tuple(row["reasons"]) for row in read_jsonl(folder.verdicts)}
+    measured = read_axes(folder)
     found = []
     for number, (name, about) in enumerate(settings["policies"].items()):
         temperature, tried = choices.get(name, (math.nan, {}))
+        episodes = [
+            _episode(
+                row,
+                suite.name,
+                task,
+                reasons=verdicts.get(row["id"]),
+                again=regraded.get(row["id"]),
+                axes={axis: value for axis, value in measured.get(row["id"], {}).items() if value is not None},
+            )
+            for row, suite, task in stored_rows(settings, store, number, suites)
+        ]
         found.append(
             PolicyEpisodes(
                 name=name,
                 source=about["source"],
                 harness_hash=about["harness"],
-                episodes=stored_episodes(folder, settings, store, number, suites),
+                episodes=episodes,
                 planned=planned,
                 temperature=temperature,
                 tried=tried,
@@ -153,6 +164,11 @@ def collect_policies(
             )
         )
     return found
+
+
+def read_axes(folder: EvaluationFolder) -> dict[str, dict[str, float | None]]:
+    """Values by episode id and axis, as last measured."""
+    return {row["id"]: row["values"] for row in read_jsonl(folder.axes)}
 
 
 Choice = tuple[float, dict[float, float]]
@@ -226,10 +242,12 @@ def compute_results(
                 "tasks": each.tasks,
                 "gain": None if each.gain is None else vars(each.gain),
                 "note": each.note,
+                "axes": {name: vars(gain) for name, gain in each.axes.items()},
             }
             for each in compared
         ],
         "pareto": fronts(scores),
+        "axes": described(axis for each in scores.values() for axis in each.axes),
         "tasks": _by_task(policies),
     }
     return {key: without_nan(value) for key, value in result.items()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from woodshed.cluster.supervisor import ProgramFailed
+from woodshed.evaluate.axes import axes_of
 from woodshed.evaluate.run import Sofar, evaluate, plan_samples
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite, SuiteContext, SuiteError
@@ -30,7 +31,7 @@ from woodshed.stages.tasks import settle_key, with_key
 
 from .arenas import arena_of, hash_of, server_of, watched
 from .budget import Budget, CountingStore
-from .judge import judge_episodes
+from .judge import judge_episodes, measure_axes
 from .plan import (
     EvaluationFolder,
     Split,
@@ -82,6 +83,10 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
     )
     names = [contestant.name for contestant in contestants]
     prices = prices_of(wishes.prices, names)
+    try:
+        axes = axes_of(wishes.axes)
+    except ValueError as error:
+        raise EvaluationError(str(error)) from error
     if wishes.baseline and wishes.baseline not in (*names, *(c.source for c in contestants)):
         raise EvaluationError(f"--baseline {wishes.baseline}: no such policy; there are {', '.join(names)}")
     folder = EvaluationFolder(wishes.out.absolute())
@@ -101,6 +106,7 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
                 for number, contestant in enumerate(contestants):
                     budget.begin(contestant.name, len(contestants) - number)
                     _run_policy(work, number, contestant)
+                measure_axes(folder, settings, store, split.suites, axes, progress, jobs=wishes.jobs)
                 policies = collect_policies(folder, settings, store, split.suites, prices)
             finally:
                 store.close()
