@@ -280,6 +280,8 @@ def test_observers_see_everything_and_may_take_over(box: FolderBox) -> None:
             return ToolResult("a person did it")
         if moment.kind == "final" and seen.count("final") == 1:
             return "one more thing"
+        if moment.kind == "turn" and seen.count("turn") == 1:
+            return "by the way"
         return None
 
     script = [call(("run_command", {"command": "touch x"})), say("done"), call(READ), say("really done")]
@@ -287,4 +289,7 @@ def test_observers_see_everything_and_may_take_over(box: FolderBox) -> None:
     assert episode.status == "submitted" and not (box.root / "x").exists()
     assert episode.events[0].result == "a person did it"
     assert server.requests[2]["messages"][-1] == {"role": "user", "content": "one more thing"}
-    assert seen == ["reply", "call", "result", "reply", "final", "reply", "call", "result", "reply", "final", "end"]
+    assert [message["role"] for message in server.requests[1]["messages"][-2:]] == ["tool", "user"]
+    assert server.requests[1]["messages"][-1]["content"] == "by the way"
+    acted, spoken = ["reply", "call", "result", "turn"], ["reply", "final"]
+    assert seen == [*acted, *spoken, *acted, *spoken, "end"]

@@ -24,7 +24,7 @@ from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.monitors import MonitoredEpisode, quarantined, watch
 from woodshed.monitors.judge import Judge, JudgeError, judge_key
 from woodshed.monitors.judge.ask import evidence, messages, strings
-from woodshed.monitors.judge.verdict import KINDS, Malformed, Ruling, parse
+from woodshed.monitors.judge.verdict import Malformed, Ruling, parse
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
@@ -193,7 +193,7 @@ def test_no_text_leaves_its_place_in_the_prompt(task: Task, texts: list[str], su
         task, events, [{"role": "assistant", "content": hostile[-3]}], submission={"shapes.py": b"\xff\n"}
     )
     shown = evidence(episode, 4_000)
-    [_, asked] = messages(shown, code, "v1", KINDS)
+    [_, asked] = messages(shown, code, "the rules")
     first, line, last = asked["content"].split("\n")
     assert first == last == code and line.isascii() and json.loads(line) == shown
 

@@ -86,6 +86,10 @@ def run(
         list[str] | None,
         typer.Option(help="my_module:my_function, a reward term to measure beside correctness; again for several"),
     ] = None,
+    judge: Annotated[
+        str, typer.Option(help="URL#MODEL that reads every episode and judges change, message and intent")
+    ] = "",
+    judge_key_env: Annotated[str, typer.Option(help="Environment variable with the key of the judge's server")] = "",
     seed: Annotated[int, typer.Option(help="Decides sampling seeds and the resampling of tasks")] = 0,
     catalogue: Annotated[str, typer.Option(help="Other catalogue, for the test runner of suites that are built")] = "",
     json_: JsonOption = False,
@@ -125,6 +129,8 @@ def run(
         across_harnesses=across_harnesses,
         catalogue=catalogue,
         axes=tuple(axis or ()),
+        judge=judge,
+        judge_key_env=judge_key_env,
     )
     try:
         with Bar(Console(stderr=True)) as progress:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from woodshed.evaluate.aspects import ASPECTS
 from woodshed.evaluate.suites.interaction import CONSTRAINT, INTENT, INTERACTION, QUESTION
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -139,7 +140,9 @@ def axes_of(references: Sequence[str] = ()) -> tuple[Axis, ...]:
 def described(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """``better`` and ``title`` of axes by name, in the order of ``BUILTIN``, own ones last."""
     wanted = set(names)
+    judged = {f"judge.{aspect}": f"judge: {question}" for aspect, question in ASPECTS.items()}
     known = {axis.name: {"better": axis.better, "title": axis.title} for axis in BUILTIN if axis.name in wanted}
+    known |= {name: {"better": "higher", "title": title} for name, title in judged.items() if name in wanted}
     return known | {name: {"better": "higher", "title": name} for name in sorted(wanted - known.keys())}
 
 

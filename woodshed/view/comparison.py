@@ -34,6 +34,8 @@ def print_results(results: Results, console: Console) -> None:
         console.print(_rich(difference_cells(results)))
     if results["axes"]:
         console.print(_rich(axis_cells(results)))
+    if results["agreements"]:
+        console.print(_rich(agreement_cells(results)))
     for line in notes(results):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -52,6 +54,9 @@ def write_page(results: Results, path: Path) -> None:
         parts += [_table(difference_cells(results))]
     if results["axes"]:
         parts += ["<h2>Beside correctness</h2>", _AXES_SAID, _table(axis_cells(results, wide=True))]
+    if results["agreements"]:
+        parts += [f"<h2>How far the judge {html.escape(results['judge'])} can be trusted</h2>"]
+        parts += [_table(agreement_cells(results))]
     parts += ["<h2>Score against cost</h2>", _pareto(results)]
     suites = list(results["settings"]["suites"])
     if len(suites) > 1:
@@ -113,6 +118,16 @@ def axis_cells(results: Results, wide: bool = False) -> Cells:
             shown = "-" if value is None else _estimate(value) if wide else _number(value["mean"], 3)
             row.append(f"{shown} {'+' if gain['mean'] > 0 else '-'}" if gain and sure else shown)
         cells.append(row)
+    return cells
+
+
+def agreement_cells(results: Results) -> Cells:
+    """How often a judge gives the same answer again, and the one that a rule gives."""
+    cells = [["judge on", "episodes", "no answer", "agrees with itself", "kappa", "with the rule", "agrees", "kappa"]]
+    for aspect, each in results["agreements"].items():
+        own = [_share(each["agreement"]), _number(each["kappa"], 2)]
+        rule = [each["rule"] or "-", _share(each["rule_agreement"]), _number(each["rule_kappa"], 2)]
+        cells.append([aspect, str(each["episodes"]), str(each["failed"]), *own, *rule])
     return cells
 
 

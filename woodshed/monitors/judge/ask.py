@@ -87,9 +87,8 @@ def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
     return shown
 
 
-def messages(shown: dict[str, Any], code: str, prompt: str, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The conversation that asks for a verdict."""
-    rules = PROMPTS[prompt].format(code=code, kinds=", ".join(f'"{kind}"' for kind in kinds))
+def messages(shown: dict[str, Any], code: str, rules: str) -> list[dict[str, Any]]:
+    """The conversation that asks for a verdict by ``rules``."""
     return [
         {"role": "system", "content": rules},
         {"role": "user", "content": f"{code}\n{json.dumps(shown)}\n{code}"},
@@ -184,7 +183,8 @@ class Judge:
 
     async def _ask(self, shown: dict[str, Any]) -> Ruling:
         settings, code = self.settings, secrets.token_hex(16)
-        asked = messages(shown, code, settings.prompt, KINDS)
+        rules = PROMPTS[settings.prompt].format(code=code, kinds=", ".join(f'"{kind}"' for kind in KINDS))
+        asked = messages(shown, code, rules)
         try:
             async with asyncio.timeout(settings.timeout):
                 reply = await self._endpoint.complete(asked, (), max_tokens=settings.max_tokens)

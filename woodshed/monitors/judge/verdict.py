@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,22 +41,28 @@ def parse(answer: str, code: str, texts: Iterable[str]) -> Ruling:
 
     The code is new with every question, so an answer that the evidence dictated is none.
     """
-    try:
-        found = json.loads(answer, object_pairs_hook=_no_doubles)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"not one JSON object: {str(error)[:100]}") from None
-    if not isinstance(found, dict) or set(found) != set(_KEYS):
-        raise Malformed(f"the keys are not {', '.join(_KEYS)}")
-    for key, kind in _KEYS.items():
-        if type(found[key]) is not kind:
-            raise Malformed(f"{key!r} is no {kind.__name__}")
-    if found["code"] != code:
-        raise Malformed("the code is not the one that was given")
+    found = read_answer(answer, code, _KEYS)
     if found["kind"] not in KINDS or (found["kind"] == "none") is found["hack"]:
         raise Malformed(f"kind {found['kind'][:40]!r} does not go with hack {found['hack']}")
     if found["hack"] and not (found["quote"].strip() and any(found["quote"] in text for text in texts)):
         raise Malformed("the quotation does not stand in the evidence")
     return Ruling(found["hack"], found["kind"], found["quote"][:300] if found["hack"] else "", found["reason"][:500])
+
+
+def read_answer(answer: str, code: str, keys: Mapping[str, type]) -> dict[str, Any]:
+    """The JSON object that an answer is: it has exactly ``keys`` and the ``code`` of its question. Raises Malformed."""
+    try:
+        found = json.loads(answer, object_pairs_hook=_no_doubles)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not one JSON object: {str(error)[:100]}") from None
+    if not isinstance(found, dict) or set(found) != set(keys):
+        raise Malformed(f"the keys are not {', '.join(keys)}")
+    for key, kind in keys.items():
+        if type(found[key]) is not kind:
+            raise Malformed(f"{key!r} is no {kind.__name__}")
+    if found["code"] != code:
+        raise Malformed("the code is not the one that was given")
+    return found
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class Wishes:
     across_harnesses: bool = False
     catalogue: str = ""
     axes: tuple[str, ...] = ()
+    judge: str = ""
+    judge_key_env: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class EvaluationFolder:
     @property
     def axes(self) -> Path:
         return self.root / "axes.jsonl"
+
+    @property
+    def aspects(self) -> Path:
+        return self.root / "aspects.jsonl"
 
     @property
     def temperatures(self) -> Path:

@@ -28,6 +28,7 @@ from woodshed.sandbox.protocol import SandboxError
 from woodshed.stages.boxes import layer_store
 from woodshed.stages.tasks import with_key
 
+from .aspects import agreements, episode_values
 from .judge import measure_axes
 from .plan import EvaluationFolder, read_settings
 from .policies import EvaluationError
@@ -113,7 +114,8 @@ def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: Trajecto
     before = json.loads(folder.results.read_text("utf-8")) if folder.results.exists() else {}
     suites = load_tasks(settings)
     prices = {name: Price(*amounts) for name, amounts in before.get("prices", {}).items()}
-    policies = collect_policies(folder, settings, store, suites, prices)
+    judge = str(before.get("judge", ""))
+    policies = collect_policies(folder, settings, store, suites, prices, episode_values(folder, judge))
     results = compute_results(
         policies,
         suites,
@@ -122,6 +124,8 @@ def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: Trajecto
         across_harnesses=before.get("across_harnesses", False),
         note=before.get("note", ""),
         regraded=last_regrade(folder),
+        judge=judge,
+        agreements=agreements(folder, judge),
     )
     write_results(folder, results)
 

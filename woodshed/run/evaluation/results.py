@@ -131,12 +131,12 @@ def collect_policies(
     store: TrajectoryStore,
     suites: Sequence[Suite],
     prices: Mapping[str, Price],
+    values: Mapping[str, Mapping[str, float | None]],
 ) -> list[PolicyEpisodes]:
-    """Every policy of the evaluation with what is stored of it."""
+    """Every policy of the evaluation with what is stored of it. ``values``: by episode and axis."""
     planned = settings["samples"] * sum(len(suite.tasks) for suite in suites)
     choices, regraded = read_choices(folder), read_regraded(folder)
     verdicts = {row["id"]: tuple(row["reasons"]) for row in read_jsonl(folder.verdicts)}
-    measured = read_axes(folder)
     found = []
     for number, (name, about) in enumerate(settings["policies"].items()):
         temperature, tried = choices.get(name, (math.nan, {}))
@@ -147,7 +147,7 @@ def collect_policies(
                 task,
                 reasons=verdicts.get(row["id"]),
                 again=regraded.get(row["id"]),
-                axes={axis: value for axis, value in measured.get(row["id"], {}).items() if value is not None},
+                axes={axis: value for axis, value in values.get(row["id"], {}).items() if value is not None},
             )
             for row, suite, task in stored_rows(settings, store, number, suites)
         ]
@@ -216,8 +216,10 @@ def compute_results(
     across_harnesses: bool = False,
     note: str = "",
     regraded: str = "",
+    judge: str = "",
+    agreements: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Everything that table, page and file show. JSON without nan."""
+    """Everything that table, page and file show. JSON without nan. ``agreements``: of ``judge``, by aspect."""
     seed = int(settings["seed"])
     scores = {policy.name: score(policy, seed=seed) for policy in policies}
     compared = [
@@ -248,6 +250,8 @@ def compute_results(
         ],
         "pareto": fronts(scores),
         "axes": described(axis for each in scores.values() for axis in each.axes),
+        "judge": judge,
+        "agreements": dict(agreements or {}),
         "tasks": _by_task(policies),
     }
     return {key: without_nan(value) for key, value in result.items()}

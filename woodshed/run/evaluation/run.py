@@ -6,12 +6,12 @@ One policy after the other, because each has a server of its own; the episodes o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from woodshed.cluster.supervisor import ProgramFailed
-from woodshed.evaluate.axes import axes_of
+from woodshed.evaluate.axes import Axis, axes_of
 from woodshed.evaluate.run import Sofar, evaluate, plan_samples
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite, SuiteContext, SuiteError
@@ -30,6 +30,7 @@ from woodshed.stages.programs import ProgramError
 from woodshed.stages.tasks import settle_key, with_key
 
 from .arenas import arena_of, hash_of, server_of, watched
+from .aspects import agreements, ask_judge, episode_values, judge_server
 from .budget import Budget, CountingStore
 from .judge import judge_episodes, measure_axes
 from .plan import (
@@ -83,6 +84,7 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
     )
     names = [contestant.name for contestant in contestants]
     prices = prices_of(wishes.prices, names)
+    server = judge_server(wishes.judge, wishes.judge_key_env) if wishes.judge else None
     try:
         axes = axes_of(wishes.axes)
     except ValueError as error:
@@ -106,8 +108,9 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
                 for number, contestant in enumerate(contestants):
                     budget.begin(contestant.name, len(contestants) - number)
                     _run_policy(work, number, contestant)
-                measure_axes(folder, settings, store, split.suites, axes, progress, jobs=wishes.jobs)
-                policies = collect_policies(folder, settings, store, split.suites, prices)
+                _measure(work, settings, axes, server)
+                values = episode_values(folder, wishes.judge)
+                policies = collect_policies(folder, settings, store, split.suites, prices, values)
             finally:
                 store.close()
             results = compute_results(
@@ -118,6 +121,8 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
                 across_harnesses=wishes.across_harnesses,
                 note="; ".join(budget.spent),
                 regraded=last_regrade(folder),
+                judge=wishes.judge,
+                agreements=agreements(folder, wishes.judge),
             )
             write_results(folder, results)
             return results
@@ -133,6 +138,14 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
         ValueError,
     ) as error:
         raise EvaluationError(str(error)) from error
+
+
+def _measure(work: Work, settings: Mapping[str, Any], axes: Sequence[Axis], judge: tuple[str, str, str] | None) -> None:
+    """What is measured beside correctness, once all episodes are there."""
+    parts = (work.folder, settings, work.store, work.split.suites)
+    measure_axes(*parts, axes, work.progress, jobs=work.wishes.jobs)
+    if judge is not None:
+        asyncio.run(ask_judge(*parts, work.wishes.judge, judge, work.progress, jobs=work.wishes.jobs))
 
 
 async def _load(
