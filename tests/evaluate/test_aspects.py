@@ -78,7 +78,7 @@ def test_a_judge_beside_the_rules(tmp_path: Path) -> None:
             tmp_path / "out",
             tuple(f"{model}={models}#{model}" for model in ("attentive", "eager")),
             (f"interaction:{COUNT}",),
-            agent="smoke",
+            agents=("smoke",),
             overrides=(
                 'harness.tools=["read_file","write_file","undo","run_tests","finish"]',
                 *(f"harness.limits.{limit}" for limit in limits),

@@ -52,7 +52,7 @@ def asked_for(server: ScriptedServer, out: Path, *models: str, axes: tuple[str, 
     policies = tuple(f"{model}={server.url}#{model}" for model in models)
     agent = ('harness.tools=["read_file","write_file","undo","run_tests","finish"]', "harness.limits.turns=9")
     agent += tuple(f"harness.limits.{name}_tokens={n}" for name, n in (("sampled", 0), ("context", 0), ("turn", 999)))
-    return Wishes(out, policies, (f"interaction:{COUNT}",), agent="smoke", overrides=agent, axes=axes)
+    return Wishes(out, policies, (f"interaction:{COUNT}",), agents=("smoke",), overrides=agent, axes=axes)
 
 
 def test_an_agent_that_listens_and_one_that_does_not(server: ScriptedServer, tmp_path: Path) -> None:

@@ -172,7 +172,13 @@ def test_what_cannot_be_evaluated_is_said(tasks: list[Task], tmp_path: Path) -> 
             evaluate_policies(Wishes(tmp_path / "out", (source,), (str(tasks[0].path),)), quiet)
     url = "http://127.0.0.1:1#a"
     with pytest.raises(EvaluationError, match="only a gateway"):
-        resolve_policies([url], agent="program:my-agent")
+        resolve_policies([url], agents=["program:my-agent"])
+    with pytest.raises(EvaluationError, match="no policy is given as b=POLICY"):
+        resolve_policies([f"a={url}"], agents=["b=smoke"])
+    with pytest.raises(EvaluationError, match="another one for all policies"):
+        resolve_policies([url], agents=["smoke", "laptop"])
+    ours, other = resolve_policies([f"ours={url}", f"other={url}"], agents=["smoke", "other=laptop"])
+    assert (ours.recipe.name, other.recipe.name) == ("smoke", "laptop")
     with pytest.raises(EvaluationError, match="another policy is called 'a'"):
         resolve_policies([url, url])
     with pytest.raises(EvaluationError, match="no such folder or suite; there are cheats, exercism"):

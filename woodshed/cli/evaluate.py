@@ -66,8 +66,11 @@ def run(
     limit: Annotated[int, typer.Option(min=0, help="Tasks of each suite, drawn by name; 0 takes all")] = 0,
     split: Annotated[str, typer.Option(help="Which tasks of folders: heldout, train, ... or all")] = "heldout",
     agent: Annotated[
-        str, typer.Option(help="Recipe whose harness and boxes all policies get, or 'program:COMMAND'")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Recipe whose harness and boxes all policies get, or 'program:COMMAND'; NAME=AGENT for one policy only"
+        ),
+    ] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field of that recipe")] = None,
     baseline: Annotated[str, typer.Option(help="Policy to compare with, by name; default: the first")] = "",
     jobs: Annotated[int | None, typer.Option(min=1, help="Episodes at the same time; default: two for a core")] = None,
@@ -117,7 +120,7 @@ def run(
         development=development,
         limit=limit,
         split=split,
-        agent=agent,
+        agents=tuple(agent or ()),
         overrides=tuple(set or ()),
         baseline=baseline,
         jobs=jobs or 2 * _cores(),

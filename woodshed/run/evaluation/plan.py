@@ -35,7 +35,7 @@ class Wishes:
     development: str = ""
     limit: int = 0
     split: str = "heldout"
-    agent: str = ""
+    agents: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     baseline: str = ""
     jobs: int = 4

@@ -47,22 +47,32 @@ class Contestant:
 
 
 def resolve_policies(
-    sources: Sequence[str], *, agent: str = "", overrides: Sequence[str] = (), key_env: str = ""
+    sources: Sequence[str], *, agents: Sequence[str] = (), overrides: Sequence[str] = (), key_env: str = ""
 ) -> list[Contestant]:
     """Resolve each ``[NAME=]SOURCE``. A source is a Hugging Face folder, a run directory (``RUN`` for its final policy,
     ``RUN:sft`` for that of a stage) or ``http(s)://HOST[/v1][#MODEL]``.
 
-    ``agent``: recipe whose harness and boxes all policies get, or ``program:COMMAND``. Without it a checkpoint that
-    lies in a run has those of that run, a URL the defaults. Raises EvaluationError.
+    ``agents``: ``[NAME=]AGENT``, the recipe whose harness and boxes the policy of that name gets, or all others without
+    a name; or ``program:COMMAND``. Without one a checkpoint that lies in a run has those of that run, a URL the
+    defaults. Raises EvaluationError.
     """
-    shared = _agent_recipe(agent, overrides) if agent else None
+    recipes: dict[str, Recipe] = {}
+    for given in agents:
+        name, agent = ("", given) if given.startswith(PROGRAM) else _named(given)
+        if name in recipes:
+            raise EvaluationError(f"--agent {given}: there is another one for {name or 'all policies'}")
+        recipes[name] = _agent_recipe(agent, overrides)
+    named = {_named(given)[0] for given in sources}
+    if unknown := sorted(recipes.keys() - named - {""}):
+        raise EvaluationError(f"--agent {unknown[0]}=...: no policy is given as {unknown[0]}=POLICY")
     found: list[Contestant] = []
     for given in sources:
         name, source = _named(given)
+        recipe = recipes.get(name, recipes.get(""))
         if source.startswith(("http://", "https://")):
-            made = _endpoint(name, source, shared, overrides, key_env)
+            made = _endpoint(name, source, recipe, overrides, key_env)
         else:
-            made = _checkpoint(name, source, shared, overrides)
+            made = _checkpoint(name, source, recipe, overrides)
         if made.name in {other.name for other in found}:
             raise EvaluationError(f"{given}: another policy is called {made.name!r} too; write NAME={source}")
         if RAY in made.recipe.sandbox.hosts:

@@ -80,7 +80,7 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
     """
     check_wishes(wishes)
     contestants = resolve_policies(
-        wishes.policies, agent=wishes.agent, overrides=wishes.overrides, key_env=wishes.key_env
+        wishes.policies, agents=wishes.agents, overrides=wishes.overrides, key_env=wishes.key_env
     )
     names = [contestant.name for contestant in contestants]
     prices = prices_of(wishes.prices, names)
