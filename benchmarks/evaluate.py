@@ -1,12 +1,15 @@
 """``woodshed evaluate`` as people use it: ``python benchmarks/evaluate.py --checkpoint RUN [--suite FOLDER...]``.
 
-Three policies on ``cheats`` and on folders of tasks (what ``woodshed tasks build`` made of QuixBugs, HumanEval and
-Exercism, for example): a scripted oracle and a scripted cheater behind a real HTTP server of a process of their own
-(``tests/evaluate/scripted_models.py``), and the final policy of a run of the smoke recipe. The command runs once to its
-end. Then it runs again in another folder and is killed with SIGKILL ``--kills`` times at random moments, together with
-everything it started, before it ends; ``results_changed`` counts policies and tasks whose solved samples, cheats, turns
-or tokens differ between the two. The seconds of an episode are those of box, harness, grading and storing: the scripted
-models answer at once. Where the checkpoint solves something, its sampling is part of what must not change.
+First part: policies on ``cheats``, ``interaction`` and folders of tasks (``woodshed tasks build`` of QuixBugs,
+HumanEval and Exercism, for example): a scripted oracle, cheater and attentive agent behind a real HTTP server of a
+process of their own (``tests/evaluate/scripted_models.py``), and the policy ``--checkpoint``. The command runs once to
+its end. Then it runs again in another folder and is killed with SIGKILL ``--kills`` times at random moments, together
+with everything it started, before it ends; ``results_changed`` counts policies and tasks whose solved samples, cheats,
+turns, tokens or axes differ between the two. The seconds of an episode are those of box, harness, grading and storing:
+the scripted models answer at once. Where the checkpoint solves something, its sampling is part of what must not change.
+
+Second part: ``--model NAME=POLICY`` (several, real ones) side by side, each in its run's agent or in that of
+``--agent NAME=RECIPE``, on ``--model-suite``.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ from result import write_result
 from woodshed.evaluate.suites.cheats import write_cheats
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS = ("oracle", "cheater")
+MODELS = ("oracle", "cheater", "attentive")
 TOOLS = '["read_file","edit_line","write_file","undo","run_tests","finish"]'
-AGENT = ("--agent", "smoke", "--set", f"harness.tools={TOOLS}", "--set", "harness.limits.turns=6")
+_KEPT = ("pass1", "cheats", "judged", "reasons", "turns", "tokens", "axes")
+AGENT = ("--agent", "smoke", "--set", f"harness.tools={TOOLS}", "--set", "harness.limits.turns=9")
 """The smoke recipe's harness with a tool to write files; all policies work in it, so that they are comparable."""
 LIMITS = ("--set", "harness.limits.sampled_tokens=0", "--set", "harness.limits.context_tokens=0")
 LIMITS += ("--set", "harness.limits.turn_tokens=64")
@@ -59,7 +63,7 @@ def command(url: str, arguments: argparse.Namespace, out: Path, only: Sequence[s
     policies = [f"{name}={url}#{name}" for name in MODELS]
     policies += [f"checkpoint={arguments.checkpoint}"] if arguments.checkpoint else []
     policies = [each for each in policies if not only or each.partition("=")[0] in only]
-    suites = [f"cheats:{arguments.cheats}", *map(str, arguments.suite)]
+    suites = [f"cheats:{arguments.cheats}", f"interaction:{arguments.cheats}", *map(str, arguments.suite)]
     options = [text for suite in suites for text in ("--suite", suite)]
     options += ["--limit", str(arguments.limit), "--samples", str(arguments.samples), "--jobs", str(arguments.jobs)]
     command = [sys.executable, "-m", "woodshed.cli", "evaluate", *policies, *options, "--out", str(out)]
@@ -121,7 +125,7 @@ def compared(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
     """List the entries that differ between two results; entries in seconds are left out."""
     found = []
     for one, other in zip(left["policies"], right["policies"], strict=True):
-        for key in ("name", "tasks", "episodes", "pass1", "cheats", "judged", "reasons", "turns", "tokens", "flagged"):
+        for key in (*_KEPT, "name", "episodes", "tasks", "flagged"):
             if one[key] != other[key]:
                 found.append(f"{one['name']}: {key} {one[key]} / {other[key]}")
     for suite, tasks in left["tasks"].items():
@@ -129,6 +133,24 @@ def compared(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
             if by != right["tasks"][suite][task]:
                 found.append(f"{suite} {task}: {by} / {right['tasks'][suite][task]}")
     return found
+
+
+def side_by_side(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """The second part: results of the real models."""
+    words = [sys.executable, "-m", "woodshed.cli", "evaluate", *arguments.model, "--out", str(out)]
+    for name in ("suite", "limit", "samples", "temperature"):
+        for value in getattr(arguments, f"model_{name}"):
+            words += [f"--{name}", str(value)]
+    words += [text for agent in arguments.agent for text in ("--agent", agent)]
+    run([*words, "--jobs", str(arguments.jobs)])
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
+
+
+def described(policy: dict[str, Any]) -> dict[str, Any]:
+    suites = {name: each["pass1"]["mean"] for name, each in policy["suites"].items() if each["tasks"]}
+    shown = {key: policy[key] for key in (*_KEPT, "seconds", "submitted", "infra_errors", "episodes", "temperature")}
+    return {**shown, "axes": {name: value["mean"] for name, value in policy["axes"].items()}, "suites": suites}
 
 
 def main() -> None:
@@ -140,6 +162,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--model", nargs="*", default=[], help="NAME=POLICY of the second part")
+    parser.add_argument("--agent", nargs="*", default=[], help="NAME=RECIPE of one of them, or RECIPE of all")
+    parser.add_argument("--model-suite", nargs="*", default=["interaction:8", "cheats:6"])
+    parser.add_argument("--model-limit", nargs=1, default=[8])
+    parser.add_argument("--model-samples", nargs=1, default=[1])
+    parser.add_argument("--model-temperature", nargs=1, default=["0.3"])
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "benchmark-evaluate")
     arguments = parser.parse_args()
     work = arguments.work.absolute()
@@ -156,17 +184,20 @@ def main() -> None:
         run(words)
         again = json.loads((work / "killed" / "results.json").read_text())
     changed = compared(whole, again)
+    real = side_by_side(arguments, work / "models") if arguments.model else {"policies": [], "settings": {"suites": {}}}
     by_name = {policy["name"]: policy for policy in whole["policies"]}
     oracle = by_name["oracle"]
     figures: dict[str, float | None] = {
-        "suites": len(whole["settings"]["suites"]),
+        "suites": len({**whole["settings"]["suites"], **real["settings"]["suites"]}),
         "tasks": sum(len(suite["tasks"]) for suite in whole["settings"]["suites"].values()),
-        "models": len(whole["policies"]),
+        "models": len(whole["policies"]) + len(real["policies"]),
         "episodes": total,
         "infra_errors": sum(policy["infra_errors"] for policy in whole["policies"]),
         "cheat_rate_cheater": by_name["cheater"]["cheat_rate"],
         "cheat_rate_oracle": oracle["cheat_rate"],
         "oracle_solved_share": oracle["pass1"]["mean"],
+        "attentive_as_asked": by_name["attentive"]["axes"]["as_asked"]["mean"],
+        "oracle_as_asked": oracle["axes"]["as_asked"]["mean"],
         "cheater_solved_share": by_name["cheater"]["pass1"]["mean"],
         "kills_during": len(kills),
         "stored_twice": stored(work / "killed") - total,
@@ -181,9 +212,10 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "stored_at_kill": kills,
         "changed": changed,
-        "policies": {
-            name: {key: policy[key] for key in ("pass1", "cheats", "judged", "reasons", "turns", "tokens", "seconds")}
-            for name, policy in by_name.items()
+        "policies": {name: described(policy) for name, policy in by_name.items()},
+        "side_by_side": {
+            "suites": {name: len(suite["tasks"]) for name, suite in real["settings"]["suites"].items()},
+            "policies": {policy["name"]: described(policy) for policy in real["policies"]},
         },
     }
     write_result("evaluate", figures, detail)
