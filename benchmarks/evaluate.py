@@ -31,6 +31,7 @@ from typing import Any
 from result import write_result
 
 from woodshed.evaluate.suites.cheats import write_cheats
+from woodshed.evaluate.suites.interaction import write_interaction
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("oracle", "cheater", "attentive")
@@ -157,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, help="run directory of the smoke recipe; without it no third policy")
     parser.add_argument("--suite", type=Path, nargs="*", default=[], help="folders of held-out tasks")
-    parser.add_argument("--cheats", type=int, default=12)
+    parser.add_argument("--cheats", type=int, default=12, help="tasks of cheats, and of interaction")
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=4)
@@ -174,7 +175,8 @@ def main() -> None:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     write_cheats(work / "cheats", arguments.cheats)
-    with models([work / "cheats", *arguments.suite], work) as url:
+    write_interaction(work / "interaction", arguments.cheats)
+    with models([work / "cheats", work / "interaction", *arguments.suite], work) as url:
         seconds = run(command(url, arguments, work / "whole"))
         whole = json.loads((work / "whole" / "results.json").read_text())
         total = sum(policy["episodes"] for policy in whole["policies"])
