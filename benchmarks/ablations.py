@@ -24,7 +24,7 @@ from async_rl import branch
 from recipe_runs import interval, run_recipe, stage_minutes
 from result import RESULTS, write_result
 
-from woodshed.evaluate.arms import AFTER
+from woodshed.evaluate.arms import AFTER, BEFORE
 from woodshed.evaluate.statistics import Estimate, bootstrap
 from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory
@@ -58,10 +58,13 @@ Arms = dict[str, dict[int, "Arm"]]
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: its held-out evaluation, and minutes of its RL stage."""
+    """One run: its held-out evaluation, minutes of its RL stage, and by task the mean effort of an episode (by
+    ``EFFORT``) and the pass rate before RL."""
 
     evaluation: Evaluation
     minutes: float
+    effort: Mapping[str, Mapping[str, float]]
+    before: Mapping[str, float]
 
     def tokens_per_solved(self) -> float:
         return self.evaluation.effort["sampled_tokens"] / max(self.evaluation.pass1.mean, 1e-9)
@@ -122,11 +125,19 @@ def finished(work: Path) -> Arms:
                 continue
             store = TrajectoryStore(run.trajectories)
             try:
-                after = evaluation(store, AFTER)
+                before, after = evaluation(store, BEFORE), evaluation(store, AFTER)
+                efforts: dict[str, list[dict[str, float]]] = {}
+                for row in store.rows(f"source = 'eval' AND group_id LIKE '{AFTER}:%'"):
+                    efforts.setdefault(row["task"], []).append(row["effort"])
             finally:
                 store.close()
-            if after is not None:
-                found.setdefault(name, {})[int(place.name.rpartition("-")[2])] = Arm(after, stage_minutes(run)["rl"])
+            if before is not None and after is not None:
+                effort = {
+                    task: {key: float(np.mean([each[key] for each in episodes])) for key in EFFORT}
+                    for task, episodes in efforts.items()
+                }
+                arm = Arm(after, stage_minutes(run)["rl"], effort, _by_task(before, best=False))
+                found.setdefault(name, {})[int(place.name.rpartition("-")[2])] = arm
     return found
 
 
@@ -139,6 +150,28 @@ def effect(arm: Mapping[int, Arm], control: Mapping[int, Arm], best: bool = Fals
         for task in set(a) & set(b):
             by_task.setdefault(task, []).append(a[task] - b[task])
     return bootstrap([float(np.mean(by_task[task])) for task in sorted(by_task)])
+
+
+def thirds(control: Mapping[int, Arm]) -> dict[str, list[str]]:
+    """The third of tasks that the policies before RL solved most often (``easy``), and that they solved least."""
+    tasks = sorted(next(iter(control.values())).before)
+    order = sorted(tasks, key=lambda task: (np.mean([each.before[task] for each in control.values()]), task))
+    third = len(order) // 3
+    return {"easy": order[-third:], "hard": order[:third]}
+
+
+def by_task(arm: Mapping[int, Arm], tasks: Sequence[str], key: str) -> list[float]:
+    """Effort ``key`` of an episode on each task, mean over seeds."""
+    return [float(np.mean([each.effort[task][key] for each in arm.values()])) for task in tasks]
+
+
+def ratio_of_sums(arm: Sequence[float], control: Sequence[float]) -> Estimate:
+    """Sum of the arm over the control's, both by task; the interval resamples tasks."""
+    pairs = np.array([arm, control])
+    drawn = np.random.default_rng(0).integers(0, len(arm), (4000, len(arm)))
+    sums = pairs[:, drawn].sum(axis=2)
+    low, high = np.percentile(sums[0] / sums[1], [2.5, 97.5])
+    return Estimate(float(pairs[0].sum() / pairs[1].sum()), float(low), float(high))
 
 
 def report(found: Arms, steps: int, out: Path) -> None:
@@ -164,6 +197,11 @@ def report(found: Arms, steps: int, out: Path) -> None:
             key: float(np.mean([arm[s].evaluation.effort[key] - control[s].evaluation.effort[key] for s in arm]))
             for key in EFFORT
         }
+        for which, tasks in thirds(control).items():
+            tokens = ratio_of_sums(*(by_task(each, tasks, "sampled_tokens") for each in (arm, control)))
+            figures[f"{name}_tokens_ratio_{which}"] = tokens.mean
+            invalid = [float(np.mean(by_task(each, tasks, "invalid_calls"))) for each in (control, arm)]
+            detail[name][which] = {"tokens_ratio": interval(tokens), "invalid_calls_of_control_and_arm": invalid}
         detail[name]["effect_by_seed"] = {str(s): effect({s: arm[s]}, {s: control[s]}).mean for s in arm}
     write_result("ablations", figures, detail, out)
 
