@@ -5,9 +5,11 @@ laptop recipe, ``seed0``, ``seed1`` and so on (``benchmarks/laptop.py`` makes th
 stages of ``--steps`` steps, evaluated on the same held-out tasks, each at its best temperature on the development
 tasks. An effect is the mean over tasks of the difference to the control, over all seeds; the interval resamples tasks.
 
-The result is written after every run, of all arms under ``--work``. Finished runs there are not run again, interrupted
-ones are continued. Hints are no arm: a policy has to learn to read them in SFT first. ``effort`` needs a base with
-``learn.sft.verified = false``: from verified demonstrations no policy ever gives up, so none can learn to stop earlier.
+The result is written after every run, of all arms under ``--work`` and ``--also``, each against the control of its own
+folder. Finished runs there are not run again, interrupted ones are continued. Hints are no arm: a policy has to learn to
+read them in SFT first. ``effort`` needs a base with ``learn.sft.verified = false``: from verified demonstrations no
+policy ever gives up, so none can learn to stop earlier. ``summaries_masked`` needs a base whose policy summarises
+(``harness.summary``, and a context too small for its tasks).
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "effort": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
     "effort_low": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
+    "summaries_masked": ("rl.train_summaries=false",),
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
     "broken_calls_free": ("rl.rewards={}",),
     "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
@@ -88,17 +91,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, default=Path("runs/bench-laptop"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-ablations"))
-    parser.add_argument("--arms", nargs="+", choices=[name for name in ARMS if name != CONTROL], required=True)
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="other --work folders to report too")
+    parser.add_argument("--arms", nargs="+", choices=[name for name in ARMS if name != CONTROL], default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS / "ablations.json")
     args = parser.parse_args()
     for seed in args.seeds:  # all arms of a seed before the next: what is compared has run side by side
-        for name in (CONTROL, *args.arms):
+        for name in (CONTROL, *args.arms) if args.arms else ():
             base, out = args.base / f"seed{seed}", args.work / f"{name}-{seed}"
             settings = (f"rl.steps={args.steps}", "evaluate.baselines=false", *ARMS[name])
             play(base, out, settings)
-            report(finished(args.work), args.steps, args.out)
+            report([finished(work) for work in (args.work, *args.also)], args.steps, args.out)
+    report([finished(work) for work in (args.work, *args.also)], args.steps, args.out)
 
 
 def play(base: Path, out: Path, settings: Sequence[str]) -> None:
@@ -174,36 +179,50 @@ def ratio_of_sums(arm: Sequence[float], control: Sequence[float]) -> Estimate:
     return Estimate(float(pairs[0].sum() / pairs[1].sum()), float(low), float(high))
 
 
-def report(found: Arms, steps: int, out: Path) -> None:
-    """Write the result: each arm against the control of the same seeds."""
+def report(works: Sequence[Arms], steps: int, out: Path) -> None:
+    """Write the result: each arm against the control of the same folder and seeds."""
     figures: dict[str, float | None] = {}
     detail: dict[str, Any] = {"steps": steps}
-    for name, runs in found.items():
-        detail[name] = {"settings": ARMS[name], **{f"seed {seed}": arm.detail() for seed, arm in runs.items()}}
-        control = {seed: arm for seed, arm in found.get(CONTROL, {}).items() if seed in runs}
-        arm = {seed: runs[seed] for seed in control}
-        if name == CONTROL or not control:
-            continue
-        gain, best = effect(arm, control), effect(arm, control, best=True)
-        figures |= {
-            f"{name}_effect": gain.mean,
-            f"{name}_ci95_low": gain.low,
-            f"{name}_ci95_high": gain.high,
-            f"{name}_seeds": len(arm),
-            f"{name}_best_effect": best.mean,
-            f"{name}_tokens_per_solved_ratio": _ratio(arm, control),
-        }
-        detail[name]["effort_effects"] = {
+    for number, found in enumerate(works):
+        for name, runs in found.items():
+            title = name if number == 0 or name != CONTROL else f"{name} of {', '.join(set(found) - {CONTROL})}"
+            if title in detail:
+                raise SystemExit(f"{name} lies in two of the folders; leave one out")
+            detail[title] = {"settings": ARMS[name], **{f"seed {seed}": arm.detail() for seed, arm in runs.items()}}
+            control = {seed: arm for seed, arm in found.get(CONTROL, {}).items() if seed in runs}
+            if name != CONTROL and control:
+                more, about = _compared(name, {seed: runs[seed] for seed in control}, control)
+                figures |= more
+                detail[title] |= about
+    write_result("ablations", figures, detail, out)
+
+
+def _compared(
+    name: str, arm: Mapping[int, Arm], control: Mapping[int, Arm]
+) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """Figures and details of one arm."""
+    gain, best = effect(arm, control), effect(arm, control, best=True)
+    figures: dict[str, float | None] = {
+        f"{name}_effect": gain.mean,
+        f"{name}_ci95_low": gain.low,
+        f"{name}_ci95_high": gain.high,
+        f"{name}_seeds": len(arm),
+        f"{name}_best_effect": best.mean,
+        f"{name}_tokens_per_solved_ratio": _ratio(arm, control),
+    }
+    about: dict[str, Any] = {
+        "effort_effects": {
             key: float(np.mean([arm[s].evaluation.effort[key] - control[s].evaluation.effort[key] for s in arm]))
             for key in EFFORT
-        }
-        for which, tasks in thirds(control).items():
-            tokens = ratio_of_sums(*(by_task(each, tasks, "sampled_tokens") for each in (arm, control)))
-            figures[f"{name}_tokens_ratio_{which}"] = tokens.mean
-            invalid = [float(np.mean(by_task(each, tasks, "invalid_calls"))) for each in (control, arm)]
-            detail[name][which] = {"tokens_ratio": interval(tokens), "invalid_calls_of_control_and_arm": invalid}
-        detail[name]["effect_by_seed"] = {str(s): effect({s: arm[s]}, {s: control[s]}).mean for s in arm}
-    write_result("ablations", figures, detail, out)
+        },
+        "effect_by_seed": {str(s): effect({s: arm[s]}, {s: control[s]}).mean for s in arm},
+    }
+    for which, tasks in thirds(control).items():
+        tokens = ratio_of_sums(*(by_task(each, tasks, "sampled_tokens") for each in (arm, control)))
+        figures[f"{name}_tokens_ratio_{which}"] = tokens.mean
+        invalid = [float(np.mean(by_task(each, tasks, "invalid_calls"))) for each in (control, arm)]
+        about[which] = {"tokens_ratio": interval(tokens), "invalid_calls_of_control_and_arm": invalid}
+    return figures, about
 
 
 def _ratio(arm: Mapping[int, Arm], control: Mapping[int, Arm]) -> float:
