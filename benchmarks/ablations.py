@@ -6,8 +6,8 @@ stages of ``--steps`` steps, evaluated on the same held-out tasks, each at its b
 tasks. An effect is the mean over tasks of the difference to the control, over all seeds; the interval resamples tasks.
 
 The result is written after every run, of all arms under ``--work`` and ``--also``, each against the control of its own
-folder. Finished runs there are not run again, interrupted ones are continued. Hints are no arm: a policy has to learn to
-read them in SFT first. ``effort`` needs a base with ``learn.sft.verified = false``: from verified demonstrations no
+folder. Finished runs there are not run again, interrupted ones are continued. Hints are no arm: a policy has to learn
+to read them in SFT first. ``effort`` needs a base with ``learn.sft.verified = false``: from verified demonstrations no
 policy ever gives up, so none can learn to stop earlier. ``summaries_masked`` needs a base whose policy summarises
 (``harness.summary``, and a context too small for its tasks).
 """
