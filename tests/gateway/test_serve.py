@@ -18,6 +18,7 @@ from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, hf_state, save_policy
+from woodshed.record.store import TrajectoryStore
 from woodshed.weights.chain import Publisher
 
 from .parts import ADMIN, COMPACT, TOOLS
@@ -121,6 +122,50 @@ def test_the_recorded_tokens_are_those_of_the_network(tmp_path: Path) -> None:
         asyncio.run(second(url, key, messages))
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_sessions_survive_a_server_that_is_killed_while_they_end(tmp_path: Path) -> None:
+    """Whatever moment the kill hits, each session is stored once, those of which the client had no answer too."""
+    decoder = tiny(0)
+    save_policy(Policy(decoder, COMPACT, get_format("compact"), decoder.config), tmp_path / "policy")
+    flags = ("--journal", str(tmp_path / "journal"), "--sessions", str(tmp_path / "sessions"))
+    ids = [f"s{number}" for number in range(12)]
+    user = {"role": "user", "content": "fix: <call>it<end>"}
+
+    async def work(url: str) -> None:
+        async with GatewayAdmin(url, ADMIN) as admin:
+            keys = [await admin.open(id, source="live") for id in ids]
+            await asyncio.gather(*[converse(url, key, [user], 1, stream=False) for key in keys])
+
+    async def finish(url: str, process: subprocess.Popen[bytes] | None, delay: float = 0.0) -> list[str]:
+        answered = []
+
+        async def one(id: str) -> None:
+            await admin.finish(id)
+            answered.append(id)
+
+        async with GatewayAdmin(url, ADMIN) as admin:
+            ending = asyncio.gather(*[one(id) for id in ids], return_exceptions=True)
+            if process is not None:
+                await asyncio.sleep(delay)
+                process.kill()
+            await ending
+        return answered
+
+    with server(tmp_path, *flags) as (url, process):
+        asyncio.run(work(url))
+        answered = asyncio.run(finish(url, process, delay=0.02))
+    with server(tmp_path, *flags) as (url, _):
+        store = TrajectoryStore(tmp_path / "sessions")
+        known = [each.id for each in store]
+        store.close()
+        assert set(answered) <= set(known) and len(known) == len(set(known)), (answered, known)
+        assert sorted(asyncio.run(finish(url, None))) == sorted(ids), "a finish may be repeated"
+    store = TrajectoryStore(tmp_path / "sessions")
+    assert sorted(each.id for each in store) == sorted(ids)
+    assert all(each.source == "live" and each.effort.turns == 1 for each in store)
+    store.close()
 
 
 def test_arguments_become_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
