@@ -23,7 +23,7 @@ from .errors import FORMAT_ERRORS, ContextFull, EndpointLost, ToolError
 from .prompt import continued, opening, summary_text
 from .registry import ToolRegistry
 from .replay import Replay, ReplayEndpoint
-from .session import Session
+from .session import ReuseTests, Session
 from .settings import HarnessSettings
 
 
@@ -40,13 +40,14 @@ async def run_episode(
     settings: HarnessSettings,
     *,
     test_command: str = "",
+    reuse: ReuseTests | None = None,
     on_event: Observer | None = None,
     replay: Replay | None = None,
 ) -> Episode:
-    """Run the agent on a box until it ends, with ``replay`` from there. Raises EndpointLost and SandboxError, both
-    infrastructure, and with ``replay`` ReplayDiverged."""
+    """Run the agent on a box until it ends, with ``replay`` from there. ``reuse``: gives known results of the task's
+    tests. Raises EndpointLost and SandboxError, both infrastructure, and with ``replay`` ReplayDiverged."""
     repeating = None if replay is None else ReplayEndpoint(replay, endpoint)
-    agent = _Agent(task_prompt, box, repeating or endpoint, settings, test_command, on_event)
+    agent = _Agent(task_prompt, box, repeating or endpoint, settings, test_command, reuse, on_event)
     try:
         status, reason = await agent.run()
     except ContextFull as error:
@@ -69,6 +70,7 @@ class _Agent:
         endpoint: ChatEndpoint,
         settings: HarnessSettings,
         test_command: str,
+        reuse: ReuseTests | None,
         on_event: Observer | None,
     ) -> None:
         self.task_prompt = task_prompt
@@ -76,7 +78,7 @@ class _Agent:
         self.settings = settings
         self.on_event = on_event
         self.registry = registry_for(settings)
-        self.session = Session(box, settings, test_command)
+        self.session = Session(box, settings, test_command, reuse)
         self.effort = self.session.effort
         self.budget = Budget(settings.limits, self.effort)
         self.session.deadline = self.budget.deadline

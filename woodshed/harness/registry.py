@@ -175,8 +175,8 @@ def _source_digest(reference: str) -> str:
 
 
 def _noticed(settings: HarnessSettings) -> dict[str, Any]:
-    """The settings as data, without where the files of ``harness.program`` are."""
-    return settings.model_dump(mode="json", exclude={"program": {"folder"}})
+    """The settings as data, without where the files of ``harness.program`` are and what only saves time."""
+    return settings.model_dump(mode="json", exclude={"program": {"folder"}, "reuse_test_results": True})
 
 
 _FORMAT = 1

@@ -5,12 +5,16 @@ Confinement keeps the agent to its task; the security boundary is the sandbox.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import posixpath
 import time
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
 from woodshed.record.trajectory import Effort
-from woodshed.sandbox.protocol import Sandbox
+from woodshed.sandbox.protocol import BoxError, ExecResult, Sandbox
 
 from .errors import ToolError
 from .settings import HarnessSettings
@@ -58,13 +62,56 @@ class Todo:
     status: str
 
 
+class KnownTests:
+    """Results of test runs by what decides them; the least recently used are dropped. ``task`` tells tasks apart."""
+
+    def __init__(self, entries: int = 8192) -> None:
+        self.entries = entries
+        self.hits = self.misses = 0
+        self._results: OrderedDict[str, ExecResult] = OrderedDict()
+
+    async def run(
+        self, task: str, box: Sandbox, command: str, execute: Callable[[], Awaitable[ExecResult]]
+    ) -> ExecResult:
+        """The result for the files that are in the workspace now, run if it is not known. What a limit of time, memory
+        or output cut short is run again, and so is everything where the files cannot be read."""
+        try:
+            files = await box.get(["**/*"])
+        except BoxError:
+            return await execute()
+        digest = hashlib.sha256(json.dumps([task, command]).encode())
+        for path, data in sorted(files.items()):
+            digest.update(f"{len(path)}:{path}:{len(data)}:".encode())
+            digest.update(data)
+        key = digest.hexdigest()
+        found = self._results.get(key)
+        if found is None:
+            self.misses += 1
+            found = await execute()
+            if found.timed_out or found.out_of_memory or found.truncated:
+                return found
+            self._results[key] = found
+        else:
+            self.hits += 1
+        self._results.move_to_end(key)
+        while len(self._results) > self.entries:
+            self._results.popitem(last=False)
+        return replace(found)
+
+
+ReuseTests = Callable[[Sandbox, str, Callable[[], Awaitable[ExecResult]]], Awaitable[ExecResult]]
+"""``KnownTests.run`` of one task."""
+
+
 @dataclass
 class Session:
-    """Passed to every tool. ``deadline`` is on ``time.monotonic``; tools never wait past it."""
+    """Passed to every tool. ``deadline`` is on ``time.monotonic``; tools never wait past it. ``reuse`` gives known
+    results of the task's tests."""
 
     box: Sandbox
     settings: HarnessSettings
     test_command: str = ""
+    reuse: ReuseTests | None = None
     deadline: float = float("inf")
     effort: Effort = field(default_factory=Effort)
     edits: list[Edit] = field(default_factory=list)

@@ -18,6 +18,9 @@ ALL_TOOLS = (
 COMPACT_TOOLS = ("read_file", "edit_line", "edit_words", "undo", "run_tests", "finish")
 """Tools for a tiny policy with the ``compact`` chat format."""
 
+FILE_TOOLS = {*ALL_TOOLS, *COMPACT_TOOLS} - {"run_command"}
+"""Built-in tools that change nothing in a box but files of the workspace, apart from what the tests themselves do."""
+
 
 class LimitSettings(Settings):
     """Limits that end an episode."""
@@ -161,6 +164,10 @@ class HarnessSettings(Settings):
     """How commands run."""
     summary: SummarySettings = SummarySettings()
     """Self-summarisation."""
+    reuse_test_results: bool = False
+    """Whether ``run_tests`` answers with the output of an earlier run, of any rollout, on the same task and equal files
+    of the workspace. For tests that depend on nothing else; with tools that run commands a box has more state than
+    files, and it is refused. No part of the harness hash."""
 
     @model_validator(mode="after")
     def _check(self) -> HarnessSettings:
@@ -178,6 +185,11 @@ class HarnessSettings(Settings):
             raise ValueError("harness.tools is empty; name at least one tool")
         if "finish" not in self.tools and not self.plain_message_ends:
             raise ValueError("harness: the agent could never end; add the tool finish or set plain_message_ends = true")
+        if self.reuse_test_results and (other := sorted(set(self.tools) - FILE_TOOLS)):
+            raise ValueError(
+                f"harness.reuse_test_results: the state of a box is more than its files with the tools "
+                f"{other}; turn it off, or use {', '.join(sorted(FILE_TOOLS))} only"
+            )
         most, trigger = self.limits.context_tokens, self.summary.trigger_tokens
         if most and trigger >= most:
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import registry_for, run_episode
 from woodshed.harness.registry import harness_hash
 from woodshed.harness.replay import Replay
+from woodshed.harness.session import KnownTests
 from woodshed.harness.settings import HarnessSettings, RetrySettings
 from woodshed.record.task import Task
 from woodshed.sandbox.protocol import BoxSpec, Egress, Sandbox
@@ -112,6 +114,7 @@ class BuiltinAgent:
         self.client = client
         self.retry = retry
         self.harness_hash = harness_hash(harness)
+        self.known = KnownTests()
 
     @property
     def tools(self) -> Tools:
@@ -138,6 +141,7 @@ class BuiltinAgent:
                 endpoint,
                 self.harness,
                 test_command=task.info.test_command,
+                reuse=partial(self.known.run, task.digest) if self.harness.reuse_test_results else None,
                 on_event=_Interruption(task.info.interruption).react if task.info.interruption else None,
                 replay=access.replay,
             )

@@ -7,6 +7,7 @@ import shlex
 from woodshed.harness.boxed import program
 from woodshed.harness.errors import ToolError
 from woodshed.harness.session import Session
+from woodshed.sandbox.protocol import ExecResult
 
 from .base import NoArguments, Tool, ToolResult, decode
 from .run_command import FLOOD, ran
@@ -29,11 +30,16 @@ class RunTests(Tool):
         session.effort.test_runs += 1
         timeout = session.time_left(self.settings.command.test_timeout)
         script = python_script(session.test_command)
-        if script is not None:
-            source = program("script", {"path": script})
-            done = await session.box.exec_python(source, timeout=timeout, max_output=FLOOD)
+
+        async def execute() -> ExecResult:
+            if script is None:
+                return await session.box.exec(session.test_command, timeout=timeout, max_output=FLOOD)
+            return await session.box.exec_python(program("script", {"path": script}), timeout=timeout, max_output=FLOOD)
+
+        if session.reuse is None:
+            done = await execute()
         else:
-            done = await session.box.exec(session.test_command, timeout=timeout, max_output=FLOOD)
+            done = await session.reuse(session.box, session.test_command, execute)
         text = decode(done.stdout).strip("\n")
         if not text.strip() or (script is None and done.stderr):
             text = "\n".join(part for part in (text, decode(done.stderr).strip("\n")) if part)
