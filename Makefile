@@ -10,7 +10,7 @@ test: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 setup:
 	@scripts/setup

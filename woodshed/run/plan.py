@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from woodshed.cluster.supervisor import Program
 from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, stage_of, titles
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json
-from woodshed.stages.servers import server_programs, threads_of
+from woodshed.stages.servers import cores, server_programs, threads_of
 from woodshed.train.worker_config import WorkerConfig
 
 
@@ -46,22 +45,22 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     if not recipe.learn.demonstrations.episodes:
         demos = []
     needs = ("pretrain" if scratch else "convert", *(stage.name for stage in demos))
-    cores = os.cpu_count() or 1
-    sft = _simple(run, "sft", "fine-tune on demonstrations", needs, min(cores, 4) if scratch else cores)
+    threads = min(cores(), 4) if scratch else cores()
+    sft = _simple(run, "sft", "fine-tune on demonstrations", needs, threads)
     packages = [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
     stages += [*packages, *demos] if main == "packages" else [*demos, *packages]
     if scratch:
-        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",), min(cores, 4)))
+        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",), threads))
     stages.append(sft)
     drafts = recipe.learn.mtp.steps and recipe.learn.demonstrations.episodes
     if drafts:
-        stages.append(_simple(run, "mtp", "distil the head that drafts", ("sft",), min(cores, 4) if scratch else cores))
+        stages.append(_simple(run, "mtp", "distil the head that drafts", ("sft",), threads))
     before = ("mtp" if drafts else "sft", main, *(("packages",) if recipe.tasks.packages else ()))
     stages.append(_served(recipe, run, BEFORE, "evaluate before RL", before, "sft"))
     stages.append(_rl(recipe, run))
     stages.append(_served(recipe, run, AFTER, "evaluate after RL", ("rl", BEFORE), "final"))
     if recipe.evaluate.baselines:
-        stages += _baselines(recipe, run, min(cores, 4) if scratch else cores)
+        stages += _baselines(recipe, run, threads)
     return stages
 
 
@@ -130,4 +129,4 @@ def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
 def trainer_threads(recipe: Recipe) -> int:
     """One core beside the server for a tiny network. With a larger one training takes several times as long as
     sampling and the server often waits: the trainer gets every core, and shares them while both work."""
-    return 1 if recipe.policy.source == "scratch" else os.cpu_count() or 1
+    return 1 if recipe.policy.source == "scratch" else cores()

@@ -63,11 +63,18 @@ def address_of(run: RunDirectory) -> tuple[str, str]:
     return address["url"], Path(address["admin_key_file"]).read_text().strip()
 
 
+def cores() -> int:
+    """Processors that this process may use, and no more than ``OMP_NUM_THREADS`` where somebody set it: beside other
+    work, threads that wait actively for each other cost far more than they gain."""
+    available = len(os.sched_getaffinity(0))
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(available, int(given))) if given.isdigit() else available
+
+
 def server_threads(recipe: Recipe, *, training: bool) -> int:
     """A tiny network gains little from a second thread, and leaves that core to the sandboxes. A larger one gets every
     core, or half of them where the trainer runs beside it."""
-    cores = os.cpu_count() or 1
-    return 1 if recipe.policy.source == "scratch" else max(1, cores // 2) if training else cores
+    return 1 if recipe.policy.source == "scratch" else max(1, cores() // 2) if training else cores()
 
 
 def _program(
