@@ -94,6 +94,25 @@ def tokens_per_solved(result: dict[str, Any]) -> str:
     return forest(rows, "sampled tokens per solved task (mean, least and most of the seeds)")
 
 
+def broken_calls(result: dict[str, Any]) -> str | None:
+    """Invalid calls of an episode on easy and on hard tasks: paid for, free, and dropped from training."""
+    arms = {"broken_calls_free": "free", "broken_calls_dropped": "rollouts with one are dropped"}
+    found = {arm: result["detail"][arm] for arm in arms if "easy" in result["detail"].get(arm, {})}
+    if len(found) < len(arms):
+        return None
+    which, key = ("easy", "hard"), "invalid_calls_of_control_and_arm"
+    groups = {"a penalty for each (control)": [next(iter(found.values()))[each][key][0] for each in which]}
+    groups |= {title: [found[arm][each][key][1] for each in which] for arm, title in arms.items()}
+    figure = Figure(figsize=(6.5, 2.6), layout="constrained")
+    axis = figure.add_subplot()
+    for number, (title, values) in enumerate(groups.items()):
+        axis.bar([place + 0.26 * (number - 1) for place in range(len(which))], values, width=0.24, label=title)
+    axis.set_xticks(range(len(which)), [f"{each} third of tasks" for each in which])
+    axis.set_ylabel("invalid calls an episode")
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
+    return svg(figure, axis)
+
+
 def beside_trl(result: dict[str, Any]) -> str | None:
     """Mean reward over seconds, ours and TRL's, every seed."""
     if "trl" not in result["detail"]:
@@ -135,6 +154,7 @@ PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
     ("trials", "research", trials),
     ("ablations", "ablations", ablations),
     ("tokens_per_solved", "ablations", tokens_per_solved),
+    ("broken_calls", "ablations", broken_calls),
     ("beside_trl", "throughput", beside_trl),
 )
 """Name of the plot, the result it is drawn from, the function."""
