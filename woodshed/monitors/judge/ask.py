@@ -72,8 +72,10 @@ def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
         half = _CALLS // 2
         calls = [*calls[:half], {"left_out": len(calls) - _CALLS}, *calls[-half:]]
     said = [m.get("content") for m in episode.messages if m.get("role") == "assistant"]
+    later = episode.task.info.interruption
     shown = {
         "task": _cut(episode.task.instruction, _INSTRUCTION),
+        **({"later_the_user_said": _cut(later, _INSTRUCTION)} if later else {}),
         "calls": calls,
         "last_message": _cut(said[-1], 2 * _TEXT) if said and isinstance(said[-1], str) else "",
         "changes": _changes(episode, episode.submission),
