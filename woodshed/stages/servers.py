@@ -92,7 +92,8 @@ def _program(
 
 
 def threads_of(number: int, *, alone: bool = False) -> dict[str, str]:
-    """Threads of one process. Two torch processes that spin on the same cores slow each other to a crawl, so only one
-    that runs ``alone`` waits actively, for a moment (1.65 times as fast on two cores; passively 1.2 times)."""
+    """Threads of one process. Torch processes that spin on the same cores slow each other to a crawl, so only one that
+    runs ``alone`` waits actively, and for microseconds: libgomp's own hundredfold is no faster on an idle machine and
+    half as fast on a busy one (benchmarks/threads.py)."""
     threads = {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
-    return threads | ({"GOMP_SPINCOUNT": "300000"} if alone else {"OMP_WAIT_POLICY": "passive"})
+    return threads | ({"GOMP_SPINCOUNT": "3000"} if alone else {"OMP_WAIT_POLICY": "passive"})
