@@ -18,6 +18,7 @@ import argparse
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from woodshed.evaluate.statistics import Estimate, bootstrap
 from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
 CONTROL = "control"
@@ -61,13 +63,14 @@ Arms = dict[str, dict[int, "Arm"]]
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: its held-out evaluation, minutes of its RL stage, and by task the mean effort of an episode (by
-    ``EFFORT``) and the pass rate before RL."""
+    """One run: its held-out evaluation, minutes of its RL stage, by task the mean effort of an episode (by ``EFFORT``)
+    and the pass rate before RL, and what its summaries were like before and after RL, if it wrote any."""
 
     evaluation: Evaluation
     minutes: float
     effort: Mapping[str, Mapping[str, float]]
     before: Mapping[str, float]
+    summaries: Mapping[str, Mapping[str, float]]
 
     def tokens_per_solved(self) -> float:
         return self.evaluation.effort["sampled_tokens"] / max(self.evaluation.pass1.mean, 1e-9)
@@ -84,6 +87,7 @@ class Arm:
             "tokens_per_solved": self.tokens_per_solved(),
             "statuses": e.statuses,
             "rl_minutes": self.minutes,
+            **({"summaries": self.summaries} if any(self.summaries.values()) else {}),
         }
 
 
@@ -134,6 +138,7 @@ def finished(work: Path) -> Arms:
                 efforts: dict[str, list[dict[str, float]]] = {}
                 for row in store.rows(f"source = 'eval' AND group_id LIKE '{AFTER}:%'"):
                     efforts.setdefault(row["task"], []).append(row["effort"])
+                said = {each: summaries(store, run, each) for each in (BEFORE, AFTER)}
             finally:
                 store.close()
             if before is not None and after is not None:
@@ -141,9 +146,35 @@ def finished(work: Path) -> Arms:
                     task: {key: float(np.mean([each[key] for each in episodes])) for key in EFFORT}
                     for task, episodes in efforts.items()
                 }
-                arm = Arm(after, stage_minutes(run)["rl"], effort, _by_task(before, best=False))
+                arm = Arm(after, stage_minutes(run)["rl"], effort, _by_task(before, best=False), said)
                 found.setdefault(name, {})[int(place.name.rpartition("-")[2])] = arm
     return found
+
+
+def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dict[str, float]:
+    """Of an evaluation: summaries an episode, pass rate of the episodes with one, and the share of summaries that name
+    the file which the solution changes. Empty without any."""
+    request = load_recipe(run.recipe).harness.summary.request
+    rows = store.rows(f"source = 'eval' AND group_id LIKE '{evaluation}:%'")
+    wrote = [row for row in rows if row["effort"]["summaries"]]
+    files: dict[str, str] = {}
+    for path in run.tasks("synthetic-heldout").glob("*/task.toml") if wrote else ():
+        task = Task.load(path.parent)
+        files[task.name] = next(iter(task.solution_files()))
+    named: list[bool] = []
+    for row in wrote:
+        trajectory = store.get(row["id"])
+        messages = [] if trajectory is None else trajectory.messages
+        for asked, said in pairwise(messages):
+            if asked.get("content") == request and said["role"] == "assistant":
+                named.append(files[row["task"]] in str(said.get("content")))
+    if not named:
+        return {}
+    return {
+        "per_episode": float(np.mean([row["effort"]["summaries"] for row in rows])),
+        "solved_with_one": float(np.mean([bool(row["resolved"]) for row in wrote])),
+        "name_the_file": float(np.mean(named)),
+    }
 
 
 def effect(arm: Mapping[int, Arm], control: Mapping[int, Arm], best: bool = False) -> Estimate:
