@@ -91,7 +91,7 @@ def tokens_per_solved(result: dict[str, Any]) -> str:
         )
         if values:
             rows[arm] = {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
-    return forest(rows, "sampled tokens per solved task (mean, least and most of the seeds)")
+    return forest(rows, "sampled tokens per solved task (mean and range of seeds)")
 
 
 def broken_calls(result: dict[str, Any]) -> str | None:
