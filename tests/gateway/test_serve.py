@@ -1,6 +1,7 @@
 """The real server: policy on disk, engine, uvicorn, weight chain, the openai client."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import subprocess
@@ -150,7 +151,10 @@ def test_sessions_survive_a_server_that_is_killed_while_they_end(tmp_path: Path)
             if process is not None:
                 await asyncio.sleep(delay)
                 process.kill()
-            await ending
+                await asyncio.wait({ending}, timeout=1.0)
+                ending.cancel()  # the others would wait for the server to come back
+            with contextlib.suppress(asyncio.CancelledError):
+                await ending
         return answered
 
     with server(tmp_path, *flags) as (url, process):

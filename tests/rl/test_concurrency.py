@@ -162,7 +162,8 @@ def test_a_controller_adapts_and_keeps_to_the_staleness_bound(tmp_path: Path) ->
     asyncio.run(main())
     lines = read_jsonl(tmp_path / "metrics" / "rollouts.jsonl")
     limits = [line["concurrency"] for line in lines]
-    assert limits[0] == 8 and min(limits) == 2 and limits[-1] > 2 and all(2 <= limit <= 8 for limit in limits)
+    assert limits[0] == 8 and min(limits) == 2 and all(2 <= limit <= 8 for limit in limits)
+    assert max(limits[limits.index(2) :]) > 2, "it grew again"
     assert max(line["staleness"] for line in lines) <= settings.max_staleness
     known = [line["waits"] for line in lines if line["waits"]]
     assert len(known) >= 7 and all(found["batch"] * found["trainer"] == 0 for found in known)
