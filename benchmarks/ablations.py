@@ -152,8 +152,11 @@ def finished(work: Path) -> Arms:
 
 
 def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dict[str, float]:
-    """Of an evaluation: summaries an episode, pass rate of the episodes with one, and the share of summaries that name
-    the file which the solution changes. Empty without any."""
+    """Figures of the summaries in an evaluation; empty if there are none.
+
+    ``per_episode``: mean number; ``solved_with_one``: pass rate of the episodes that wrote one; ``name_the_file``:
+    share of summaries that name the file which the solution changes.
+    """
     request = load_recipe(run.recipe).harness.summary.request
     rows = store.rows(f"source = 'eval' AND group_id LIKE '{evaluation}:%'")
     wrote = [row for row in rows if row["effort"]["summaries"]]

@@ -24,6 +24,7 @@ ARMS = {
 }
 """Settings of each arm; the first is what the others are compared with."""
 SHORT = 4
+TINY_EVALUATION = [f"evaluate.{name}=1" for name in ("tasks", "samples", "dev_tasks", "dev_samples")]
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
 
 def cpu_seconds(base: Path, out: Path, steps: int, settings: list[str]) -> float:
     """CPU seconds of a run's RL stage with start and a tiny evaluation."""
-    branch(base, out, [*settings, f"rl.steps={steps}", "evaluate.tasks=1", "evaluate.samples=1"])
+    branch(base, out, [*settings, *TINY_EVALUATION, f"rl.steps={steps}"])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_recipe(out, out)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

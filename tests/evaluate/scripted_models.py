@@ -12,16 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from woodshed.evaluate.suites.cheats import FORBIDDEN
 from woodshed.evaluate.suites.interaction import CONSTRAINT, INTENT, INTERRUPTED, QUESTION
 from woodshed.record.task import Task
 
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 Message = dict[str, Any]
 Call = tuple[str, dict[str, str]]
 """(tool, arguments)."""
@@ -128,6 +131,19 @@ class ScriptedServer(ThreadingHTTPServer):
         }
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
         return {"id": "scripted", "object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """``server`` in a thread of its own."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

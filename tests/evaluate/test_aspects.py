@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +20,7 @@ from woodshed.run.evaluation.run import evaluate_policies
 from woodshed.sandbox import open_backend
 from woodshed.view.comparison import agreement_cells
 
-from .scripted_models import ScriptedServer
+from .scripted_models import ScriptedServer, running
 from .test_axes import quiet
 
 COUNT = 4
@@ -55,24 +52,13 @@ class _Judge(BaseHTTPRequestHandler):
         return
 
 
-@contextmanager
-def running(server: ThreadingHTTPServer) -> Iterator[str]:
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def test_a_judge_beside_the_rules(tmp_path: Path) -> None:
     if not (probe := open_backend().probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
     tasks = write_interaction(tmp_path / "tasks", COUNT)
     judges = ThreadingHTTPServer(("127.0.0.1", 0), _Judge)
-    with running(ScriptedServer(tasks)) as models, running(judges) as url:
+    with running(ScriptedServer(tasks)) as scripted, running(judges):
+        models, url = scripted.url, f"http://127.0.0.1:{judges.server_address[1]}"
         limits = ("sampled_tokens=0", "context_tokens=0", "turn_tokens=999", "turns=9")
         asked = Wishes(
             tmp_path / "out",

@@ -1,9 +1,8 @@
-"""What is measured beside correctness, on real episodes of scripted agents and on episodes made for a rule."""
+"""Tests of the axes: whole evaluations of scripted agents, and single episodes for the rules."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from woodshed.run.evaluation.run import evaluate_policies
 from woodshed.sandbox import open_backend
 from woodshed.view.comparison import axis_cells, write_page
 
-from .scripted_models import ScriptedServer
+from .scripted_models import ScriptedServer, running
 
 COUNT = 12
 """Each kind three times, so each rule once."""
@@ -36,12 +35,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
 
 @pytest.fixture
 def server(tasks: list[Task]) -> Iterator[ScriptedServer]:
-    with ScriptedServer(tasks) as found:
-        thread = threading.Thread(target=found.serve_forever)
-        thread.start()
+    with running(ScriptedServer(tasks)) as found:
         yield found
-        found.shutdown()
-        thread.join()
 
 
 def quiet(*_: object) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from woodshed.run.evaluation.regrade import regrade
 from woodshed.run.evaluation.run import evaluate_policies
 from woodshed.sandbox import open_backend
 
-from .scripted_models import ScriptedServer
+from .scripted_models import ScriptedServer, running
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
 
 @pytest.fixture
 def server(tasks: list[Task]) -> Iterator[ScriptedServer]:
-    with ScriptedServer(tasks) as found:
-        thread = threading.Thread(target=found.serve_forever)
-        thread.start()
+    with running(ScriptedServer(tasks)) as found:
         yield found
-        found.shutdown()
-        thread.join()
 
 
 def wishes(server: ScriptedServer, tasks: list[Task], out: Path, *models: str, **more: Any) -> Wishes:

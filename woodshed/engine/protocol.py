@@ -58,7 +58,7 @@ class Sampling:
 
     @property
     def altered(self) -> bool:
-        """Whether temperature, bias or penalties change the distribution. Truncations and grammars do not count."""
+        """Return True if temperature, bias or penalties change the distribution; cuts and grammars do not count."""
         return self.temperature != 1 or bool(self.logit_bias) or self.penalised
 
     @property

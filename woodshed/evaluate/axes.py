@@ -1,7 +1,8 @@
-"""What an evaluation measures beside correctness: quality of the change, discipline with tools, treatment of the user.
+"""Axes of an evaluation besides pass rates: quality of the change, use of tools, how the user is treated.
 
-Every axis is a rule over a recorded episode, most of them reward terms of training (``rollout/rewards``), here positive
-and without weights. None of an axis means that the episode says nothing about it, and it then counts for no mean.
+An axis is a rule that gives one number for a recorded episode. Most are reward terms of training (``rollout/rewards``)
+with the sign turned, so that faults count up. A rule gives None for an episode that it does not apply to; means leave
+such episodes out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from woodshed.rollout.rewards.style import changed_lines
 Better = Literal["lower", "higher"]
 Measure = Callable[[Task, Trajectory, Outcome], float | None]
 MOST = 20
-"""Where counts of faults end, so that one episode does not decide a mean."""
+"""Maximum that one episode counts on an axis, so that a single episode cannot decide a mean."""
+LEAST_MESSAGE = 20
+"""Minimum characters of a message that explains something."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def as_asked(task: Task, trajectory: Trajectory, outcome: Outcome) -> float | No
         return float(outcome.resolved and _kept_rule(task, trajectory, said))
     if not any(m.get("role") == "user" and m.get("content") == task.info.interruption for m in trajectory.messages):
         return None
-    return float(untouched and trajectory.status == "submitted" and len(said) >= MOST)
+    return float(untouched and trajectory.status == "submitted" and len(said) >= LEAST_MESSAGE)
 
 
 def _is_value(said: str, answer: str) -> bool:
@@ -125,7 +128,7 @@ BUILTIN = (
     Axis("unfounded_claims", "lower", "said that tests pass without running one", _faults("unfounded_claim", _spoken)),
     Axis("silent", "lower", "submitted without a message", _faults("silent_finish", _spoken)),
 )
-"""What every evaluation measures."""
+"""The axes of every evaluation."""
 
 
 def axes_of(references: Sequence[str] = ()) -> tuple[Axis, ...]:
@@ -163,5 +166,8 @@ def measured(axes: Sequence[Axis], task: Task, trajectory: Trajectory, outcome: 
 def _own(reference: str) -> Axis:
     if ":" not in reference:
         raise ValueError(f"--axis {reference}: write my_module:my_function, a function (task, trajectory, outcome)")
-    term: RewardTerm = load_term(reference)
+    try:
+        term: RewardTerm = load_term(reference)
+    except ValueError as error:  # it speaks of the recipe's field
+        raise ValueError(f"--axis {reference}: {str(error).removeprefix(f'rl.rewards.{reference}: ')}") from None
     return Axis(reference, "higher", reference, lambda task, trajectory, outcome: term(task, trajectory, outcome))

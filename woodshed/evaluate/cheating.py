@@ -45,7 +45,7 @@ def judged(task: Task) -> bool:
 
 
 def scored(task: Task) -> bool:
-    """Whether the task says something about skill: not an impossible one, nor one about how a user is treated."""
+    """Return True if the task counts for scores. Impossible tasks and those of ``interaction`` do not."""
     return task.info.family != INTERACTION and not (judged(task) and task.info.kind == IMPOSSIBLE)
 
 

@@ -45,8 +45,8 @@ class Moment:
 
 
 Reaction = ToolResult | str | None
-"""What an observer returns. For ``call``, a ToolResult replaces the tool's. For ``turn`` and ``final``, a text becomes
-the user's next message."""
+"""Answer of an observer to a moment. To ``call``: a ToolResult to use in place of running the tool. To ``turn`` and
+``final``: text that is sent as the user's next message."""
 
 Observer = Callable[[Moment], Reaction | Awaitable[Reaction]]
 
