@@ -58,7 +58,10 @@ class Sampling:
 
     @property
     def altered(self) -> bool:
-        """Return True if temperature, bias or penalties change the distribution; cuts and grammars do not count."""
+        """Return True if temperature, bias or penalties change the distribution.
+
+        Truncation and grammars do not count.
+        """
         return self.temperature != 1 or bool(self.logit_bias) or self.penalised
 
     @property
