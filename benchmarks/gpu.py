@@ -84,7 +84,7 @@ SMALL = Sizes(
     shapes={"135m": (TINY, 4), "1b": (TINY, 2)},
     length=32,
     rounds=2,
-    mismatch={"5m": replace(TINY, max_positions=1024)},
+    mismatch={"5m": replace(TINY, max_positions=1024), "135m": replace(TINY, max_positions=1024)},
     served=TINY,
     batches=(1, 8),
     load=Load(runs=0, trajectories=0, table_prompt=8, table_output=4, rounds=(1, 1)),
@@ -400,6 +400,7 @@ def main() -> None:
     if out is None and (arguments.small or arguments.device == "cpu"):
         out = Path("/tmp/woodshed-gpu-small.json")
     build._begun(fused.SOURCES)  # what the CPU's side trains with is compiled meanwhile
+    torch.set_num_threads(min(4, torch.get_num_threads()))  # of the CPU's side, whose policy is small
     run = Run(torch.device(arguments.device), SMALL if arguments.small else FULL, out)
     for name in arguments.parts:
         run.say(f"{name} begins")
