@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import statistics
 import sys
 import time
@@ -52,9 +53,10 @@ def gap(one: list[Completion], other: list[Completion]) -> float:
 
 
 async def measure(runs: int) -> tuple[dict[str, float | None], dict[str, Any]]:
+    decoder = Decoder(POLICY)
     engines = {
         graphs: LocalEngine(
-            Decoder(POLICY), device="cuda", settings=EngineSettings(dtype="bfloat16", graphs=graphs, seed=0)
+            copy.deepcopy(decoder), device="cuda", settings=EngineSettings(dtype="bfloat16", graphs=graphs, seed=0)
         )
         for graphs in (False, True)
     }

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from parity_random import measure_random
 from result import write_result
 
 from woodshed.engine.local import LocalEngine
@@ -28,7 +28,9 @@ from woodshed.engine.protocol import Completion, Sampling
 from woodshed.engine.settings import EngineSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
-from woodshed.train.batch import Sequence, pack
+from woodshed.policy.state import hf_state
+from woodshed.train.batch import Sequence as Row
+from woodshed.train.batch import pack
 from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
 
 BASE = DecoderConfig(
@@ -44,19 +46,27 @@ FAMILIES = {
 CONVERSATIONS, TURNS, SHARED = 16, 4, 96
 
 
-async def converse(decoder: Decoder, dtype: str) -> list[tuple[list[int], list[tuple[int, Completion]]]]:
-    """Token sequences with the completions in them and where each begins."""
-    settings = EngineSettings.model_validate({"seed": 0, "prefill_tokens": 64, "dtype": dtype})
-    engine = LocalEngine(copy.deepcopy(decoder), settings=settings)
-    start = np.random.default_rng(0).integers(0, BASE.vocab_size, SHARED).tolist()
+async def converse(
+    decoder: Decoder, dtype: str, *, graphs: bool = False, swaps: Sequence[Decoder] = ()
+) -> list[tuple[list[int], list[tuple[int, Completion]]]]:
+    """Token sequences with the completions in them and where each begins, on the decoder's device. After each of the
+    first turns the engine changes to the next of ``swaps`` (versions 1, 2, ...), while other conversations sample; keys
+    and values are computed again."""
+    values = {"seed": 0, "prefill_tokens": 64, "dtype": dtype, "graphs": graphs}
+    settings = EngineSettings.model_validate(values)
+    engine = LocalEngine(copy.deepcopy(decoder), settings=settings, device=decoder.device)
+    vocabulary = decoder.config.vocab_size
+    start = np.random.default_rng(0).integers(0, vocabulary, SHARED).tolist()
 
     async def one(i: int) -> tuple[list[int], list[tuple[int, Completion]]]:
         own = np.random.default_rng(i + 1)
-        tokens, done = start + own.integers(0, BASE.vocab_size, 40 + 5 * i).tolist(), []
-        for _ in range(TURNS):
+        tokens, done = start + own.integers(0, vocabulary, 40 + 5 * i).tolist(), []
+        for turn in range(TURNS):
             completion = await engine.generate(tokens, Sampling(max_tokens=24), session=str(i))
+            if i == 0 and turn < len(swaps):
+                await engine.update_weights(turn + 1, hf_state(swaps[turn]), kv="recompute")
             done.append((len(tokens), completion))
-            tokens = tokens + completion.tokens + own.integers(0, BASE.vocab_size, 16).tolist()
+            tokens = tokens + completion.tokens + own.integers(0, vocabulary, 16).tolist()
         return tokens, done
 
     try:
@@ -65,23 +75,27 @@ async def converse(decoder: Decoder, dtype: str) -> list[tuple[list[int], list[t
         await engine.close()
 
 
-def sequence(tokens: list[int], done: list[tuple[int, Completion]], config: DecoderConfig) -> Sequence:
+def sequence(tokens: list[int], done: list[tuple[int, Completion]], config: DecoderConfig) -> Row:
     """The training row of a conversation with the engine's log-probabilities (nan elsewhere) and its experts."""
     behaviour = np.full(len(tokens), np.nan, np.float32)
+    versions = np.full(len(tokens), -1, np.int32)
     routes = None
     if config.num_experts:
         routes = np.full((len(tokens), config.num_layers, config.num_experts_per_tok), -1, np.int16)
     for at, completion in done:
         behaviour[at : at + len(completion.tokens)] = completion.logprobs
+        versions[at : at + len(completion.tokens)] = completion.versions
         if routes is not None and completion.routes is not None and completion.prompt_routes is not None:
             routes[at : at + len(completion.tokens)] = completion.routes
             routes[at - len(completion.prompt_routes) : at] = completion.prompt_routes
     weights = (~np.isnan(behaviour)).astype(np.float32)
-    return Sequence(np.asarray(tokens, np.int32), {"rl": weights}, behaviour_logprobs=behaviour, routes=routes)
+    return Row(
+        np.asarray(tokens, np.int32), {"rl": weights}, behaviour_logprobs=behaviour, versions=versions, routes=routes
+    )
 
 
 @torch.no_grad()
-def trainer_side(decoder: Decoder, rows: list[Sequence], *, replay: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+def trainer_side(decoder: Decoder, rows: list[Row], *, replay: bool) -> tuple[np.ndarray, list[np.ndarray]]:
     """|difference| of log-probabilities of every sampled token, and per micro-batch whether the experts agree."""
     batch = pack(rows, id="parity", step=1, denominators={"rl": 1.0})
     used, gaps, agree = weighted(batch), [], []
@@ -93,23 +107,29 @@ def trainer_side(decoder: Decoder, rows: list[Sequence], *, replay: bool) -> tup
         hidden = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn, routes=routes, route_sink=sink)
         logits = decoder.logits(hidden.index_select(0, micro.at_M))
         logp = logits.log_softmax(-1).gather(1, micro.target_M[:, None])[:, 0]
-        gaps.append((logp - micro.behaviour_M).abs().numpy())
+        gaps.append((logp - micro.behaviour_M).abs().cpu().numpy())
         if micro.routes_NLK is not None and not replay:
-            own = torch.stack(sink, -2).sort(-1).values.numpy()
-            theirs = micro.routes_NLK.sort(-1).values.numpy()
+            own = torch.stack(sink, -2).sort(-1).values.cpu().numpy()
+            theirs = micro.routes_NLK.sort(-1).values.cpu().numpy()
             known = (theirs >= 0).all(-1) & (own >= 0).all(-1)
             agree.append((own == theirs).all(-1)[known])
     return np.concatenate(gaps), agree
 
 
-def measure(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    decoder = Decoder(config, seed=0)
+def random_decoder(config: DecoderConfig, seed: int = 0) -> Decoder:
+    """A policy with far from uniform distributions."""
+    decoder = Decoder(config, seed=seed)
     with torch.no_grad():
-        rng = torch.Generator().manual_seed(1)
+        rng = torch.Generator().manual_seed(seed + 1)
         for parameter in decoder.parameters():
             if parameter.ndim == 1:  # drawn as ones and zeros, which whoever left one out would not notice
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
         decoder.norm.mul_(8.0)
+    return decoder
+
+
+def measure(config: DecoderConfig, dtype: str) -> dict[str, Any]:
+    decoder = random_decoder(config)
     rows = [sequence(tokens, done, config) for tokens, done in asyncio.run(converse(decoder, dtype))]
     gaps, agree = trainer_side(decoder, rows, replay=False)
     out: dict[str, Any] = {
@@ -126,6 +146,8 @@ def measure(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    from parity_random import measure_random  # imports transformers
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", type=int, default=400, help="configurations drawn at random (default 400)")
     parser.add_argument("--seed", type=int, default=0)

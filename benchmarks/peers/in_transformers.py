@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from peers.table import Reply
 from woodshed.policy.decoder import Decoder
@@ -46,7 +45,7 @@ class Generate:
 
     async def sample(self, asks: list[list[int]], tokens: int) -> list[Reply]:
         with torch.inference_mode():
-            out = self.model.generate(torch.tensor(asks), max_new_tokens=tokens)
+            out = self.model.generate(torch.tensor(asks, device=self.model.device), max_new_tokens=tokens)
         return [Reply(row[len(asks[0]) :], None) for row in out.tolist()]
 
 
@@ -76,6 +75,8 @@ class ContinuousBatching:
 @contextmanager
 def continuous_batching(model: Any, *, requests: int, longest: int) -> Iterator[ContinuousBatching]:
     """Sized for ``requests`` of ``longest`` tokens at once; its own choice takes most of the machine's memory."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig  # not in every transformers 5
+
     page = 32
     sizes = ContinuousBatchingConfig(
         page_size=page,

@@ -29,7 +29,7 @@ class Load:
     trajectories: int
     table_prompt: int
     table_output: int
-    rounds: tuple[int, int, int]
+    rounds: tuple[int, ...]
     concurrent: int = 32
     prompt: int = 512
     output: int = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ async def timed(peer: Peer, asks: list[list[int]], tokens: int) -> tuple[float, 
 
 
 async def table(
-    peers: Mapping[str, Peer], load: Load, vocabulary: int
+    peers: Mapping[str, Peer], load: Load, vocabulary: int, batches: Sequence[int] = BATCHES
 ) -> tuple[dict[str, Any], dict[str, list[tuple[list[int], Reply]]]]:
     """Tokens per second by peer and batch, and (prompt, reply) of a batch of eight for comparison.
 
@@ -48,7 +48,7 @@ async def table(
     """
     rates: dict[str, Any] = {name: {} for name in peers}
     seen: dict[str, list[tuple[list[int], Reply]]] = {}
-    for batch, rounds in zip(BATCHES, load.rounds):
+    for batch, rounds in zip(batches, load.rounds, strict=True):
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
         for peer in peers.values():  # untimed
             await timed(peer, prompts(batch, 8, vocabulary, 1000 + batch), 2)

@@ -1,7 +1,7 @@
 """Decoding steps that are recorded once and replayed.
 
 What records is torch's tracer, which needs no GPU: it keeps the operators with their shapes and their memory, as a CUDA
-graph keeps its kernels, and runs no Python of the step again.
+graph keeps its kernels, and runs no Python of the step again. ``tests/gpu`` has the same on a GPU.
 """
 
 import asyncio
@@ -98,12 +98,12 @@ def on_a_gpu(monkeypatch):
     RECORDED.clear()
 
 
-async def replies(use_graphs: bool, device: str = "cpu"):
+async def replies(use_graphs: bool):
     """Three trajectories of two turns; between the turns the cache grows and the weights change."""
-    policy = decoder().to(device)
+    policy = decoder()
     prompts = [[5, 9, 11], [7, 2], [1, 2, 3, 4]]
     said = []
-    async with running(policy, device=device, graphs=use_graphs, length_step=16) as engine:
+    async with running(policy, graphs=use_graphs, length_step=16) as engine:
         for turn, limit in enumerate((6, 40)):
             samplings = [Sampling(max_tokens=limit + i, seed=10 * turn + i) for i in range(3)]
             got = await asyncio.gather(
@@ -122,11 +122,6 @@ def test_an_engine_with_graphs_gives_what_one_without_gives(on_a_gpu):
     assert not RECORDED
     assert run(replies(True)) == expected
     assert len(RECORDED) >= 2  # the cache has grown
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu():
-    assert run(replies(True, "cuda")) == run(replies(False, "cuda"))
 
 
 @pytest.mark.parametrize(

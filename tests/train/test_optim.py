@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from woodshed.policy.decoder import Decoder
 from woodshed.train.muon import Muon, is_matrix, orthogonalise, views
@@ -163,3 +164,23 @@ def test_schedules() -> None:
     assert lr_factor(4, cosine) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.2)))
     with pytest.raises(ValueError, match="total_steps"):
         ScheduleSettings(kind="linear")
+
+
+def test_loaded_state_is_where_the_parameters_are() -> None:
+    """Steps included: on a GPU the fused kernel refuses steps that lie on the CPU."""
+    settings = OptimizerSettings()
+    decoder, other = Decoder(CONFIG, seed=1), Decoder(CONFIG, seed=1)
+    set_gradients(decoder, 0)
+    optimizer = Optimizer(decoder, settings)
+    optimizer.step(1.0)
+    saved = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():  # no memory, but devices are checked
+        for module in other.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                fake = torch.empty(parameter.shape, device="cuda:0")
+                module.register_parameter(name, torch.nn.Parameter(fake, requires_grad=False))
+        for parameter in other.parameters():
+            parameter.requires_grad_()
+        resumed = Optimizer(other, settings)
+        resumed.load_state(saved)
+        assert {tensor.device for tensor in resumed.state().values()} == {torch.device("cuda:0")}

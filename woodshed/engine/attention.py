@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from woodshed.policy.layers import attend
 
 from .cache import RowCache
 from .row_attention import RowAttention
@@ -130,12 +131,5 @@ class StepAttention:
 def _attend_chunk(q_CHE: Tensor, k_KTE: Tensor, v_KTE: Tensor, mask_CT: Tensor) -> Tensor:
     """Attention of the queries of the last C of T positions."""
     whole = len(q_CHE) == k_KTE.shape[1]
-    out = F.scaled_dot_product_attention(
-        q_CHE.transpose(0, 1)[None],
-        k_KTE[None],
-        v_KTE[None],
-        attn_mask=None if whole else mask_CT,
-        is_causal=whole,
-        enable_gqa=q_CHE.shape[1] > len(k_KTE),
-    )
+    out = attend(q_CHE.transpose(0, 1)[None], k_KTE[None], v_KTE[None], None if whole else mask_CT)
     return out[0].transpose(0, 1)

@@ -73,9 +73,9 @@ class LocalEngine:
             raise ValueError(f"engine.context is {self.settings.context}; the policy's limit is {config.max_positions}")
         self.context = self.settings.context or config.max_positions
         self.vocabulary = config.vocab_size
-        self.device = torch.device(device)
         decoder.requires_grad_(False)
-        decoder.to(self.device)
+        decoder.to(torch.device(device))
+        self.device = decoder.device  # with the GPU's index, which "cuda" lacks and torch.cuda.set_device needs
         if self.settings.dtype != "auto":
             decoder.to(getattr(torch, self.settings.dtype))
         self.decoder = decoder

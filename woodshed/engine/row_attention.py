@@ -97,7 +97,9 @@ class RowAttention:
             local = rows[first:last] - span.start
             place[first:last] = at + local
             whole = gaps_cost and cache.length <= reach * span.length
-            fuses, length = gaps_cost and not whole, cache.length if whole else span.length
+            # on a GPU the fused kernel is one launch instead of seven, and keeps scores in float32
+            fuses = cache.device.type == "cuda" or (gaps_cost and not whole)
+            length = cache.length if whole else span.length
             filled = np.full(n, length)  # idle rows in between compute finite values that are discarded
             filled[local] = lengths[first:last]
             mask = None

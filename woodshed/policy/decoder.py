@@ -142,6 +142,9 @@ class Decoder(nn.Module):
         """float32 ``[..., V]`` of hidden ``[..., D]``, accumulated in float32 whatever the weights' dtype."""
         weight = self.head_weight
         if weight.dtype == torch.float32:
+            if hidden.is_cuda and torch.is_autocast_enabled("cuda"):  # see operators.products_in
+                with torch.autocast("cuda", enabled=False):
+                    return self.linear(hidden.float(), weight, None)
             return self.linear(hidden, weight, None)
         if hidden.is_cuda and not torch.is_grad_enabled():
             flat = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.t(), out_dtype=torch.float32)

@@ -50,18 +50,31 @@ def rope_table(config: DecoderConfig, device: torch.device, dtype: torch.dtype) 
     return torch.cat((cos, cos, -sin, sin), dim=-1).to(device=device, dtype=dtype)
 
 
+def attend(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of H query heads over K key/value heads, ``[B, H, T, Dh]``; causal without a ``mask``.
+
+    On a GPU only the flash kernel takes fewer key heads than query heads, and it takes neither masks nor float32.
+    Otherwise torch would store the scores of all pairs, so key heads are repeated for the memory-efficient kernel.
+    """
+    groups = q_BHTE.shape[1] // k_BKTE.shape[1]
+    flash = mask is None and (q_BHTE.dtype != torch.float32 or torch.is_autocast_enabled("cuda"))
+    if groups > 1 and q_BHTE.is_cuda and not flash:
+        k_BKTE, v_BKTE = k_BKTE.repeat_interleave(groups, 1), v_BKTE.repeat_interleave(groups, 1)
+    return F.scaled_dot_product_attention(
+        q_BHTE,
+        k_BKTE,
+        v_BKTE,
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=q_BHTE.shape[1] != k_BKTE.shape[1],
+    )
+
+
 def causal_attend() -> AttentionFn:
     """Return causal attention for ``[B, T]`` batches padded on the right, each row one sequence from position 0."""
 
     def attention_fn(layer: int, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
-        out_BHTE = F.scaled_dot_product_attention(
-            q_BTHE.transpose(1, 2),
-            k_BTKE.transpose(1, 2),
-            v_BTKE.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=q_BTHE.shape[2] != k_BTKE.shape[2],
-        )
-        return out_BHTE.transpose(1, 2)
+        return attend(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), None).transpose(1, 2)
 
     return attention_fn
 

@@ -7,7 +7,7 @@ Axis names: D model, H query heads, K key/value heads, E head width, F feed-forw
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,16 +80,27 @@ class Operators:
 
 TORCH = Operators()
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+_CUDA_MATMUL: Any = torch.backends.cuda.matmul
 
 
 @contextmanager
 def products_in(operands: str) -> Iterator[None]:
-    """Within this, matrix products of float32 tensors on a CPU round their operands to ``operands`` (``float32`` or
-    ``bfloat16``); sums and results are float32. Holds for all threads of the process, and for nothing where torch
-    has no kernels for it: with torch 2.13 on x86 that is without AMX, ``avx512_bf16`` or not."""
-    before = _MATMUL.fp32_precision
-    _MATMUL.fp32_precision = "bf16" if operands == "bfloat16" else before
-    try:
+    """Within this, matrix products of float32 tensors round their operands to ``operands`` (``float32`` or
+    ``bfloat16``).
+
+    On a CPU sums and results are float32. Holds for all threads of the process, and for nothing where torch has no
+    kernels for it: with torch 2.13 on x86 that is without AMX, ``avx512_bf16`` or not. On a GPU this is torch's
+    autocast, of this thread: results are rounded to bfloat16 too, except logits, whose operands are rounded to TF32.
+    """
+    if operands != "bfloat16":
         yield
+        return
+    before = _MATMUL.fp32_precision, _CUDA_MATMUL.fp32_precision
+    _MATMUL.fp32_precision, _CUDA_MATMUL.fp32_precision = "bf16", "tf32"
+    # No cache: a copy that was made without a gradient (a teacher reads hints) would be used where one is needed.
+    on_gpu = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if torch.cuda.is_available() else nullcontext()
+    try:
+        with on_gpu:
+            yield
     finally:
-        _MATMUL.fp32_precision = before
+        _MATMUL.fp32_precision, _CUDA_MATMUL.fp32_precision = before

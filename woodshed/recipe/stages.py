@@ -38,7 +38,7 @@ class PretrainSettings(Settings):
     final_lr: float = Field(default=0.3, ge=0, le=1)
     """Learning rate at the end as a share of the peak."""
     products: Literal["float32", "bfloat16"] = "float32"
-    """Operands of matrix products on a CPU, see ``train.products``."""
+    """Operands of matrix products, see ``train.products``."""
 
 
 class DemonstrationSettings(Settings):
@@ -91,7 +91,7 @@ class SFTSettings(Settings):
     recompute: bool = False
     """Recompute activations in the backward pass to save memory."""
     products: Literal["float32", "bfloat16"] = "float32"
-    """Operands of matrix products on a CPU, see ``train.products``."""
+    """Operands of matrix products, see ``train.products``."""
     max_tokens: int = Field(default=1024, ge=16)
     """Longer demonstrations are cut at this length."""
     verified: bool = False

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.policy.decoder import AttentionFn, causal_attend
+from woodshed.policy.layers import AttentionFn, attend, causal_attend
 
 from .batch import TrainBatch
 
@@ -57,13 +56,7 @@ def shared_prefix_attend(prefix: int, rows: int) -> AttentionFn:
         if not masks:  # one for all layers
             size = q_BSHE.shape[1]
             masks.append(torch.ones(size, prefix + size, dtype=torch.bool, device=q_NHE.device).tril(prefix))
-        tail_BHSE = F.scaled_dot_product_attention(
-            q_BSHE.transpose(1, 2),
-            k_BTKE.transpose(1, 2),
-            v_BTKE.transpose(1, 2),
-            attn_mask=masks[0],
-            enable_gqa=q_BSHE.shape[2] != k_BTKE.shape[2],
-        )
+        tail_BHSE = attend(q_BSHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), masks[0])
         return torch.cat((head[0], tail_BHSE.transpose(1, 2).flatten(0, 1)))
 
     return attention_fn

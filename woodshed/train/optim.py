@@ -59,7 +59,7 @@ class Optimizer:
             if f"adamw.{name}.step" not in left:
                 continue  # The parameter had no update yet.
             self.adamw.state[parameter] = {
-                "step": _take(left, f"adamw.{name}.step", None).clone(),
+                "step": _take(left, f"adamw.{name}.step", None).to(parameter.device, copy=True),  # fused: on its device
                 "exp_avg": _take(left, f"adamw.{name}.exp_avg", parameter).to(parameter, copy=True),
                 "exp_avg_sq": _take(left, f"adamw.{name}.exp_avg_sq", parameter).to(parameter, copy=True),
             }

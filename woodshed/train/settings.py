@@ -196,10 +196,10 @@ class TrainSettings(Settings):
     """Logits (tokens x vocabulary) that may exist at once."""
 
     products: Literal["float32", "bfloat16"] = "float32"
-    """Operands of matrix products on a CPU, those of Muon included; sums, results, weights and all else are float32
-    either way. ``bfloat16`` is several times as fast where torch multiplies so (on x86 with AMX; without it torch 2.13
-    multiplies in float32 all the same). Log-probabilities then differ from the engine's by about as much as with
-    bfloat16 weights."""
+    """Operands of matrix products, those of Muon included; weights, sums and gradients are float32 either way.
+    ``bfloat16`` is several times as fast where torch multiplies so: on a CPU x86 with AMX (without it torch 2.13
+    multiplies in float32 all the same), on a GPU by autocast, where results of products but logits are bfloat16 too.
+    Log-probabilities then differ from the engine's by about as much as with bfloat16 weights."""
 
     replay_ratio: float = Field(default=0.0, ge=0, le=1)
     """Router replay of a mixture of experts: an expert that the engine chose is used where its score is at least this
