@@ -152,7 +152,7 @@ def test_products_in_bfloat16_are_near_those_in_float32():
         optimizer = OptimizerSettings(kind=kind)
         exact, _ = stepped(DEVICE, TrainSettings(optimizer=optimizer), made)
         rounded, weights = stepped(DEVICE, TrainSettings(optimizer=optimizer, products="bfloat16"), made)
-        assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.05)
+        assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.1)
         assert rounded["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.05)
         assert rounded["loss"] != exact["loss"]
         assert all(weight.dtype == torch.float32 and weight.isfinite().all() for weight in weights.values())

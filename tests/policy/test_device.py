@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from woodshed.policy.device import resolve
-from woodshed.policy.layers import attend
+from woodshed.policy.layers import aligned, attend
 
 
 def test_auto_is_the_gpu_where_there_is_one() -> None:
@@ -36,3 +36,12 @@ def test_attention_on_a_gpu_never_needs_the_kernel_that_stores_scores(monkeypatc
     ((k, v, how),) = given
     assert k.shape == v.shape == (1, heads_of_keys, 8, 16)
     assert how["is_causal"] is not masked and how["enable_gqa"] is (heads_of_keys == 2)
+
+
+@pytest.mark.parametrize("shape", [(3, 37), (2, 1, 64), (1, 5)])
+def test_rows_of_an_aligned_mask_begin_at_words_of_the_fused_kernel(shape):
+    table = torch.randn(*shape[:-1], shape[-1] + 3)
+    mask = table[..., 3:]
+    made = aligned(mask)
+    assert torch.equal(made, mask)
+    assert made.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in made.stride()[:-1])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.policy.layers import attend
+from woodshed.policy.layers import aligned, attend
 
 from .cache import RowCache
 from .row_attention import RowAttention
@@ -43,7 +43,7 @@ def places(
 
 
 class CausalMasks:
-    """Causal masks for chunks that start at any position, as views of one table."""
+    """Causal masks for chunks that start at any position, from one table: on a CPU views of it."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -60,7 +60,8 @@ class CausalMasks:
             table = torch.zeros((size, past + size), dtype=self.dtype, device=self.device)
             self._table = table.masked_fill_(j - past > i, -torch.inf)
             self._past = past
-        return self._table[:count, self._past - start : self._past + count]
+        mask = self._table[:count, self._past - start : self._past + count]
+        return aligned(mask) if self.device.type == "cuda" else mask
 
 
 class StepAttention:

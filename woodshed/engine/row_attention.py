@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from woodshed.policy.layers import aligned
 from woodshed.policy.processor import onednn_multiplies_bfloat16
 
 from .cache import RowCache
@@ -107,6 +108,7 @@ class RowAttention:
                 hidden = np.arange(length) >= filled[:, None]
                 mask = torch.from_numpy(np.where(hidden, -np.inf, 0.0).astype(np.float32))[:, None]
                 mask = mask.to(device=cache.device, dtype=cache.dtype if fuses else torch.float32)
+                mask = aligned(mask) if cache.device.type == "cuda" else mask
             self._spans.append(_Span(span.start, at, n, length, fuses, mask))
             at += n
         self._padded = at

@@ -70,6 +70,17 @@ def attend(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, mask: Tensor | None) 
     )
 
 
+def aligned(mask: Tensor) -> Tensor:
+    """Return a copy of a float ``mask`` whose rows begin at multiples of 16 elements, with 0 in between.
+
+    The fused kernel of GPUs reads masks in words of 16 bytes. torch copies a mask for it in every layer where the
+    strides do not allow that, and does not look at where the mask begins.
+    """
+    wide = mask.new_zeros((*mask.shape[:-1], -(-mask.shape[-1] // 16) * 16))
+    wide[..., : mask.shape[-1]] = mask
+    return wide[..., : mask.shape[-1]]
+
+
 def causal_attend() -> AttentionFn:
     """Return causal attention for ``[B, T]`` batches padded on the right, each row one sequence from position 0."""
 
