@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,11 +66,17 @@ class SmokeRun:
     interrupted: tuple[int, str]
     finished: subprocess.CompletedProcess[str]
 
+    def copy_before_rl(self, root: Path) -> None:
+        """Make ``root`` a run of which only RL and its evaluation are left to do, without the baselines."""
+        shutil.copytree(self.before_rl, root)
+        recipe = root / "recipe.toml"
+        text = recipe.read_text()
+        assert text.count("\nbaselines = true\n") == 1
+        recipe.write_text(text.replace("\nbaselines = true\n", "\nbaselines = false\n"))
+
 
 def make_smoke_run(scratch: Path) -> SmokeRun:
     """Run the recipe, interrupt it as with Ctrl-C when RL begins, copy the directory, give the same command again."""
-    import shutil
-
     root, copy, output = scratch / "run", scratch / "before-rl", scratch / "output"
     arguments = ("run", str(SMOKE), "--out", str(root))
     process = begin(scratch, *arguments, output=output)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -37,9 +36,9 @@ def rng() -> random.Random:
 
 @pytest.fixture
 def root(smoke: SmokeRun, tmp_path: Path) -> Iterator[Path]:
-    """A run of which only RL and what follows is left to do."""
+    """A run of which only RL and its evaluation are left to do."""
     folder = tmp_path / "run"
-    shutil.copytree(smoke.before_rl, folder)
+    smoke.copy_before_rl(folder)
     yield folder
     print((tmp_path / "output").read_text()[-3000:])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_an_alarm_pauses_a_run_and_a_changed_setting_continues_it(smoke: SmokeRun, tmp_path: Path) -> None:
     root = tmp_path / "run"
-    shutil.copytree(smoke.before_rl, root)
+    smoke.copy_before_rl(root)
     # Whatever the entropy is, it is below a thousand times that of the first step.
     sharp = ("baseline=1", "window=1", 'entropy="pause"', "entropy_floor=1000")
     paused = woodshed(tmp_path, "run", root, *(part for each in sharp for part in ("--set", f"rl.alarms.{each}")))
