@@ -357,19 +357,21 @@ async def engine_beside_transformers(run: Run) -> None:
     peers: dict[str, Peer] = {name: Served(each) for name, each in engines.items()}
     peers["transformers"] = Generate(model)
     try:
-        rates, _ = await table(peers, run.sizes.load, config.vocab_size, run.sizes.batches)
+        for batch, rounds in zip(run.sizes.batches, run.sizes.load.rounds, strict=True):
+            load = replace(run.sizes.load, rounds=(rounds,))
+            rates, _ = await table(peers, load, config.vocab_size, (batch,))
+            decoded = {name: found[str(batch)]["decode_tokens_per_s"] for name, found in rates.items()}
+            run.say(f"engine, batch {batch}: {decoded} decoded tokens/s")
+            run.detail.setdefault("engine", {})[str(batch)] = {name: each[str(batch)] for name, each in rates.items()}
+            best = "graphs" if run.cuda else "plain"
+            run.figures[f"decode_tokens_per_s_{batch}"] = decoded[best]
+            for name, figure in (("plain", "decode_graphs_vs_plain"), ("transformers", "decode_vs_transformers")):
+                if decoded[best] and decoded[name]:
+                    run.figures[f"{figure}_{batch}"] = decoded[best] / decoded[name]
+            write_result("gpu", run.figures, run.detail, run.path)
     finally:
         for each in engines.values():
             await each.close()
-    run.detail["engine"] = rates
-    for batch in map(str, run.sizes.batches):
-        decoded = {name: by_batch[batch]["decode_tokens_per_s"] for name, by_batch in rates.items()}
-        run.say(f"engine, batch {batch}: {decoded} decoded tokens/s")
-        best = "graphs" if run.cuda else "plain"
-        run.figures[f"decode_tokens_per_s_{batch}"] = decoded[best]
-        for name, figure in (("plain", "decode_graphs_vs_plain"), ("transformers", "decode_vs_transformers")):
-            if decoded[best] and decoded[name]:
-                run.figures[f"{figure}_{batch}"] = decoded[best] / decoded[name]
     run.release()
 
 

@@ -97,7 +97,7 @@ class EngineSettings(Settings):
 
     graphs: bool = False
     """On a GPU, record decoding steps as CUDA graphs, once for every size of batch and context. For dense policies
-    without an MTP drafter. Off by default because it has not been measured on a GPU yet."""
+    without an MTP drafter. Off by default because its speed has not been measured yet."""
 
     threads: int | None = Field(default=None, ge=1)
     """Number of torch's threads on a CPU; None keeps torch's setting (a run chooses by the size of its policy and what
