@@ -64,13 +64,15 @@ Arms = dict[str, dict[int, "Arm"]]
 @dataclass(frozen=True)
 class Arm:
     """One run: its held-out evaluation, minutes of its RL stage, by task the mean effort of an episode (by ``EFFORT``)
-    and the pass rate before RL, and what its summaries were like before and after RL, if it wrote any."""
+    and the pass rate before RL, what its summaries were like before and after RL, if it wrote any, and shares of its
+    training rollouts."""
 
     evaluation: Evaluation
     minutes: float
     effort: Mapping[str, Mapping[str, float]]
     before: Mapping[str, float]
     summaries: Mapping[str, Mapping[str, float]]
+    training: Mapping[str, Sequence[float]]
 
     def tokens_per_solved(self) -> float:
         return self.evaluation.effort["sampled_tokens"] / max(self.evaluation.pass1.mean, 1e-9)
@@ -87,6 +89,7 @@ class Arm:
             "tokens_per_solved": self.tokens_per_solved(),
             "statuses": e.statuses,
             "rl_minutes": self.minutes,
+            "training_by_sixth": self.training,
             **({"summaries": self.summaries} if any(self.summaries.values()) else {}),
         }
 
@@ -139,6 +142,7 @@ def finished(work: Path) -> Arms:
                 for row in store.rows(f"source = 'eval' AND group_id LIKE '{AFTER}:%'"):
                     efforts.setdefault(row["task"], []).append(row["effort"])
                 said = {each: summaries(store, run, each) for each in (BEFORE, AFTER)}
+                training = training_by_sixth(store)
             finally:
                 store.close()
             if before is not None and after is not None:
@@ -146,9 +150,20 @@ def finished(work: Path) -> Arms:
                     task: {key: float(np.mean([each[key] for each in episodes])) for key in EFFORT}
                     for task, episodes in efforts.items()
                 }
-                arm = Arm(after, stage_minutes(run)["rl"], effort, _by_task(before, best=False), said)
+                minutes = stage_minutes(run)["rl"]
+                arm = Arm(after, minutes, effort, _by_task(before, best=False), said, training)
                 found.setdefault(name, {})[int(place.name.rpartition("-")[2])] = arm
     return found
+
+
+def training_by_sixth(store: TrajectoryStore) -> dict[str, list[float]]:
+    """Share of training rollouts that are solved, and that have an invalid call, in each sixth of them by start."""
+    rows = store.rows("source = 'train'")
+    parts = [part for part in np.array_split(np.arange(len(rows)), 6) if len(part)]
+    return {
+        "solved": [float(np.mean([bool(rows[i]["resolved"]) for i in part])) for part in parts],
+        "invalid_call": [float(np.mean([rows[i]["effort"]["invalid_calls"] > 0 for i in part])) for part in parts],
+    }
 
 
 def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dict[str, float]:

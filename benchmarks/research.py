@@ -5,10 +5,12 @@ Writes JSON lines: figures of the training batches every ten steps, and of the d
 at each temperature of ``--eval``. What looks good here has to be shown by whole runs (``benchmarks/laptop.py``).
 
 Signals: ``--forks K`` (continuations from the first failed test of each rollout, credit by node), ``--rejected`` and
-``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--method rejection``
-(cross-entropy on what was solved instead of RL: the baseline with the same rollouts), ``--method positive`` (RL
-without the turns whose advantage is negative). ``--passes`` and ``--splits`` take more optimizer steps of the same
-rollouts, with the clipped surrogate of PPO. ``--hints`` distils hints beside the policy gradient (``hint_kl``).
+``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--credit attempts``
+(each edit by the test run that followed it), ``--method rejection`` (cross-entropy on what was solved instead of RL:
+the baseline with the same rollouts), ``--method positive`` (RL without the turns whose advantage is negative).
+``--baseline batch`` compares with the whole batch, so that groups may be small. ``--passes`` and ``--splits`` take more
+optimizer steps of the same rollouts, with the clipped surrogate of PPO. ``--hints`` distils hints beside the policy
+gradient (``hint_kl``).
 """
 
 from __future__ import annotations
@@ -76,6 +78,49 @@ def prices(played: Played, rejected: float, repeated: float) -> Advantages:
     }
 
 
+def outcomes(played: Played) -> Advantages:
+    """1 for each edit with which the tests passed, 0 for others, by turn. What a later edit replaced before any test
+    counts as 0; what no test followed, as the episode was graded."""
+    found: Advantages = {}
+    untested = 0
+    for event in played.episode.events:
+        if event.name in EDITS:
+            found[event.turn] = 0.0
+            untested = event.turn if event.error is None else untested
+        elif event.name == "undo":
+            untested = 0
+        elif event.name == "run_tests" and untested:
+            found[untested] = float(suite_passed(event.result))
+            untested = 0
+    if untested:
+        found[untested] = float(played.solved)
+    return found
+
+
+def group_of(played: Played, args: argparse.Namespace) -> str:
+    """Name of the rollouts that a rollout is compared with."""
+    return "" if args.baseline == "batch" else played.task.name
+
+
+def credit_attempts(
+    roots: Sequence[Played], rows: Sequence[tuple[Played, Advantages]], args: argparse.Namespace
+) -> None:
+    """Replace the advantages of edits in ``rows``: whether the tests passed with an edit, less the mean of its group's
+    first edits, or of its later ones."""
+    groups: dict[str, list[tuple[bool, float]]] = defaultdict(list)
+    tried = {id(played): outcomes(played) for played in roots}
+    for played in roots:
+        groups[group_of(played, args)] += [(number > 0, one) for number, one in enumerate(tried[id(played)].values())]
+    usual = {
+        (name, later): float(np.mean([one for other, one in found if other == later] or [0.0]))
+        for name, found in groups.items()
+        for later in (False, True)
+    }
+    for played, advantages in rows:
+        for number, (turn, one) in enumerate(tried[id(played)].items()):
+            advantages[turn] = one - usual[group_of(played, args), number > 0]
+
+
 async def sample(player: Player, tasks: Sequence[Task], args: argparse.Namespace) -> tuple[list[Played], list[Played]]:
     """(rollouts, forks) of one step."""
     roots = await player.play_all([(task,) for task in tasks for _ in range(args.group)], args.temperature)
@@ -99,7 +144,7 @@ def credit(
         children[fork.parent].append(fork)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, root in enumerate(roots):
-        groups[root.task.name].append(index)
+        groups[group_of(root, args)].append(index)
     rows: list[tuple[Played, Advantages]] = []
     for members in groups.values():
         value = {i: float(np.mean([roots[i].reward, *(child.reward for child in children[i])])) for i in members}
@@ -238,6 +283,8 @@ async def trial(args: argparse.Namespace) -> None:
                     part, rows = "ce", solved_rows(roots)
                 else:
                     part, rows = "ppo" if args.passes * args.splits > 1 else "rl", credit(roots, forks, args)
+                    if args.credit == "attempts":
+                        credit_attempts(roots, rows, args)
                     if args.method == "positive":
                         rows = [(played, {n: max(0.0, a) for n, a in by_turn.items()}) for played, by_turn in rows]
                 stats = HintStats(episodes=len(roots))
@@ -280,6 +327,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, required=True, help="training tasks; each is used once")
     parser.add_argument("--dev", type=Path, required=True, help="development tasks")
     parser.add_argument("--method", choices=("rl", "positive", "rejection"), default="rl")
+    parser.add_argument("--credit", choices=("episodes", "attempts"), default="episodes", help="of edits")
+    parser.add_argument("--baseline", choices=("group", "batch"), default="group")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--prompts", type=int, default=12)
