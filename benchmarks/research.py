@@ -105,10 +105,13 @@ def group_of(played: Played, args: argparse.Namespace) -> str:
 def credit_attempts(
     roots: Sequence[Played], rows: Sequence[tuple[Played, Advantages]], args: argparse.Namespace
 ) -> None:
-    """Replace the advantages of edits in ``rows``: whether the tests passed with an edit, less the mean of its group's
-    first edits, or of its later ones."""
+    """Replace the advantages of edits in ``rows``: whether the tests passed with an edit, less its price, compared with
+    the mean of its group's first edits, or of its later ones."""
     groups: dict[str, list[tuple[bool, float]]] = defaultdict(list)
-    tried = {id(played): outcomes(played) for played in roots}
+    tried: dict[int, Advantages] = {}
+    for played in roots:
+        cost = prices(played, args.rejected, args.repeated)
+        tried[id(played)] = {turn: one - cost[turn] for turn, one in outcomes(played).items()}
     for played in roots:
         groups[group_of(played, args)] += [(number > 0, one) for number, one in enumerate(tried[id(played)].values())]
     usual = {
