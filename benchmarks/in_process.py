@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from woodshed.engine.local import LocalEngine
-from woodshed.engine.protocol import Sampling
+from woodshed.engine.protocol import ContextLengthExceeded, Sampling
 from woodshed.gateway.rendering import Rendering
 from woodshed.harness.boxed import program
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.episode import Episode
+from woodshed.harness.errors import ContextFull
 from woodshed.harness.loop import run_episode
 from woodshed.harness.settings import HarnessSettings
 from woodshed.record.segment import Segment
@@ -144,7 +145,10 @@ class EngineEndpoint:
     async def _sample(self, tools: list[dict[str, Any]], max_tokens: int) -> Turn:
         start = len(self.tokens)
         sampling = Sampling(max_tokens=max_tokens, temperature=self.temperature, stop_ids=self.rendering.stop_ids)
-        done = await self.engine.generate(self.tokens, sampling, session=self.session)
+        try:
+            done = await self.engine.generate(self.tokens, sampling, session=self.session)
+        except ContextLengthExceeded as error:
+            raise ContextFull(str(error)) from None
         parsed = self.rendering.format.parse(self.rendering.text(done.tokens), tools)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
         if parsed.tool_calls:

@@ -106,7 +106,7 @@ def credit_attempts(
     roots: Sequence[Played], rows: Sequence[tuple[Played, Advantages]], args: argparse.Namespace
 ) -> None:
     """Replace the advantages of edits in ``rows``: whether the tests passed with an edit, less its price, compared with
-    the mean of its group's first edits, or of its later ones."""
+    the mean of its group's first edits, or of its later ones. Forks keep theirs."""
     groups: dict[str, list[tuple[bool, float]]] = defaultdict(list)
     tried: dict[int, Advantages] = {}
     for played in roots:
@@ -120,7 +120,7 @@ def credit_attempts(
         for later in (False, True)
     }
     for played, advantages in rows:
-        for number, (turn, one) in enumerate(tried[id(played)].items()):
+        for number, (turn, one) in enumerate(tried.get(id(played), {}).items()):
             advantages[turn] = one - usual[group_of(played, args), number > 0]
 
 

@@ -24,12 +24,12 @@ def benchmark(scratch: Path, name: str, *arguments: str | Path) -> subprocess.Co
 
 
 def test_trials_of_rl(smoke: SmokeRun) -> None:
-    """Forks and hints beside the policy gradient; every figure is a number, and the policy at the end is saved."""
+    """Forks, credit by attempt and hints beside the policy gradient; every figure is a number, and the policy at the end is saved."""
     out, saved = smoke.scratch / "trial.jsonl", smoke.scratch / "trained"
     tasks = smoke.root / "tasks"
     given = ["--tasks", tasks / "synthetic-train", "--dev", tasks / "synthetic-dev", "--out", out, "--save", saved]
     sizes = ["--steps=10", "--every=10", "--prompts=2", "--group=2", "--eval=1", "--samples=1"]
-    signals = ["--forks=1", "--hints=0.1"]
+    signals = ["--forks=1", "--hints=0.1", "--credit=attempts", "--rejected=0.1"]
     done = benchmark(smoke.scratch, "research.py", smoke.root, *given, *sizes, *signals)
     assert done.returncode == 0, done.stdout + done.stderr
     rows: list[dict[str, Any]] = [json.loads(line) for line in out.read_text().splitlines()]
