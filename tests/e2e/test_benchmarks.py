@@ -24,7 +24,7 @@ def benchmark(scratch: Path, name: str, *arguments: str | Path) -> subprocess.Co
 
 
 def test_trials_of_rl(smoke: SmokeRun) -> None:
-    """Forks, credit by attempt and hints beside the policy gradient; every figure is a number, and the policy at the end is saved."""
+    """Forks, credit by attempt and hints at once; every figure is a number, and the policy at the end is saved."""
     out, saved = smoke.scratch / "trial.jsonl", smoke.scratch / "trained"
     tasks = smoke.root / "tasks"
     given = ["--tasks", tasks / "synthetic-train", "--dev", tasks / "synthetic-dev", "--out", out, "--save", saved]
