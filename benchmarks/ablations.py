@@ -72,7 +72,7 @@ class Arm:
     effort: Mapping[str, Mapping[str, float]]
     before: Mapping[str, float]
     summaries: Mapping[str, Mapping[str, float]]
-    training: Mapping[str, Sequence[float]]
+    training: Mapping[str, Any]
 
     def tokens_per_solved(self) -> float:
         return self.evaluation.effort["sampled_tokens"] / max(self.evaluation.pass1.mean, 1e-9)
@@ -89,7 +89,7 @@ class Arm:
             "tokens_per_solved": self.tokens_per_solved(),
             "statuses": e.statuses,
             "rl_minutes": self.minutes,
-            "training_by_sixth": self.training,
+            "training": self.training,
             **({"summaries": self.summaries} if any(self.summaries.values()) else {}),
         }
 
@@ -142,7 +142,7 @@ def finished(work: Path) -> Arms:
                 for row in store.rows(f"source = 'eval' AND group_id LIKE '{AFTER}:%'"):
                     efforts.setdefault(row["task"], []).append(row["effort"])
                 said = {each: summaries(store, run, each) for each in (BEFORE, AFTER)}
-                training = training_by_sixth(store)
+                training = training_rollouts(store)
             finally:
                 store.close()
             if before is not None and after is not None:
@@ -156,13 +156,16 @@ def finished(work: Path) -> Arms:
     return found
 
 
-def training_by_sixth(store: TrajectoryStore) -> dict[str, list[float]]:
-    """Share of training rollouts that are solved, and that have an invalid call, in each sixth of them by start."""
+def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
+    """Number and tokens of the training rollouts, and by sixth of them, in order of their start: the share that is
+    solved, and the share that has an invalid call."""
     rows = store.rows("source = 'train'")
-    parts = [part for part in np.array_split(np.arange(len(rows)), 6) if len(part)]
+    sixths = [part for part in np.array_split(np.arange(len(rows)), 6) if len(part)]
     return {
-        "solved": [float(np.mean([bool(rows[i]["resolved"]) for i in part])) for part in parts],
-        "invalid_call": [float(np.mean([rows[i]["effort"]["invalid_calls"] > 0 for i in part])) for part in parts],
+        "rollouts": len(rows),
+        "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
+        "solved": [float(np.mean([bool(rows[i]["resolved"]) for i in part])) for part in sixths],
+        "invalid_call": [float(np.mean([rows[i]["effort"]["invalid_calls"] > 0 for i in part])) for part in sixths],
     }
 
 
