@@ -49,9 +49,19 @@ from woodshed.train.settings import OptimizerSettings, ScheduleSettings, TrainSe
 from woodshed.train.trainer import Trainer
 
 SMOLLM2 = DecoderConfig(
-    vocab_size=49_152, d_model=576, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64, d_ff=1536,
-    max_positions=2048, rope_theta=100_000.0, norm_eps=1e-5, family="llama", qk_norm=False,
-)  # fmt: skip
+    vocab_size=49_152,
+    d_model=576,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    d_ff=1536,
+    max_positions=2048,
+    rope_theta=100_000.0,
+    norm_eps=1e-5,
+    family="llama",
+    qk_norm=False,
+)
 LARGE = replace(SMOLLM2, d_model=2048, num_layers=16, num_heads=32, num_kv_heads=8, d_ff=8192)
 """1.07 billion parameters: the shape of Llama 3.2 1B with SmolLM2's vocabulary."""
 TINY = replace(SMOLLM2, vocab_size=512, d_model=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, d_ff=128)
@@ -60,7 +70,11 @@ CURVE_STEPS = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured. ``shapes``: policy and rows of a training step by name, of ``length`` tokens each."""
+    """Sizes of the work.
+
+    ``shapes``: for the trainer, by name, a policy and the number of rows of a step; every row has ``length`` tokens.
+    ``mismatch``: policies by name. ``served``, ``batches``, ``load``: the engine's policy, batch sizes and prompts.
+    """
 
     shapes: dict[str, tuple[DecoderConfig, int]]
     length: int

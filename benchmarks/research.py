@@ -8,9 +8,8 @@ Signals: ``--forks K`` (continuations from the first failed test of each rollout
 ``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--credit attempts``
 (each edit by the test run that followed it), ``--method rejection`` (cross-entropy on what was solved instead of RL:
 the baseline with the same rollouts), ``--method positive`` (RL without the turns whose advantage is negative).
-``--baseline batch`` compares with the whole batch, so that groups may be small. ``--passes`` and ``--splits`` take more
-optimizer steps of the same rollouts, with the clipped surrogate of PPO. ``--hints`` distils hints beside the policy
-gradient (``hint_kl``).
+``--passes`` and ``--splits`` take more optimizer steps of the same rollouts, with the clipped surrogate of PPO.
+``--hints`` distils hints beside the policy gradient (``hint_kl``).
 """
 
 from __future__ import annotations
@@ -97,11 +96,6 @@ def outcomes(played: Played) -> Advantages:
     return found
 
 
-def group_of(played: Played, args: argparse.Namespace) -> str:
-    """Name of the rollouts that a rollout is compared with."""
-    return "" if args.baseline == "batch" else played.task.name
-
-
 def credit_attempts(
     roots: Sequence[Played], rows: Sequence[tuple[Played, Advantages]], args: argparse.Namespace
 ) -> None:
@@ -113,7 +107,7 @@ def credit_attempts(
         cost = prices(played, args.rejected, args.repeated)
         tried[id(played)] = {turn: one - cost[turn] for turn, one in outcomes(played).items()}
     for played in roots:
-        groups[group_of(played, args)] += [(number > 0, one) for number, one in enumerate(tried[id(played)].values())]
+        groups[played.task.name] += [(number > 0, one) for number, one in enumerate(tried[id(played)].values())]
     usual = {
         (name, later): float(np.mean([one for other, one in found if other == later] or [0.0]))
         for name, found in groups.items()
@@ -121,7 +115,7 @@ def credit_attempts(
     }
     for played, advantages in rows:
         for number, (turn, one) in enumerate(tried.get(id(played), {}).items()):
-            advantages[turn] = one - usual[group_of(played, args), number > 0]
+            advantages[turn] = one - usual[played.task.name, number > 0]
 
 
 async def sample(player: Player, tasks: Sequence[Task], args: argparse.Namespace) -> tuple[list[Played], list[Played]]:
@@ -147,7 +141,7 @@ def credit(
         children[fork.parent].append(fork)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, root in enumerate(roots):
-        groups[group_of(root, args)].append(index)
+        groups[root.task.name].append(index)
     rows: list[tuple[Played, Advantages]] = []
     for members in groups.values():
         value = {i: float(np.mean([roots[i].reward, *(child.reward for child in children[i])])) for i in members}
@@ -331,7 +325,6 @@ def main() -> None:
     parser.add_argument("--dev", type=Path, required=True, help="development tasks")
     parser.add_argument("--method", choices=("rl", "positive", "rejection"), default="rl")
     parser.add_argument("--credit", choices=("episodes", "attempts"), default="episodes", help="of edits")
-    parser.add_argument("--baseline", choices=("group", "batch"), default="group")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--prompts", type=int, default=12)
