@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from real_runs import ROOT, SMOKE, woodshed
 
 SMOLLM2 = ROOT / "recipes" / "smollm2.toml"
@@ -64,6 +65,14 @@ def test_impossible_combinations(tmp_path: Path) -> None:
     engine = ("--set", "sandbox.backend=docker")
     says = ["sandbox.backend = 'docker' does not work here", "woodshed probe"]
     refused(tmp_path, SMOKE, *engine, says=says, DOCKER_HOST=f"unix://{tmp_path}/nobody")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_missing_gpu(tmp_path: Path) -> None:
+    refused(
+        tmp_path, SMOKE, "--set", "policy.device=cuda", says=["policy.device is 'cuda'", "torch finds no GPU", "'cpu'"]
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -164,6 +164,13 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
+    if recipe.policy.device == "cuda":
+        from woodshed.policy.device import resolve  # imports torch, which takes a second
+
+        try:
+            resolve("cuda")
+        except ValueError as error:
+            raise RunError(f"policy.{error}") from None
     try:
         recipe.rl.make_algorithm()
         recipe.rl.make_reward()
