@@ -256,6 +256,15 @@ def test_nothing_is_paused_after_the_last_step(tmp_path: Path) -> None:
     assert files.told() == [(26, "entropy", "warn")]
 
 
+def test_an_earlier_step_does_not_pause_a_run_that_is_through(tmp_path: Path) -> None:
+    files = Files(tmp_path, collapsed(21))
+    watch = files.watch(entropy="pause")
+    for number in range(1, 27):
+        files.add(number)
+    watch.look()
+    assert files.told() == [(24, "entropy", "warn")]
+
+
 def test_a_stall_is_told_while_it_lasts_and_again_when_another_begins(tmp_path: Path) -> None:
     files = Files(tmp_path, healthy())
     watch = files.watch()
@@ -298,6 +307,26 @@ def test_a_controller_pauses_resumably(tmp_path: Path) -> None:
             assert len(at.trained) == 3 and at.conserved().dropped["zero_advantage"] == 6
 
     asyncio.run(main())
+
+
+def test_what_was_trained_while_the_run_paused_is_told_though_nothing_is_left_to_train(tmp_path: Path) -> None:
+    if not (probe := probe_namespace(None)).ok:
+        pytest.skip("; ".join(probe.reasons))
+    metrics = tmp_path / "metrics"
+    settings = RLSettings(steps=3, groups_per_step=1, group_size=2, concurrency=2, max_staleness=0)
+
+    async def main() -> None:
+        async with trained(tmp_path, 4, reward=by_number({0, 1, 2, 3})) as at:
+            await at.run(settings)
+            paused = {"step": 1, "time": 0, "alarm": "flat", "action": "pause", "message": "played"}
+            (metrics / "alarms.jsonl").write_text(json.dumps(paused) + "\n")
+            files = {"rollouts": metrics / "rollouts.jsonl", "trainer": metrics / "trainer.jsonl"}
+            watch = HealthWatch(AlarmSettings(window=1, flat="pause"), steps=3, log=metrics / "alarms.jsonl", **files)
+            await at.run(settings, health=watch)
+
+    asyncio.run(main())
+    told = [(row["step"], row["action"]) for row in read_alarms(metrics / "alarms.jsonl")]
+    assert told == [(1, "pause"), (2, "warn")]
 
 
 def test_names_that_a_policy_invents_are_counted_together() -> None:

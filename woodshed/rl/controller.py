@@ -151,6 +151,8 @@ class Controller:
             for task in (*self._running, *watchers):
                 task.cancel()
             await asyncio.gather(*self._running, *watchers, return_exceptions=True)
+        if self.health is not None:
+            self.health.look()  # at steps that were trained since, or while an earlier process paused
         for row in (*self.ledger.open_groups(), *self.ledger.ready_groups()):
             self.ledger.finish(row.id, "unused", fates=lost(self.store.group(row.id)))
         self.store.compact(1)

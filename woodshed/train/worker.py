@@ -1,8 +1,8 @@
 """The trainer process: ``python -m woodshed.train.worker CONFIG.json``.
 
-Batch n -> step n -> checkpoint n -> version n of the weight chain -> line n of the metrics. Each arrow is atomic and
+Batch n -> step n -> checkpoint n -> line n of the metrics -> version n of the weight chain. Each arrow is atomic and
 repeatable and the checkpoint comes first, so a process killed anywhere continues with every batch trained exactly
-once: on start, the chain and the metrics are brought up to the checkpoint, and whatever is ahead of it is dropped.
+once: on start, the metrics and the chain are brought up to the checkpoint, and whatever is ahead of it is dropped.
 Versions are published in the background. If that takes longer than a step, the chain skips versions in between.
 """
 
@@ -86,12 +86,12 @@ class Worker:
                 raise CheckpointError(f"{checkpoint.path}: {error}") from None
             self.last_batch = checkpoint.state["batch"]
             log.info("continuing after step %d", checkpoint.step)
+        if checkpoint is not None:
+            self.metrics.append(checkpoint.state["metrics"])
         head = self.publisher.head
         if head is None or head < self.trainer.step_count:
             self._publish()
             self.publisher.flush()
-        if checkpoint is not None:
-            self.metrics.append(checkpoint.state["metrics"])
 
     def _wait(self, step: int) -> TrainBatch | None:
         path = batch_path(self.config.batches, step)
@@ -132,8 +132,8 @@ class Worker:
             keep=s.keep_checkpoints,
             fsync=s.fsync,
         )
-        self._publish()
         self.metrics.append(line)
+        self._publish()
         if self.config.delete_batches:
             self._delete_batches()
 

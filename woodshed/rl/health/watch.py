@@ -21,7 +21,7 @@ from .settings import AlarmSettings
 
 class HealthWatch:
     """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``. ``steps``: length of the run, after whose
-    last step nothing is paused. Steps that an earlier process evaluated are not evaluated again. Those that it trained
+    last step nothing is paused, whichever step it is about. Steps that an earlier process evaluated are not evaluated again. Those that it trained
     while it paused are, but only tell: a run that goes on after a pause trains at least one more step."""
 
     def __init__(
@@ -76,7 +76,7 @@ class HealthWatch:
 
     def _fire(self, name: str, step: int, message: str) -> None:
         trained_before = name != "stall" and step <= self._resumed_at
-        pauses = self.settings.actions[name] == "pause" and step < self.steps and not trained_before
+        pauses = self.settings.actions[name] == "pause" and self._trained() < self.steps and not trained_before
         if name not in self._firing or pauses:
             action = "pause" if pauses else "warn"
             row = {"step": step, "time": self.clock(), "alarm": name, "action": action, "message": message}
