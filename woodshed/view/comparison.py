@@ -97,10 +97,10 @@ def score_cells(results: Results, suite: str = "") -> Cells:
 
 def difference_cells(results: Results) -> Cells:
     """Paired differences to the baseline."""
-    cells = [["policy", "baseline", "tasks", "difference [95 %]", ""]]
+    cells = [["policy", "baseline", "tasks", "difference [95 %]"]]
     for each in results["differences"]:
         gain = "" if each["gain"] is None else _estimate(each["gain"], sign="+")
-        cells.append([each["policy"], each["baseline"], str(each["tasks"]), gain, each["note"]])
+        cells.append([each["policy"], each["baseline"], str(each["tasks"]), f"{gain} {each['note']}".strip()])
     return cells
 
 
@@ -115,7 +115,7 @@ def axis_cells(results: Results, wide: bool = False) -> Cells:
             value = policy["axes"].get(axis)
             gain = next((d["axes"].get(axis) for d in results["differences"] if d["policy"] == policy["name"]), None)
             sure = gain and None not in gain.values() and gain["low"] * gain["high"] > 0
-            shown = "-" if value is None else _estimate(value) if wide else _number(value["mean"], 3)
+            shown = "-" if value is None else _estimate(value, digits=2) if wide else _number(value["mean"], 3)
             row.append(f"{shown} {'+' if gain['mean'] > 0 else '-'}" if gain and sure else shown)
         cells.append(row)
     return cells
@@ -203,8 +203,13 @@ def _pareto(results: Results) -> str:
 
 def _table(cells: Cells) -> str:
     head = "".join(f"<th>{html.escape(cell)}" for cell in cells[0])
-    rows = ("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in row) for row in cells[1:])
-    return f"<table><tr>{head}{''.join(rows)}</table>"
+    rows = ("<tr>" + "".join(map(_cell, row)) for row in cells[1:])
+    return f"<div class=wide><table><tr>{head}{''.join(rows)}</table></div>"
+
+
+def _cell(text: str) -> str:
+    """A cell; an estimate stays on one line with its interval."""
+    return f"<td{' class=figure' if text.endswith(']') or '] ' in text else ''}>{html.escape(text)}"
 
 
 def _rich(cells: Cells) -> Table:
@@ -218,11 +223,11 @@ def _escaped(row: Sequence[str]) -> list[str]:
     return [cell.replace("[", "\\[") for cell in row]
 
 
-def _estimate(value: Mapping[str, float | None], sign: str = "") -> str:
+def _estimate(value: Mapping[str, float | None], sign: str = "", digits: int = 3) -> str:
     mean, low, high = (value[key] for key in ("mean", "low", "high"))
     if mean is None or low is None or high is None:
         return "-"
-    return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -32,8 +32,7 @@ def lines(
             width = min(smooth, len(values))
             padded = np.concatenate([[np.nan] * (width - 1), np.convolve(values, np.ones(width) / width, "valid")])
             axis.plot(xs, padded, color=line.get_color(), linewidth=2, label=name)
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
+    _label(axis, y, x)
     if len(series) > 1:
         axis.legend(frameon=False, fontsize=8)
     return _svg(figure)
@@ -48,7 +47,7 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, y: str, size: tuple[float
         positions = np.arange(len(labels)) + (i - (len(groups) - 1) / 2) * width
         axis.bar(positions, [values.get(label, 0.0) for label in labels], width, label=_literal(given))
     axis.set_xticks(np.arange(len(labels)), list(map(_literal, labels)), rotation=25, ha="right", fontsize=8)
-    axis.set_ylabel(y)
+    _label(axis, y)
     axis.legend(frameon=False, fontsize=8)
     return _svg(figure)
 
@@ -68,17 +67,28 @@ def scatter(
     y: str,
     size: tuple[float, float] = (5.2, 2.8),
 ) -> str:
-    """Named points (x, y), with a step line through those of a Pareto ``front`` (names, in order of x)."""
+    """Named points (x, y), with a step line through those of a Pareto ``front`` (names, in order of x). Names are in a
+    legend beside them, as points lie close together or upon each other."""
     figure, axis = _figure(size)
-    for name, (across, up) in points.items():
-        axis.plot([across], [up], "o", color="C0" if name in front else "0.6")
-        axis.annotate(_literal(name), (across, up), textcoords="offset points", xytext=(5, 4), fontsize=8)
     if front:
-        axis.step([points[n][0] for n in front], [points[n][1] for n in front], where="post", color="C0", alpha=0.5)
+        axis.step([points[n][0] for n in front], [points[n][1] for n in front], where="post", color="0.7", zorder=0)
+    for number, (name, (across, up)) in enumerate(points.items()):
+        marker, filled = _MARKERS[number % len(_MARKERS)], name in front
+        color = f"C{number % 10}"
+        axis.plot([across], [up], marker, color=color, mfc=color if filled else "none", ms=7, label=_literal(name))
     axis.margins(0.15)
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
+    _label(axis, y, x)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return _svg(figure)
+
+
+_MARKERS = "osD^v<>Pp*"
+
+
+def _label(axis: Any, y: str, x: str = "") -> None:
+    """Name both axes: the vertical one above it, where long names have room."""
+    axis.set_title(y, loc="left", fontsize=9)
+    axis.set_xlabel(x, fontsize=9)
 
 
 def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
