@@ -25,7 +25,9 @@ def test_points_upon_each_other_keep_their_names() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         page = scatter({name: (1.0, 0.5) for name in NAMES}, [NAMES[0]], x="tokens", y="pass@1")
-    assert page.count("legend_") > 0 and all(f"<!-- {name} -->" in page for name in ("run_tests", "$x^$", "\u200b_hidden"))
+    assert page.count("legend_") > 0 and all(
+        f"<!-- {name} -->" in page for name in ("run_tests", "$x^$", "\u200b_hidden")
+    )
 
 
 def test_a_long_name_of_an_axis_is_not_cut_off() -> None:

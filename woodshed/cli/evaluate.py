@@ -52,7 +52,8 @@ def run(
         list[str],
         typer.Option(
             help="Folder of tasks, run directory (its held-out tasks), quixbugs:PATH, exercism:PATH, humaneval:PATH, "
-            "refactorbench:PATH, cheats, interaction, my_module:my_suite; again for several"
+            "refactorbench:PATH, cruxeval:PATH, cruxeval-input:PATH, cheats, interaction, my_module:my_suite; again "
+            "for several"
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of this evaluation; the same command goes on in it")],

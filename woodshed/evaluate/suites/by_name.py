@@ -18,6 +18,7 @@ from woodshed.tasks.pipeline.build import BuildCollection
 from .base import LoadSuite, Suite, SuiteContext, SuiteError
 from .cheats import CHEATS, load_cheats
 from .collected import collected
+from .cruxeval import INPUT, OUTPUT, cruxeval
 from .exercism import EXERCISM
 from .folder import load_folder
 from .humaneval import HUMANEVAL
@@ -31,6 +32,8 @@ COLLECTIONS: dict[str, BuildCollection] = {
 SUITES: dict[str, LoadSuite] = {
     **{name: collected(name, builder) for name, builder in COLLECTIONS.items()},
     CHEATS: load_cheats,
+    OUTPUT: cruxeval(OUTPUT),
+    INPUT: cruxeval(INPUT),
     INTERACTION: load_interaction,
 }
 

@@ -21,8 +21,9 @@ from .settings import AlarmSettings
 
 class HealthWatch:
     """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``. ``steps``: length of the run, after whose
-    last step nothing is paused, whichever step it is about. Steps that an earlier process evaluated are not evaluated again. Those that it trained
-    while it paused are, but only tell: a run that goes on after a pause trains at least one more step."""
+    last step nothing is paused, whichever step it is about. Steps that an earlier process evaluated are not evaluated
+    again. Those that it trained while it paused are, but only tell: a run that goes on after a pause trains at least
+    one more step."""
 
     def __init__(
         self,
