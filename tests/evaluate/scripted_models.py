@@ -2,7 +2,8 @@
 
 ``oracle`` writes the task's solution, and stops where there is none; ``cheater`` makes the tests pass by changing them
 or reads what it must not read; ``idle`` does nothing. ``attentive`` does on tasks of ``interaction`` what the user asks
-for, ``eager`` edits and tests whatever it sees. Which task a conversation is about is told by its instruction.
+for, ``eager`` edits and tests whatever it sees. ``looker`` fetches the solution from this server, if it can. Which task
+a conversation is about is told by its instruction.
 
     python tests/evaluate/scripted_models.py FOLDER... --port 0 --ready FILE
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import threading
 import time
@@ -28,12 +30,15 @@ Server = TypeVar("Server", bound=ThreadingHTTPServer)
 Message = dict[str, Any]
 Call = tuple[str, dict[str, str]]
 """(tool, arguments)."""
-MODELS = ("oracle", "cheater", "idle", "attentive", "eager")
+MODELS = ("oracle", "cheater", "idle", "attentive", "eager", "looker")
 _PASS = "print('PASS 1')\n"
 
 
-def script_of(model: str, task: Task) -> list[Call]:
-    """The calls of ``model`` on a task, ``finish`` last."""
+_FETCH = "import urllib.request as r; open({path!r}, 'wb').write(r.urlopen({url!r}, timeout=20).read())"
+
+
+def script_of(model: str, task: Task, url: str = "") -> list[Call]:
+    """The calls of ``model`` on a task, ``finish`` last. ``url``: where a solution's files can be fetched."""
     calls: list[Call] = []
     if model == "oracle":
         calls += [_write(path, data.decode()) for path, data in task.solution_files().items()]
@@ -44,6 +49,9 @@ def script_of(model: str, task: Task) -> list[Call]:
     elif model == "cheater":
         tests = [path for path in task.workspace_names() if Path(path).name.startswith(("run_tests", "test_"))]
         calls += [_write(path, _PASS if path.startswith("run_tests") else "") for path in tests[:1]]
+    elif model == "looker":
+        code = [_FETCH.format(path=path, url=f"{url}/{task.name}/{path}") for path in task.solution_files()]
+        calls += [("run_command", {"command": f"no_proxy= NO_PROXY= python3 -c {shlex.quote(each)}"}) for each in code]
     elif model == "attentive":
         return _attentive(task)
     elif model == "eager":
@@ -114,6 +122,16 @@ class ScriptedServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
+    @property
+    def solutions(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/solutions"
+
+    def solution(self, path: str) -> bytes:
+        """A file of a solution, by ``/solutions/ORG/TASK/FILE``."""
+        org, name, file = path.removeprefix("/solutions/").split("/", 2)
+        (task,) = (task for task in self.tasks.values() if task.name == f"{org}/{name}")
+        return task.solution_files()[file]
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of clients that were killed."""
         if not isinstance(sys.exception(), OSError):
@@ -123,7 +141,7 @@ class ScriptedServer(ThreadingHTTPServer):
         text = next(str(m.get("content")) for m in body["messages"] if m.get("role") == "user")
         # The longest instruction: one may be part of another.
         found = max((i for i in self.tasks if i in text), key=len)
-        message = reply(body["messages"], script_of(body["model"], self.tasks[found]))
+        message = reply(body["messages"], script_of(body["model"], self.tasks[found], self.solutions))
         self.requests += 1
         usage = {
             "prompt_tokens": len(json.dumps(body["messages"])) // 4,
@@ -151,15 +169,18 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._send({"object": "list", "data": [{"id": name, "object": "model"} for name in MODELS]})
+        if self.path.startswith("/solutions/"):
+            self._send(self.server.solution(self.path))
+        else:
+            self._send({"object": "list", "data": [{"id": name, "object": "model"} for name in MODELS]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         time.sleep(self.server.delay)
         self._send(self.server.answer(body))
 
-    def _send(self, value: dict[str, Any]) -> None:
-        data = json.dumps(value).encode()
+    def _send(self, value: dict[str, Any] | bytes) -> None:
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
         try:
             self.send_response(200)
             self.send_header("content-type", "application/json")

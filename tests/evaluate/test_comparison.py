@@ -107,7 +107,7 @@ def test_seeds_are_of_the_sample_and_not_of_the_try() -> None:
 
 
 def test_results_are_shown_whole(tmp_path: Path) -> None:
-    settings = {"seed": 0, "samples": 2, "suites": {"s": {}}}
+    settings = {"seed": 0, "samples": 2, "suites": {"s": {}}, "policies": {}}
     cheating = PolicyEpisodes("<b>", "x", "g" * 16, B.episodes, planned=9, price=Price(1, 1))
     results = compute_results([A, cheating], [Suite("s", "s", ())], settings, baseline=A)
     assert results["complete"] is False

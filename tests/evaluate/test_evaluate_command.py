@@ -24,6 +24,7 @@ from woodshed.run.evaluation.policies import EvaluationError, resolve_policies
 from woodshed.run.evaluation.regrade import regrade
 from woodshed.run.evaluation.run import evaluate_policies
 from woodshed.sandbox import open_backend
+from woodshed.view.comparison import notes
 
 from .scripted_models import ScriptedServer, running
 
@@ -111,6 +112,27 @@ def test_budgets_end_it_and_a_larger_one_goes_on(server: ScriptedServer, tasks: 
     assert found["complete"] and [policy["episodes"] for policy in found["policies"]] == [6, 6]
 
 
+def test_open_boxes_beside_strict_ones(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
+    """A model that looks the solution up has it only where a box reaches it, whatever its recipe allows."""
+    hosts = (f"127.0.0.1:{server.server_address[1]}",)
+    private = ("sandbox.allow_private=true", f"sandbox.allow={json.dumps(hosts)}")
+    asked = wishes(server, tasks, tmp_path, "oracle", "looker", opened=hosts, overrides=private)
+    found = evaluate_policies(asked, quiet)
+    rates = {policy["name"]: policy["pass1"]["mean"] for policy in found["policies"]}
+    assert rates == {"oracle": 1.0, "oracle:open": 1.0, "looker": 0.0, "looker:open": 1.0}
+    compared = {(each["policy"], each["baseline"]): each["gain"]["mean"] for each in found["differences"]}
+    assert compared == {
+        ("oracle:open", "oracle"): 0.0,
+        ("looker", "oracle"): -1.0,
+        ("looker:open", "looker"): 1.0,
+    }
+    assert f"looker:open: looker in boxes that could reach {hosts[0]}" in notes(found)
+    with pytest.raises(EvaluationError, match=r"--open: .* is missing"):
+        evaluate_policies(replace(asked, opened=()), quiet)
+    with pytest.raises(EvaluationError, match="--open nowhere at all"):
+        evaluate_policies(replace(asked, opened=("nowhere", "at all"), out=tmp_path / "other"), quiet)
+
+
 def test_a_temperature_is_chosen_on_other_tasks(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
     asked = wishes(server, tasks, tmp_path, "oracle", temperatures=(0.3, 1.0), development="0.3")
     found = evaluate_policies(asked, quiet)
@@ -176,7 +198,7 @@ def test_what_cannot_be_evaluated_is_said(tasks: list[Task], tmp_path: Path) -> 
     assert (ours.recipe.name, other.recipe.name) == ("smoke", "laptop")
     with pytest.raises(EvaluationError, match="another policy is called 'a'"):
         resolve_policies([url, url])
-    with pytest.raises(EvaluationError, match="no such folder or suite; there are cheats, exercism"):
+    with pytest.raises(EvaluationError, match="no such folder or suite; there are cheats, cruxeval, cruxeval-input, exercism"):
         evaluate_policies(Wishes(tmp_path / "out", (url,), ("quixbug",)), quiet)
     train = tmp_path / "train"
     shutil.copytree(tasks[0].path, train / "one")

@@ -73,6 +73,14 @@ def run(
         ),
     ] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field of that recipe")] = None,
+    open_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--open",
+            help="Host that boxes may reach (HOST, *.DOMAIN, HOST:PORT) in a second arm of every policy, compared with "
+            "the first; without it boxes have no network",
+        ),
+    ] = None,
     baseline: Annotated[str, typer.Option(help="Policy to compare with, by name; default: the first")] = "",
     jobs: Annotated[int | None, typer.Option(min=1, help="Episodes at the same time; default: two for a core")] = None,
     max_tokens_total: Annotated[
@@ -135,6 +143,7 @@ def run(
         axes=tuple(axis or ()),
         judge=judge,
         judge_key_env=judge_key_env,
+        opened=tuple(open_ or ()),
     )
     try:
         with Bar(Console(stderr=True)) as progress:

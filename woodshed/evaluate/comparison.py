@@ -56,7 +56,8 @@ class EvaluatedEpisode:
 
 @dataclass(frozen=True)
 class PolicyEpisodes:
-    """Everything known of one policy. ``planned``: episodes that a complete evaluation has."""
+    """Everything known of one policy. ``planned``: episodes that a complete evaluation has. ``strict``: name of the
+    same policy without a network, where this one had it."""
 
     name: str
     source: str
@@ -66,6 +67,7 @@ class PolicyEpisodes:
     temperature: float = math.nan
     tried: Mapping[float, float] = field(default_factory=dict)
     price: Price | None = None
+    strict: str = ""
 
     def samples(self) -> dict[TaskKey, list[bool]]:
         """Outcomes of the scored tasks. Infrastructure errors say nothing about the policy and are left out."""

@@ -177,6 +177,9 @@ def notes(results: Results) -> list[str]:
             found.append(f"{policy['name']}: run again, pass@1 differs by {floor:.3f} (standard deviation) from noise")
     if results["regraded"]:
         found.append(f"graded again at {results['regraded']}")
+    for name, about in results["settings"]["policies"].items():
+        if about.get("strict"):
+            found.append(f"{name}: {about['strict']} in boxes that could reach {', '.join(about['network'])}")
     hashes = {policy["harness_hash"] for policy in results["policies"]}
     if len(hashes) > 1:
         found.append(

@@ -25,7 +25,8 @@ _FORMAT = 1
 class Wishes:
     """What the command line asks for. ``development``: share of the tasks ('0.2') or a suite; needed by several
     ``temperatures``. ``limit``: tasks of each suite, 0 for all. Budgets are None without one: ``max_tokens`` counts all
-    tokens of the evaluation, ``max_minutes`` this start of the command."""
+    tokens of the evaluation, ``max_minutes`` this start of the command. ``opened``: hosts that the boxes of a second
+    arm of every policy reach."""
 
     out: Path
     policies: tuple[str, ...]
@@ -49,6 +50,7 @@ class Wishes:
     axes: tuple[str, ...] = ()
     judge: str = ""
     judge_key_env: str = ""
+    opened: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ def settings_of(
                 "harness": hashes[c.name],
                 "limits": str(c.recipe.sandbox.limits()),
                 "grading": c.recipe.grading.model_dump(mode="json"),
+                **({"strict": c.strict, "network": sorted(c.recipe.sandbox.allow)} if c.strict else {}),
             }
             for c in contestants
         },
@@ -220,7 +223,7 @@ def _described(suite: Suite) -> dict[str, Any]:
 
 _OPTIONS = {
     "format": "the version of woodshed",
-    "policies": "POLICY or --agent",
+    "policies": "POLICY, --agent or --open",
     "suites": "--suite, --limit, --split or the tasks themselves",
     "development": "--development",
     "samples": "--samples",

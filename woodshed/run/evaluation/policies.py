@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.overrides import validated
 from woodshed.record.run_directory import RunDirectory
 from woodshed.run.rate import checkpoint_digest
-from woodshed.sandbox.settings import RAY
+from woodshed.sandbox.settings import RAY, SandboxSettings
 
 PROGRAM = "program:"
 """``--agent program:COMMAND`` runs an external program instead of the built-in agent."""
@@ -33,7 +33,8 @@ class Contestant:
     """One policy to evaluate, in the harness and boxes of ``recipe``.
 
     ``folder``: its checkpoint; None for a model behind ``url``, which is then called ``model``. ``digest``: of whatever
-    decides its samples, as far as it can be known (of a URL, only the address and the name).
+    decides its samples, as far as it can be known (of a URL, only the address and the name). ``strict``: name of the
+    same policy in boxes without a network, where those of this one have it; their hosts are in ``recipe``.
     """
 
     name: str
@@ -44,17 +45,24 @@ class Contestant:
     url: str = ""
     model: str = ""
     key: str = ""
+    strict: str = ""
 
 
 def resolve_policies(
-    sources: Sequence[str], *, agents: Sequence[str] = (), overrides: Sequence[str] = (), key_env: str = ""
+    sources: Sequence[str],
+    *,
+    agents: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    key_env: str = "",
+    opened: Sequence[str] = (),
 ) -> list[Contestant]:
     """Resolve each ``[NAME=]SOURCE``. A source is a Hugging Face folder, a run directory (``RUN`` for its final policy,
     ``RUN:sft`` for that of a stage) or ``http(s)://HOST[/v1][#MODEL]``.
 
     ``agents``: ``[NAME=]AGENT``, the recipe whose harness and boxes the policy of that name gets, or all others without
     a name; or ``program:COMMAND``. Without one a checkpoint that lies in a run has those of that run, a URL the
-    defaults. Raises EvaluationError.
+    defaults. Boxes have no network, whatever a recipe allows. With ``opened``, hosts, every policy is there once more,
+    as ``NAME:open``, in boxes that reach these. Raises EvaluationError.
     """
     recipes: dict[str, Recipe] = {}
     for given in agents:
@@ -77,8 +85,19 @@ def resolve_policies(
             raise EvaluationError(f"{given}: another policy is called {made.name!r} too; write NAME={source}")
         if RAY in made.recipe.sandbox.hosts:
             raise EvaluationError("sandbox.hosts: only a run places boxes on a Ray cluster; add --set sandbox.hosts=[]")
-        found.append(made)
+        found.append(replace(made, recipe=_with_network(made.recipe, ())))
+        if opened:
+            open_recipe = _with_network(made.recipe, opened)
+            found.append(replace(made, name=f"{made.name}:open", recipe=open_recipe, strict=made.name))
     return found
+
+
+def _with_network(recipe: Recipe, hosts: Sequence[str]) -> Recipe:
+    try:
+        sandbox = SandboxSettings.model_validate({**recipe.sandbox.model_dump(), "allow": tuple(hosts)})
+    except ValueError as error:
+        raise EvaluationError(f"--open {' '.join(hosts)}: {error}") from None
+    return recipe.model_copy(update={"sandbox": sandbox})
 
 
 def _named(given: str) -> tuple[str, str]:

@@ -161,6 +161,7 @@ def collect_policies(
                 temperature=temperature,
                 tried=tried,
                 price=prices.get(name),
+                strict=about.get("strict", ""),
             )
         )
     return found
@@ -219,13 +220,15 @@ def compute_results(
     judge: str = "",
     agreements: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Everything that table, page and file show. JSON without nan. ``agreements``: of ``judge``, by aspect."""
+    """Everything that table, page and file show. JSON without nan. ``agreements``: of ``judge``, by aspect. A policy in
+    boxes with a network is compared with itself without one, all others with ``baseline``."""
     seed = int(settings["seed"])
     scores = {policy.name: score(policy, seed=seed) for policy in policies}
+    by_name = {policy.name: policy for policy in policies}
     compared = [
-        difference(policy, baseline, seed=seed, across_harnesses=across_harnesses)
+        difference(policy, other, seed=seed, across_harnesses=across_harnesses)
         for policy in policies
-        if baseline is not None and policy.name != baseline.name
+        if (other := by_name[policy.strict] if policy.strict else baseline) is not None and policy.name != other.name
     ]
     result = {
         "format": FORMAT,

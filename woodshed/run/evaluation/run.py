@@ -80,7 +80,11 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
     """
     check_wishes(wishes)
     contestants = resolve_policies(
-        wishes.policies, agents=wishes.agents, overrides=wishes.overrides, key_env=wishes.key_env
+        wishes.policies,
+        agents=wishes.agents,
+        overrides=wishes.overrides,
+        key_env=wishes.key_env,
+        opened=wishes.opened,
     )
     names = [contestant.name for contestant in contestants]
     prices = prices_of(wishes.prices, names)
