@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import small_disk
 from real_runs import begin, woodshed
 from waiting import wait_until
 
@@ -133,6 +134,25 @@ def test_open_boxes_beside_strict_ones(server: ScriptedServer, tasks: list[Task]
         evaluate_policies(replace(asked, opened=("nowhere", "at all"), out=tmp_path / "other"), quiet)
 
 
+def test_a_disk_that_fills_up_again_and_again(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
+    """Wherever the room ends the command says so, and with more room it goes on to the results of any other."""
+    undisturbed = evaluate_policies(wishes(server, tasks, tmp_path / "whole", "oracle", "cheater"), quiet)
+    asked, ends = wishes(server, tasks, tmp_path / "disk" / "out", "oracle", "cheater"), 0
+    with small_disk(tmp_path / "disk", kib=32) as disk:
+        for kib in range(64, 4096, 32):
+            try:
+                found = evaluate_policies(asked, quiet)
+                break
+            except EvaluationError as error:
+                assert "the disk is full" in str(error) and "give the same command again" in str(error)
+                ends += 1
+            disk.resize(kib)
+    assert ends > 3, "the room ended in several places"
+    for one, other in zip(found["policies"], undisturbed["policies"], strict=True):
+        for same in ("pass1", "episodes", "infra_errors", "reasons", "cheats", "axes"):
+            assert one[same] == other[same], same
+
+
 def test_a_temperature_is_chosen_on_other_tasks(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
     asked = wishes(server, tasks, tmp_path, "oracle", temperatures=(0.3, 1.0), development="0.3")
     found = evaluate_policies(asked, quiet)
@@ -198,7 +218,7 @@ def test_what_cannot_be_evaluated_is_said(tasks: list[Task], tmp_path: Path) -> 
     assert (ours.recipe.name, other.recipe.name) == ("smoke", "laptop")
     with pytest.raises(EvaluationError, match="another policy is called 'a'"):
         resolve_policies([url, url])
-    with pytest.raises(EvaluationError, match="no such folder or suite; there are cheats, cruxeval, cruxeval-input, exercism"):
+    with pytest.raises(EvaluationError, match="no such folder or suite; there are cheats, cruxeval, "):
         evaluate_policies(Wishes(tmp_path / "out", (url,), ("quixbug",)), quiet)
     train = tmp_path / "train"
     shutil.copytree(tasks[0].path, train / "one")

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from disks import small_disk
 from limits import soft_limit
 
 from woodshed.gateway.journal import Journal, JournalError
@@ -24,16 +24,9 @@ TEXTS = ("read a.py<end>", "test", "submit<end>", "test<end>")
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "small", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a file system of its own cannot be mounted here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", kib=128) as made:
+        yield made.place
 
 
 def fill(place: Path, *, leave: int = 0) -> None:
@@ -98,22 +91,22 @@ def test_a_turn_that_could_not_be_written_leaves_nothing(tmp_path: Path, room: i
     asyncio.run(main())
 
 
-def test_a_full_disk_loses_nothing_that_was_answered(small_disk: Path) -> None:
+def test_a_full_disk_loses_nothing_that_was_answered(disk: Path) -> None:
     async def main() -> None:
-        server = Server(small_disk, *["read a.py<end>"] * 4)
+        server = Server(disk, *["read a.py<end>"] * 4)
         key = await server.admin.open("t")
         reply = await server.chat(key, [USER])
         messages = [USER, reply, result_of(reply, "x" * 2000)]
-        fill(small_disk)
+        fill(disk)
         for _ in range(2):
             failed = await ask(server, key, messages)
             assert failed.status_code == 500, failed.text
         with pytest.raises(JournalError, match="No space left"):
             await server.admin.open("t", task="x" * 9000)
-        (small_disk / "filler").unlink()
+        (disk / "filler").unlink()
         reply = await server.chat(key, messages)
         server.end()
-        server = Server(small_disk, "submit<end>")
+        server = Server(disk, "submit<end>")
         assert [(t["id"], t["requests"]) for t in await server.admin.list()] == [("t", 2)]
         await server.chat(key, [*messages, reply, result_of(reply, "y")])
         assert (await server.admin.finish("t")).prefix_breaks == 0
@@ -181,23 +174,23 @@ def test_a_file_that_cannot_be_shortened_goes_on(tmp_path: Path, caplog: pytest.
     asyncio.run(main())
 
 
-def test_a_disk_without_room_for_the_copy(small_disk: Path) -> None:
+def test_a_disk_without_room_for_the_copy(disk: Path) -> None:
     async def main() -> None:
-        server = Server(small_disk, *["read a.py<end>"] * 3)
+        server = Server(disk, *["read a.py<end>"] * 3)
         key = await server.admin.open("t")
         asked = [{"role": "user", "content": "x " * 1500}]
         reply = await server.chat(key, asked)
         await server.admin.open("a")
-        size = (small_disk / "open.journal").stat().st_size
-        fill(small_disk, leave=8192)
+        size = (disk / "open.journal").stat().st_size
+        fill(disk, leave=8192)
         server.journal._limit = 0
         await server.admin.delete("a")  # room for this, and not for the copy
-        assert (small_disk / "open.journal").stat().st_size > size > 8192
-        assert not (small_disk / "open.tmp").exists()
+        assert (disk / "open.journal").stat().st_size > size > 8192
+        assert not (disk / "open.tmp").exists()
         await server.chat(key, [*asked, reply, result_of(reply, "x")])
-        (small_disk / "filler").unlink()
+        (disk / "filler").unlink()
         server.end()
-        server = Server(small_disk)
+        server = Server(disk)
         assert [t["requests"] for t in await server.admin.list()] == [2]
         server.end()
 

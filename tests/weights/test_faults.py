@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import small_disk
 from s3 import S3Server
 
 from woodshed.weights.chain import Publisher, verify_chain
@@ -161,28 +161,22 @@ def test_versions_deleted_under_a_reader_are_planned_again(store: Store) -> None
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one mebibyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", kib=1024) as made:
+        yield made.place
 
 
-def test_a_full_disk_leaves_the_chain_as_it_was(small_disk: Path) -> None:
-    publisher = publish(FolderStore(small_disk), 2, anchor_every=100)
-    free = os.statvfs(small_disk)
-    (small_disk / "filler").write_bytes(bytes((free.f_bavail - 1) * free.f_frsize))
+def test_a_full_disk_leaves_the_chain_as_it_was(disk: Path) -> None:
+    publisher = publish(FolderStore(disk), 2, anchor_every=100)
+    free = os.statvfs(disk)
+    (disk / "filler").write_bytes(bytes((free.f_bavail - 1) * free.f_frsize))
     with pytest.raises(OSError, match="No space left"):
         publisher.publish(2, state_at(2, scale=1.0))
-    assert holds(Follower(small_disk), 1)
-    assert not [name for _, _, names in os.walk(small_disk) for name in names if name.endswith(".tmp")]
-    (small_disk / "filler").unlink()
+    assert holds(Follower(disk), 1)
+    assert not [name for _, _, names in os.walk(disk) for name in names if name.endswith(".tmp")]
+    (disk / "filler").unlink()
     publisher.publish(2, state_at(2))
-    assert verify_chain(small_disk) == [0, 1, 2] and holds(Follower(small_disk), 2)
+    assert verify_chain(disk) == [0, 1, 2] and holds(Follower(disk), 2)
 
 
 @pytest.mark.parametrize("status", [507, 400])

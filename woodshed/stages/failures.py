@@ -43,5 +43,5 @@ def disk_problem(folder: Path, symptom: str = "") -> str | None:
     left = "no more files can be made" if no_inodes else f"{free >> 20} MiB free"
     return (
         f"{folder}: the disk is full ({left}); make space and give the same command again: "
-        "what is finished is kept, and the run goes on where it was"
+        "what is finished is kept, and it goes on where it was"
     )

@@ -15,6 +15,7 @@ from woodshed.evaluate.suites.base import Suite
 from woodshed.evaluate.sweep import draw_by_digest
 from woodshed.record.run_directory import write_json
 from woodshed.record.task import Task
+from woodshed.stages.failures import disk_problem
 
 from .policies import Contestant, EvaluationError
 
@@ -106,7 +107,8 @@ class EvaluationFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Create and lock the folder. Raises EvaluationError if that cannot be: it is in use, or holds other things."""
+        """Create and lock the folder. Raises EvaluationError if that cannot be (it is in use, or holds other
+        things), and in place of whatever a full disk caused within."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             strange = [p.name for p in self.root.iterdir() if not p.name.startswith(".") and p.name not in _OURS]
@@ -120,8 +122,14 @@ class EvaluationFolder:
                         f"another evaluation works in {self.root}; wait for it, or choose another folder with --out"
                     ) from None
                 yield
-        except OSError as error:
-            raise EvaluationError(f"--out {self.root} cannot be used: {error}") from None
+        except EvaluationError:
+            raise
+        except Exception as error:  # a full disk has many names, that of the database among them
+            if problem := disk_problem(self.root, str(error)):
+                raise EvaluationError(problem) from None
+            if isinstance(error, OSError):
+                raise EvaluationError(f"--out {self.root} cannot be used: {error}") from None
+            raise
 
 
 _OURS = ("suites", "trajectories", "submissions", "held_out.key")
