@@ -22,7 +22,7 @@ from woodshed.evaluate.comparison import (
 from woodshed.evaluate.run import sample_seed
 from woodshed.evaluate.suites.base import Suite
 from woodshed.run.evaluation.policies import EvaluationError
-from woodshed.run.evaluation.results import baseline_of, compute_results, prices_of
+from woodshed.run.evaluation.results import compute_results, prices_of
 from woodshed.view.comparison import print_results, write_page
 
 
@@ -95,9 +95,6 @@ def test_prices() -> None:
     for text, said in (("x=1/2", "no policy is called 'x'"), ("a=1", "CONTEXT/SAMPLED"), ("a=-1/2", "not negative")):
         with pytest.raises(EvaluationError, match=said):
             prices_of([text], ["a", "b"])
-    with pytest.raises(EvaluationError, match="there are a, b"):
-        baseline_of("z", [A, B])
-    assert baseline_of("runs/b", [A, B]) is B and baseline_of("", [A]) is None
 
 
 def test_seeds_are_of_the_sample_and_not_of_the_try() -> None:
@@ -109,7 +106,7 @@ def test_seeds_are_of_the_sample_and_not_of_the_try() -> None:
 def test_results_are_shown_whole(tmp_path: Path) -> None:
     settings = {"seed": 0, "samples": 2, "suites": {"s": {}}, "policies": {}}
     cheating = PolicyEpisodes("<b>", "x", "g" * 16, B.episodes, planned=9, price=Price(1, 1))
-    results = compute_results([A, cheating], [Suite("s", "s", ())], settings, baseline=A)
+    results = compute_results([A, cheating], [Suite("s", "s", ())], settings, baselines=["a"])
     assert results["complete"] is False
     page = tmp_path / "page.html"
     write_page(results, page)

@@ -61,7 +61,7 @@ def test_oracle_and_cheater_side_by_side(server: ScriptedServer, tasks: list[Tas
     assert cheater["cheats"] == 12 and cheater["cheat_rate"] == 1.0
     assert cheater["reasons"] == {"impossible_passed": 4, "honeypot_read": 4, "tests_tampered": 4}
     assert cheater["pass1"]["mean"] == 0.5, "what was looked up in the honeypot is a solution"
-    assert found["baseline"] == "oracle" and found["differences"][0]["gain"]["mean"] == -0.5
+    assert found["baselines"] == ["oracle"] and found["differences"][0]["gain"]["mean"] == -0.5
     assert found["complete"] and oracle["turns"] < cheater["turns"] and cheater["dollars"] > 0
     assert oracle["tokens"] > 0 and oracle["dollars"] is None
 

@@ -81,7 +81,13 @@ def run(
             "the first; without it boxes have no network",
         ),
     ] = None,
-    baseline: Annotated[str, typer.Option(help="Policy to compare with, by name; default: the first")] = "",
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Policy to compare with, by name, the best of several if given again; default: the first. Policies "
+            "named NAME@0, NAME@1, ... are seeds: each is compared within its seed, and all of them pooled"
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Episodes at the same time; default: two for a core")] = None,
     max_tokens_total: Annotated[
         int | None, typer.Option(min=1, help="Start no episode once so many tokens are used up")
@@ -131,7 +137,7 @@ def run(
         split=split,
         agents=tuple(agent or ()),
         overrides=tuple(set or ()),
-        baseline=baseline,
+        baselines=tuple(baseline or ()),
         jobs=jobs or 2 * _cores(),
         seed=seed,
         key_env=key_env,

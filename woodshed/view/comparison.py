@@ -50,7 +50,7 @@ def write_page(results: Results, path: Path) -> None:
         _table(score_cells(results)),
     ]
     if results["differences"]:
-        parts += [f"<h2>Difference in pass@1 to {html.escape(results['baseline'])}</h2>"]
+        parts += [f"<h2>Difference in pass@1 to {html.escape(_baseline_said(results['baselines']))}</h2>"]
         parts += [_table(difference_cells(results))]
     if results["axes"]:
         parts += ["<h2>Beside correctness</h2>", _AXES_SAID, _table(axis_cells(results, wide=True))]
@@ -70,6 +70,10 @@ def write_page(results: Results, path: Path) -> None:
         parts += ["<h2>Temperatures on the development tasks</h2>", _table(swept)]
     parts += ["<h2>Tasks</h2>", _table(task_cells(results))]
     path.write_text("".join(parts), encoding="utf-8")
+
+
+def _baseline_said(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"the best of {', '.join(names)}"
 
 
 def score_cells(results: Results, suite: str = "") -> Cells:

@@ -39,7 +39,7 @@ class Wishes:
     split: str = "heldout"
     agents: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    baseline: str = ""
+    baselines: tuple[str, ...] = ()
     jobs: int = 4
     seed: int = 0
     key_env: str = ""

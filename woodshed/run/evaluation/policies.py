@@ -102,7 +102,7 @@ def _with_network(recipe: Recipe, hosts: Sequence[str]) -> Recipe:
 
 def _named(given: str) -> tuple[str, str]:
     name, equals, source = given.partition("=")
-    if equals and re.fullmatch(r"[\w.:-]+", name) and not Path(given).exists():
+    if equals and re.fullmatch(r"[\w.:@-]+", name) and not Path(given).exists():
         return name, source
     return "", given
 

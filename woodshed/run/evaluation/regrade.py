@@ -33,7 +33,6 @@ from .judge import measure_axes
 from .plan import EvaluationFolder, read_settings
 from .policies import EvaluationError
 from .results import (
-    baseline_of,
     collect_policies,
     compute_results,
     evaluation_name,
@@ -120,7 +119,7 @@ def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: Trajecto
         policies,
         suites,
         settings,
-        baseline=baseline_of(before.get("baseline") or "", policies),
+        baselines=before.get("baselines") or [policies[0].name],
         across_harnesses=before.get("across_harnesses", False),
         note=before.get("note", ""),
         regraded=last_regrade(folder),

@@ -19,6 +19,7 @@ from woodshed.evaluate.comparison import (
     fronts,
     score,
 )
+from woodshed.evaluate.pairs import pairs
 from woodshed.evaluate.power import noise_floor, sample_variance
 from woodshed.evaluate.run import group_name
 from woodshed.evaluate.suites.base import Suite
@@ -198,37 +199,25 @@ def note_choice(folder: EvaluationFolder, name: str, choice: Choice) -> None:
     write_json(folder.temperatures, without_nan(rows))
 
 
-def baseline_of(wanted: str, policies: Sequence[PolicyEpisodes]) -> PolicyEpisodes | None:
-    """The policy that ``--baseline`` names, by name or as it was given; the first of several without it."""
-    if not wanted:
-        return policies[0] if len(policies) > 1 else None
-    for policy in policies:
-        if wanted in (policy.name, policy.source):
-            return policy
-    raise EvaluationError(f"--baseline {wanted}: no such policy; there are {', '.join(p.name for p in policies)}")
-
-
 def compute_results(
     policies: Sequence[PolicyEpisodes],
     suites: Sequence[Suite],
     settings: Mapping[str, Any],
     *,
-    baseline: PolicyEpisodes | None,
+    baselines: Sequence[str],
     across_harnesses: bool = False,
     note: str = "",
     regraded: str = "",
     judge: str = "",
     agreements: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Everything that table, page and file show. JSON without nan. ``agreements``: of ``judge``, by aspect. A policy in
-    boxes with a network is compared with itself without one, all others with ``baseline``."""
+    """Everything that table, page and file show. JSON without nan. ``agreements``: of ``judge``, by aspect. What is
+    compared with what says ``evaluate/pairs.py``."""
     seed = int(settings["seed"])
     scores = {policy.name: score(policy, seed=seed) for policy in policies}
-    by_name = {policy.name: policy for policy in policies}
     compared = [
         difference(policy, other, seed=seed, across_harnesses=across_harnesses)
-        for policy in policies
-        if (other := by_name[policy.strict] if policy.strict else baseline) is not None and policy.name != other.name
+        for policy, other in pairs(policies, baselines)
     ]
     result = {
         "format": FORMAT,
@@ -239,7 +228,7 @@ def compute_results(
         "across_harnesses": across_harnesses,
         "prices": {p.name: [p.price.context, p.price.sampled] for p in policies if p.price is not None},
         "policies": [_policy(policy, scores[policy.name], suites, seed) for policy in policies],
-        "baseline": baseline.name if baseline is not None else None,
+        "baselines": list(baselines),
         "differences": [
             {
                 "policy": each.policy,

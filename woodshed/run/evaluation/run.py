@@ -12,6 +12,7 @@ from typing import Any
 
 from woodshed.cluster.supervisor import ProgramFailed
 from woodshed.evaluate.axes import Axis, axes_of
+from woodshed.evaluate.pairs import NoBaseline, choose_baselines
 from woodshed.evaluate.run import Sofar, evaluate, plan_samples
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite, SuiteContext, SuiteError
@@ -46,7 +47,6 @@ from .plan import (
 from .policies import Contestant, EvaluationError, resolve_policies
 from .results import (
     Choice,
-    baseline_of,
     collect_policies,
     compute_results,
     evaluation_name,
@@ -93,8 +93,11 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
         axes = axes_of(wishes.axes)
     except ValueError as error:
         raise EvaluationError(str(error)) from error
-    if wishes.baseline and wishes.baseline not in (*names, *(c.source for c in contestants)):
-        raise EvaluationError(f"--baseline {wishes.baseline}: no such policy; there are {', '.join(names)}")
+    strict = [contestant for contestant in contestants if not contestant.strict]
+    try:
+        baselines = choose_baselines([c.name for c in strict], [c.source for c in strict], wishes.baselines)
+    except NoBaseline as error:
+        raise EvaluationError(str(error)) from None
     folder = EvaluationFolder(wishes.out.absolute())
     try:
         with folder.claimed():
@@ -121,7 +124,7 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
                 policies,
                 split.suites,
                 settings,
-                baseline=baseline_of(wishes.baseline, policies),
+                baselines=baselines,
                 across_harnesses=wishes.across_harnesses,
                 note="; ".join(budget.spent),
                 regraded=last_regrade(folder),
