@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 
 import uvloop
 
+from woodshed.grading.heldout import EndlessError
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.harness.loop import run_episode
 from woodshed.harness.registry import ToolRegistry
@@ -33,6 +35,8 @@ from .pace import Every, Pace
 from .render import chat_format, render_conversation
 from .scripted import Count, ScriptedEndpoint, contexts
 from .tasks import load_split, with_key
+
+log = logging.getLogger(__name__)
 
 
 def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
@@ -131,8 +135,8 @@ async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[st
     tasks = _tasks(recipe, run)
     backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
     layers, grades, grading = layer_store(), GradeCache(), with_key(recipe.grading, run.root)
-    log = JsonLines(run.demonstrations / "played.jsonl")
-    played = {row["number"]: row for row in log.rows()}
+    rows = JsonLines(run.demonstrations / "played.jsonl")
+    played = {row["number"]: row for row in rows.rows()}
     pace, due = Pace(), Every(1.0)
     slots = asyncio.Semaphore(settings.concurrency)
 
@@ -157,16 +161,20 @@ async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[st
                 submission = await submission_from(box, task, grading)
             finally:
                 await box.close()
-            outcome = await grade(task, submission, backend, layers, cache=grades, settings=grading)
+            resolved = False
+            try:
+                resolved = (await grade(task, submission, backend, layers, cache=grades, settings=grading)).resolved
+            except EndlessError as error:  # of the task, or of a busy machine; what cannot be judged is not verified
+                log.warning("%s", error)
         played[number] = {
             "number": number,
             "task": task.name,
-            "resolved": outcome.resolved,
+            "resolved": resolved,
             "messages": episode.messages,
             "weights": endpoint.weights,
             "events": [asdict(event) for event in episode.events] if settings.hinted else [],
         }
-        log.append(played[number])
+        rows.append(played[number])
         if due() or len(played) == settings.episodes:
             note = f"{_solved(played.values()):.0%} solved  {pace.at(len(played))}"
             run.write_progress("demos", len(played), settings.episodes, note)
