@@ -97,8 +97,8 @@ def test_the_agents_own_check_and_the_script_for_other_tools(tmp_path: Path) -> 
 
     output, given = asyncio.run(main())
     for task, answer, said, reward in (
-        (output[0], "[1, 2]", "answer.txt reads as [1,2]", "1"),
-        (output[0], "[2, 1]", "answer.txt reads as [2,1]", "0"),
+        (output[0], "[1, 2]", "answer.txt reads as [1, 2]", "1"),
+        (output[0], "[2, 1]", "answer.txt reads as [2, 1]", "0"),
         (given[0], "[5, 1, 2], 2", "PASS 1", "1"),
         (given[0], "[5, 1, 2], 1", "FAIL: f([5, 1, 2], 1) is [1]", "0"),
     ):

@@ -43,7 +43,7 @@ _JUDGE_OUTPUT = """def judge():
 
 
 if __name__ == "__main__":
-    print("answer.txt reads as", judge(), "(whether that is right is not told)")
+    print("answer.txt reads as", repr(ast.literal_eval(written())), "(whether that is right is not told)")
 """
 _JUDGE_INPUT = """def value():
     with open("program.py", encoding="utf-8") as file:
