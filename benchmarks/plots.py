@@ -36,7 +36,7 @@ def baselines(result: dict[str, Any]) -> str:
 def trials(result: dict[str, Any]) -> str:
     """Development pass rate over RL steps of every trial that was evaluated again, at its best temperature; trials from
     one kind of SFT policy have one colour."""
-    figure = Figure(figsize=(6.5, 4.0), layout="constrained")
+    figure = Figure(figsize=(6.5, 5.5), layout="constrained")
     axis = figure.add_subplot()
     colours: dict[str, str] = {}
     for name, arm in result["detail"]["arms"].items():
@@ -50,7 +50,7 @@ def trials(result: dict[str, Any]) -> str:
         axis.plot(steps, best, marker=".", color=colour, linewidth=1.2, label=label)
     axis.set_xlabel("RL steps")
     axis.set_ylabel("development pass rate")
-    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(frameon=False, fontsize=8, loc="outside lower left")
     return svg(figure, axis)
 
 
