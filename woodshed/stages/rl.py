@@ -112,9 +112,10 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             train_summaries=settings.train_summaries,
         )
         statistics = {**asdict(counts), **describe(groups), **measure(groups, step), "boxes": boxes()}
-        note = f"pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
+        note = f"batch {step}: pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
         speed = pace.at(step * settings.groups_per_step * settings.group_size)
-        run.write_progress("rl", step, settings.steps, f"{note}  {speed}; {_last_action(groups)}")
+        # What is trained counts as done: with a large policy a step of the trainer takes longer than its rollouts.
+        run.write_progress("rl", head() or 0, settings.steps, f"{note}  {speed}; {_last_action(groups)}")
         return batch, statistics
 
     run.stage_metrics("rollouts").parent.mkdir(parents=True, exist_ok=True)
