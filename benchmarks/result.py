@@ -44,8 +44,10 @@ def without_nan(value: Any) -> Any:
 
 
 def _shown(word: str) -> str:
-    """An argument without where things lie on this machine."""
-    return "/".join(Path(word).parts[-3:]) if Path(word).is_absolute() else word
+    """An argument, ``PATH`` or ``NAME=PATH``, without where things lie on this machine."""
+    name, equals, value = word.rpartition("=")
+    path = Path(value)
+    return f"{name}{equals}{'/'.join(path.parts[1:][-3:])}" if path.is_absolute() else word
 
 
 def hardware() -> str:

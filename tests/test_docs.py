@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import tomllib
@@ -145,3 +146,14 @@ def check_command(words: list[str], line: str) -> None:
     options = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     unknown = set(options) - known - {"--help"}
     assert not unknown, f"{line}: no option {', '.join(sorted(unknown))}"
+
+
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda path: path.stem)
+def test_a_result_says_how_it_was_made_and_on_what_but_not_where(result: Path) -> None:
+    found = json.loads(result.read_text("utf-8"))
+    assert all(found[key] for key in ("command", "commit", "date", "hardware", "figures"))
+    places = [word for word in shlex.split(found["command"]) if word.rpartition("=")[2].startswith("/")]
+    assert places == []
