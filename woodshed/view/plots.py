@@ -32,6 +32,8 @@ def lines(
             width = min(smooth, len(values))
             padded = np.concatenate([[np.nan] * (width - 1), np.convolve(values, np.ones(width) / width, "valid")])
             axis.plot(xs, padded, color=line.get_color(), linewidth=2, label=name)
+    if x == "step":
+        axis.xaxis.get_major_locator().set_params(integer=True)
     _label(axis, y, x)
     if len(series) > 1:
         axis.legend(frameon=False, fontsize=8)
