@@ -1,4 +1,4 @@
-"""What is compared with what: several baselines, seeds, and all seeds pooled."""
+"""Which policies of an evaluation are compared: with several baselines, within seeds, and pooled over seeds."""
 
 from __future__ import annotations
 

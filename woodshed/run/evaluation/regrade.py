@@ -119,7 +119,7 @@ def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: Trajecto
         policies,
         suites,
         settings,
-        baselines=before.get("baselines") or [policies[0].name],
+        baselines=before.get("baselines") or [before.get("baseline") or policies[0].name],
         across_harnesses=before.get("across_harnesses", False),
         note=before.get("note", ""),
         regraded=last_regrade(folder),
