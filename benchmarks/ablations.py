@@ -6,17 +6,18 @@ stages of ``--steps`` steps, evaluated on the same held-out tasks, each at its b
 tasks. An effect is the mean over tasks of the difference to the control, over all seeds; the interval resamples tasks.
 
 The result is written after every run, of all arms under ``--work`` and ``--also``, each against the control of its own
-folder. Finished runs there are not run again, interrupted ones are continued. Hints are no arm: a policy has to learn
-to read them in SFT first. ``effort`` needs a base with ``learn.sft.verified = false``: from verified demonstrations no
-policy ever gives up, so none can learn to stop earlier. ``summaries_masked`` needs a base whose policy summarises
-(``harness.summary``, and a context too small for its tasks).
+folder. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their own:
+``effort`` one with ``learn.sft.verified = false`` (from verified demonstrations no policy ever gives up, so none can
+learn to stop earlier); ``summaries_masked`` a policy that summarises (``harness.summary``, and a context too small for
+its tasks); the hints one that learned to read them (``learn.demonstrations.hinted``); the questions one that asks some
+(``learn.demonstrations.question``); ``replay_off`` a mixture of experts.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,12 +31,14 @@ from result import RESULTS, write_result
 from woodshed.evaluate.arms import AFTER, BEFORE
 from woodshed.evaluate.statistics import Estimate, bootstrap
 from woodshed.recipe.load import load_recipe
+from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
 CONTROL = "control"
+_HINTS = 'rl.hints={weight=0.2,role="tool",per_trajectory=2,triggers=["invalid_arguments","no_change","syntax_error"]}'
 ARMS: Mapping[str, tuple[str, ...]] = {
     CONTROL: (),
     "grpo": ('rl.algorithm="grpo"',),
@@ -54,6 +57,11 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
     "broken_calls_free": ("rl.rewards={}",),
     "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
+    "questions_free": ('rl.rewards={invalid_call=0.05,"benchmarks.questions:failed_edit"=1.0}',),
+    "questions_counted": ('rl.rewards={invalid_call=0.05,"benchmarks.questions:failed"=1.0}',),
+    "hints": (_HINTS, "train.hint_kl.gate_high=2.0"),
+    "hints_ungated": (_HINTS,),
+    "replay_off": ("train.replay_ratio=1.0",),
 }
 """Settings of each arm beyond those of the laptop recipe."""
 
@@ -108,23 +116,25 @@ def main() -> None:
         for name in (CONTROL, *args.arms) if args.arms else ():
             base, out = args.base / f"seed{seed}", args.work / f"{name}-{seed}"
             settings = (f"rl.steps={args.steps}", "evaluate.baselines=false", *ARMS[name])
-            play(base, out, settings)
-            report([finished(work) for work in (args.work, *args.also)], args.steps, args.out)
+            if play(base, out, settings):
+                report([finished(work) for work in (args.work, *args.also)], args.steps, args.out)
     report([finished(work) for work in (args.work, *args.also)], args.steps, args.out)
 
 
-def play(base: Path, out: Path, settings: Sequence[str]) -> None:
-    """Run the RL stage of one arm and its evaluation, unless it has been. Ends the program where ``out`` was run with
-    other settings."""
+def play(base: Path, out: Path, settings: Sequence[str]) -> bool:
+    """Run the RL stage of one arm and its evaluation, unless it has been; whether it was. Ends the program where
+    ``out`` was run with other settings."""
     run = RunDirectory(out.absolute())
     if not run.recipe.exists():
         branch(base, out, list(settings))
         _keep_before(RunDirectory(base.absolute()), run)
     if load_recipe(run.recipe) != load_recipe(base / "recipe.toml", settings):
         raise SystemExit(f"{out} was run from another base or with other settings; delete it, or give another --work")
-    if run.stage_result(AFTER) is None:
-        run_recipe(out, out)
-        shutil.rmtree(run.root / "checkpoints", ignore_errors=True)
+    if run.stage_result(AFTER) is not None:
+        return False
+    run_recipe(out, out)
+    shutil.rmtree(run.root / "checkpoints", ignore_errors=True)
+    return True
 
 
 def finished(work: Path) -> Arms:
@@ -142,7 +152,7 @@ def finished(work: Path) -> Arms:
                 for row in store.rows(f"source = 'eval' AND group_id LIKE '{AFTER}:%'"):
                     efforts.setdefault(row["task"], []).append(row["effort"])
                 said = {each: summaries(store, run, each) for each in (BEFORE, AFTER)}
-                training = training_rollouts(store)
+                training = training_rollouts(store) | training_steps(run)
             finally:
                 store.close()
             if before is not None and after is not None:
@@ -166,6 +176,28 @@ def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
         "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
         "solved": [float(np.mean([bool(rows[i]["resolved"]) for i in part])) for part in sixths],
         "invalid_call": [float(np.mean([rows[i]["effort"]["invalid_calls"] > 0 for i in part])) for part in sixths],
+    }
+
+
+def training_steps(run: RunDirectory) -> dict[str, Any]:
+    """By sixth of the steps: rate of each error that a hint could name (per rollout), the share of rollouts with an
+    edit, and of those that ended on a question. Means over the steps: |dlogp|, and the trainer's figures of replay."""
+    lines = {line["step"]: line for line in read_jsonl(run.stage_metrics("rollouts"))}
+    sixths = [part for part in np.array_split([lines[step] for step in sorted(lines)], 6) if len(part)]
+    errors = sorted({name for line in lines.values() for name in line["hints"]["rate"]})
+
+    def mean(value: Callable[[Mapping[str, Any]], float]) -> list[float]:
+        return [float(np.mean([value(line) for line in part])) for part in sixths]
+
+    trainer = {line["step"]: line for line in read_jsonl(run.stage_metrics("trainer"))}
+    watched = ("dlogp_mean", "dlogp_p99", "dlogp_max", "replay_differs_share", "replay_refused_share")
+    said = {name: [line[name] for line in trainer.values() if name in line] for name in watched}
+    asked = mean(lambda line: line["findings"].get("question_asking", 0) / line["rollouts"])
+    return {
+        "errors": {name: mean(lambda line, name=name: line["hints"]["rate"][name]) for name in errors},
+        "edited": mean(lambda line: line["edit_rate"]),
+        **({"asked": asked} if any(asked) else {}),
+        **{name: float(np.mean(values)) for name, values in said.items() if values},
     }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder, causal_attend
-from woodshed.policy.moe import Experts, choose_experts
+from woodshed.policy.moe import Experts, choose_experts, count_replay
 
 CONFIG = DecoderConfig(
     vocab_size=60, d_model=16, num_layers=3, num_heads=2, num_kv_heads=2, head_dim=8, d_ff=24, max_positions=32,
@@ -88,6 +88,22 @@ def test_choice_against_the_rule(ratio: float, k: int) -> None:
     assert chosen.tolist() == expected
     if ratio == 1.0:
         assert torch.equal(chosen.sort().values, scores.topk(k).indices.sort().values)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.9, 1.0])
+def test_counts_of_replay_against_the_rule(ratio: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.rand(300, 6, generator=generator)
+    replay = torch.stack([torch.randperm(7, generator=generator)[:2] - 1 for _ in range(300)])
+    asked = differs = unused = 0
+    for row, routes in zip(scores.tolist(), replay.tolist(), strict=True):
+        own, used = reference_choice(row, 2, [-1, -1], 0.0), reference_choice(row, 2, routes, ratio)
+        asked += sum(e >= 0 for e in routes)
+        differs += sum(e >= 0 and e not in own for e in routes)
+        unused += sum(e >= 0 and e not in used for e in routes)
+    counts = count_replay(scores, choose_experts(scores, 2, replay, ratio), replay)
+    assert counts.tolist() == [asked, differs, unused] and differs
+    assert unused == (0 if ratio == 0 else differs if ratio == 1 else unused) and unused <= differs
 
 
 def test_bad_routes_are_refused() -> None:

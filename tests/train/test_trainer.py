@@ -1,11 +1,12 @@
 import logging
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from woodshed.policy.decoder import Decoder
+from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.policy.state import hf_state, load_hf_state
 from woodshed.train.batch import Sequence, TrainBatch, pack
 from woodshed.train.checkpoint import CheckpointError, latest_checkpoint, load_checkpoint, save_checkpoint, steps
@@ -14,7 +15,7 @@ from woodshed.train.metrics_log import MetricsLog
 from woodshed.train.settings import ImportanceSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from woodshed.train.trainer import Trainer, summarise
 
-from .conftest import CONFIG
+from .conftest import CONFIG, MOE
 
 MUON = TrainSettings(optimizer=OptimizerSettings(kind="muon"), schedule=ScheduleSettings(warmup_steps=2))
 
@@ -52,6 +53,28 @@ def test_reward_raises_the_probability_of_what_was_rewarded(decoder: Decoder, ma
     after = trainer.step(batch)
     # The part is -sum w logp: it falls exactly when rewarded tokens become likelier than punished ones.
     assert after["loss_rl"] < before["loss_rl"]
+
+
+def test_how_often_the_engine_chose_other_experts_is_a_metric(make_batch) -> None:
+    """Experts that a policy itself would choose differ nowhere; those of another policy as often as a forward says."""
+    batch = make_batch(parts=("ce",))
+    shares = {}
+    for ratio in (0.0, 1.0):
+        for seed in (2, 3):
+            chosen = []
+            for start, end in pairwise(batch.offsets.tolist()):
+                tokens, sink = torch.from_numpy(batch.tokens[start:end].astype(np.int64))[None], list[torch.Tensor]()
+                with torch.no_grad():
+                    Decoder(MOE, seed=seed)(tokens, torch.arange(end - start)[None], causal_attend(), route_sink=sink)
+                chosen.append(torch.stack(sink, -2)[0].numpy())
+            batch.routes = np.concatenate(chosen)
+            metrics = Trainer(Decoder(MOE, seed=2), TrainSettings(replay_ratio=ratio)).step(batch)
+            shares[ratio, seed] = metrics["replay_differs_share"], metrics["replay_refused_share"]
+    assert shares[0.0, 2] == shares[1.0, 2] == (0, 0)
+    assert shares[0.0, 3][0] > 0.1 and shares[0.0, 3][1] == 0
+    assert shares[1.0, 3][0] == shares[1.0, 3][1] > 0.1
+    batch.routes = None
+    assert "replay_differs_share" not in Trainer(Decoder(MOE, seed=2), TrainSettings()).step(batch)
 
 
 def test_metrics_of_an_on_policy_batch_with_a_known_gap(decoder: Decoder, make_batch) -> None:

@@ -45,8 +45,20 @@ def choose_experts(scores: Tensor, k: int, replay: Tensor | None = None, ratio: 
     return candidates.gather(-1, order)
 
 
+def count_replay(scores: Tensor, chosen: Tensor, replay: Tensor) -> Tensor:
+    """int64 ``[3]`` of ``choose_experts``'s arguments and result: experts to replay (not -1); those that own routing
+    would not have chosen; those that were not used, being implausible."""
+    own = torch.topk(scores, replay.shape[-1], dim=-1).indices
+    asked = replay >= 0
+    differs, unused = (asked & ~(replay[..., None] == some[..., None, :]).any(-1) for some in (own, chosen))
+    return torch.stack((asked.sum(), differs.sum(), unused.sum()))
+
+
 class Experts(nn.Module):
-    """Router ``[E, D]`` and SwiGLU experts: gate and up ``[E, 2 I, D]``, down ``[E, D, I]``."""
+    """Router ``[E, D]`` and SwiGLU experts: gate and up ``[E, 2 I, D]``, down ``[E, D, I]``.
+
+    ``replayed``: sums of ``count_replay`` over the forward passes with a gradient, for whoever reads and resets it.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -55,6 +67,7 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.empty(experts, d_model))
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * hidden, d_model))
         self.down = nn.Parameter(torch.empty(experts, d_model, hidden))
+        self.replayed: Tensor | None = None
 
     def forward(self, x: Tensor, replay: Tensor | None = None, ratio: float = 0.0) -> tuple[Tensor, Tensor]:
         """x ``[..., D]``, replay ``[..., K]`` -> (y ``[..., D]``, chosen int64 ``[..., K]``)."""
@@ -62,7 +75,11 @@ class Experts(nn.Module):
         logits_NE = F.linear(x_ND, self.router).float()
         replay_NK = None if replay is None else replay.reshape(-1, replay.shape[-1])
         with torch.no_grad():
-            chosen_NK = choose_experts(logits_NE.softmax(-1), self.k, replay_NK, ratio)
+            scores_NE = logits_NE.softmax(-1)
+            chosen_NK = choose_experts(scores_NE, self.k, replay_NK, ratio)
+        if replay_NK is not None and torch.is_grad_enabled():
+            counts = count_replay(scores_NE.detach(), chosen_NK, replay_NK)
+            self.replayed = counts if self.replayed is None else self.replayed + counts
         if self.normalise:
             # Softmax over the chosen logits equals the chosen probabilities divided by their sum.
             gates_NK = logits_NE.gather(-1, chosen_NK).softmax(-1)

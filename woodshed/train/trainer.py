@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
+from woodshed.policy.moe import Experts
 from woodshed.policy.native.fused import fuse
 from woodshed.policy.operators import products_in
 
@@ -83,7 +84,9 @@ class Trainer:
         clipping), ``lr``, ``tokens`` (computed, without padding), ``padding_share``, ``spared_share`` (of the tokens
         of all sequences, those that were not computed because rows share them), ``sequences``, ``rollouts`` (that have
         a sequence), ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``,
-        ``skipped``.
+        ``skipped``. Of a mixture of experts whose routes the engine recorded: ``replay_differs_share``, experts of the
+        engine that the trainer would not have chosen, of all that were to be replayed; ``replay_refused_share``, those
+        that ``replay_ratio`` kept out.
 
         ``teacher`` reads the hints of the batch, by default the policy itself; ``teacher_tokens``: how many positions
         that took. A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as
@@ -114,6 +117,7 @@ class Trainer:
             metrics["teacher_tokens"] = float(read.tokens)
         metrics |= {"sequences": float(len(batch)), "rollouts": float(len(set(batch.trajectories)))}
         metrics |= _staleness(batch)
+        metrics |= _replay(self.decoder)
         metrics |= self._update(skip=not tokens)
         metrics["seconds"] = time.perf_counter() - started
         return metrics
@@ -147,6 +151,18 @@ class Trainer:
         self.optimizer.load_state(tensors)
         self.step_count = int(rest["step"])
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(rest["torch_rng"]), dtype=torch.uint8))
+
+
+def _replay(decoder: Decoder) -> dict[str, float]:
+    """Shares of the experts to replay since the last call, empty without any."""
+    layers = [module for module in decoder.modules() if isinstance(module, Experts) and module.replayed is not None]
+    counts = [layer.replayed.tolist() for layer in layers if layer.replayed is not None]
+    for layer in layers:
+        layer.replayed = None
+    asked, differs, refused = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
+    if not asked:
+        return {}
+    return {"replay_differs_share": differs / asked, "replay_refused_share": refused / asked}
 
 
 def _staleness(batch: TrainBatch) -> dict[str, float]:
