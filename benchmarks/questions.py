@@ -1,7 +1,8 @@
-"""Reward terms of the ablations ``questions_free`` and ``questions_counted``: failures that cost something.
+"""The reward term of the ablation ``questions_free``: an edit that fails costs something, and asking does not.
 
 A reward that is taken from what users say of the code punishes bad edits, and never the edit that was not made. Where a
-repair is less likely than not, asking a question is then worth more than trying (see docs/results.md).
+repair is less likely than not, asking a question is then worth more than trying (see docs/results.md). Had every
+failure that price, a reward r would become 2 r - 1: the control's, as a group is compared with its own mean.
 """
 
 from __future__ import annotations
@@ -10,10 +11,5 @@ from woodshed import Outcome, Task, Trajectory
 
 
 def failed_edit(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
-    """-1 for an episode that edited and did not resolve its task, else 0: a question costs nothing."""
+    """-1 for an episode that edited and did not resolve its task, else 0."""
     return -1.0 if trajectory.effort.edits and not outcome.resolved else 0.0
-
-
-def failed(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
-    """-1 for an episode that did not resolve its task, whatever it did."""
-    return 0.0 if outcome.resolved else -1.0
