@@ -1,5 +1,6 @@
 """The trainer process is killed with SIGKILL wherever it happens to be, and every batch is trained exactly once."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -93,6 +94,33 @@ def test_one_step_per_batch(uninterrupted: Path, policy_dir: Path, make_batch) -
     assert first is not None
     lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
     assert all(line["idle_seconds"] >= 0 and line["busy_seconds"] > 0 for line in lines)
+
+
+def test_the_trainer_holds_its_lock_while_it_computes(
+    tmp_path: Path, policy_dir: Path, make_batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(tmp_path, policy_dir, make_batch, steps=2, lock=tmp_path / "lock")
+    worker, seen = Worker(config), []
+
+    def is_free() -> bool:
+        with (tmp_path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    def watched(name: str, function):
+        def call(*args):
+            seen.append((name, is_free()))
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(worker.trainer, "step", watched("step", worker.trainer.step))
+    monkeypatch.setattr(worker, "_wait", watched("wait", worker._wait))
+    worker.run()
+    assert seen == [("wait", True), ("step", False)] * 2 and is_free()
 
 
 def test_a_chain_in_a_bucket_is_the_same_chain(

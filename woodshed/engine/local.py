@@ -28,6 +28,7 @@ from .cache import RowCache
 from .drafting import Speculation, draft_head
 from .forward import Forward
 from .grammar import MISSING, GrammarError, Grammars, Matcher, library
+from .lent import LentCores
 from .protocol import (
     Completion,
     EngineBusy,
@@ -65,9 +66,10 @@ class LocalEngine:
         version: int = 0,
         mtp: MtpHead | None = None,
         grammars: Grammars | None = None,
+        cores: LentCores | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self._grammars = grammars
+        self._grammars, self._cores = grammars, cores
         config = decoder.config
         if self.settings.context is not None and self.settings.context > config.max_positions:
             raise ValueError(f"engine.context is {self.settings.context}; the policy's limit is {config.max_positions}")
@@ -98,6 +100,7 @@ class LocalEngine:
         self._closed, self._closed_why = False, "the engine is closed"
         self._started = time.perf_counter()
         self._counts = {"generated_tokens": 0, "prefilled_tokens": 0, "reused_tokens": 0, "iterations": 0, "swaps": 0}
+        self._counts["lent_iterations"] = 0
         self._speculation = Speculation(self.settings)
         self._busy_seconds = self._swap_seconds = self._iteration_began = 0.0
         self._thread = threading.Thread(target=self._main, name="woodshed-engine", daemon=True)
@@ -206,7 +209,8 @@ class LocalEngine:
     def stats(self) -> dict[str, Any]:
         """Counters since the start and current load. ``kernels`` names the compute backend (``native``: the engine's
         own kernels, else torch and the reason), ``idle_share`` is the share of time without work,
-        ``iteration_seconds`` the time spent in the current iteration so far (0 between iterations)."""
+        ``iteration_seconds`` the time spent in the current iteration so far (0 between iterations),
+        ``lent_iterations`` how many iterations had the cores of an idle trainer."""
         now, began = time.perf_counter(), self._iteration_began
         uptime = now - self._started
         return {
@@ -287,6 +291,8 @@ class LocalEngine:
             with torch.inference_mode():
                 while self._take():
                     began = self._iteration_began = time.perf_counter()
+                    if self._cores is not None:
+                        self._counts["lent_iterations"] += self._cores.use()
                     self._iterate()
                     self._outbox.flush()
                     self._iteration_began = 0.0
@@ -298,6 +304,8 @@ class LocalEngine:
             raise
         finally:
             self._refuse_all(failure)
+            if self._cores is not None:
+                self._cores.close()
 
     def _take(self) -> bool:
         """Wait for work, run commands and queue new requests; False when the engine is closed."""

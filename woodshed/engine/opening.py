@@ -17,6 +17,7 @@ from woodshed.weights.image import assemble
 from woodshed.weights.store import Store
 
 from .grammar import Grammars
+from .lent import LentCores
 from .local import LocalEngine
 from .protocol import EngineError, weights_problem
 from .settings import ServerSettings
@@ -114,6 +115,9 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
     policy = load_policy(settings.policy, device=device, format=settings.format)
     grammars = Grammars.of(policy.tokenizer)
     grammars.prepare()
+    cores, own = None, settings.engine.threads or torch.get_num_threads()
+    if device.type == "cpu" and settings.lender is not None and settings.lent_threads > own:
+        cores = LentCores(settings.lender, own, settings.lent_threads)
     engine = LocalEngine(
         policy.decoder,
         settings=settings.engine,
@@ -121,6 +125,7 @@ async def open_engine(settings: ServerSettings, stack: contextlib.AsyncExitStack
         version=policy.version,
         mtp=policy.mtp,
         grammars=grammars,
+        cores=cores,
     )
     stack.push_async_callback(engine.close)
     if settings.weights is None:

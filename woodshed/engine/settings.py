@@ -170,6 +170,13 @@ class ServerSettings(Settings):
     engine: EngineSettings = EngineSettings()
     """Settings of the engine behind the server."""
 
+    lender: Path | None = None
+    """File that a trainer on the same machine locks while it computes. While it does not, an engine on a CPU uses
+    ``lent_threads`` instead of ``engine.threads``."""
+
+    lent_threads: int = Field(default=1, ge=1)
+    """Threads with those that the trainer lends."""
+
 
 class EngineServerSettings(ServerSettings):
     """Settings of one engine as a separate program."""

@@ -48,6 +48,11 @@ class RunDirectory:
         return self.checkpoints / stage
 
     @property
+    def trainer_lock(self) -> Path:
+        """Locked while the trainer computes."""
+        return self.root / "server" / "trainer.lock"
+
+    @property
     def batches(self) -> Path:
         return self.root / "batches"
 

@@ -119,6 +119,7 @@ def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
         chain=recipe.weights,
         steps=recipe.rl.steps,
         threads=trainer_threads(recipe),
+        lock=run.trainer_lock,
         device=recipe.policy.device,
         delete_batches=True,
     )

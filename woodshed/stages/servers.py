@@ -30,6 +30,7 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
     shutil.rmtree(journal, ignore_errors=True)
     replicas = recipe.engine.replicas
     threads = recipe.engine.threads or max(1, server_threads(recipe, training=weights) // replicas)
+    lent = max(1, server_threads(recipe, training=False) // replicas)
     shared = {
         "policy": policy,
         # The policy's directory names its format, but a server imports the user's code only when its settings name it.
@@ -38,6 +39,8 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
         "admin_key_file": admin,
         "device": recipe.policy.device,
         "engine": recipe.engine.model_copy(update={"threads": threads}),
+        "lender": run.trainer_lock if weights and not recipe.engine.threads else None,
+        "lent_threads": lent,
     }
     ports = free_ports(1 if replicas == 1 else 1 + replicas)
     engines = []

@@ -8,10 +8,13 @@ Versions are published in the background. If that takes longer than a step, the 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +76,20 @@ class Worker:
             batch = self._wait(self.trainer.step_count + 1)
             if batch is None:
                 break
-            self._train(batch, idle=time.perf_counter() - waited)
+            idle = time.perf_counter() - waited
+            with self._computing():
+                self._train(batch, idle=idle)
         self.publisher.close()
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Hold the lock that keeps engines from this process's cores. A killed process loses it."""
+        if self.config.lock is None:
+            yield
+            return
+        with self.config.lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _resume(self) -> None:
         checkpoint = latest_checkpoint(self.config.checkpoints)

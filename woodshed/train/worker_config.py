@@ -45,6 +45,9 @@ class WorkerConfig(Settings):
     threads: int = Field(default=1, ge=1)
     """Torch threads. Two processes that spin on the same cores slow each other down far more than twofold."""
 
+    lock: Path | None = None
+    """File to lock while computing; an engine on this machine uses the cores while it is free."""
+
     poll_seconds: float = Field(default=0.02, gt=0)
     """How often to look for the next batch."""
 
