@@ -60,6 +60,7 @@ class Admin:
             Route("/admin/trajectories", self.open, methods=["POST"]),
             Route("/admin/trajectories", self.list, methods=["GET"]),
             Route("/admin/trajectories/{id:path}/finish", self.finish, methods=["POST"]),
+            Route("/admin/trajectories/{id:path}/resume", self.resume, methods=["POST"]),
             Route("/admin/trajectories/{id:path}", self.delete, methods=["DELETE"]),
             Route("/admin/weights", self.weights, methods=["POST"]),
             Route("/admin/engine", self.engine, methods=["GET"]),
@@ -92,6 +93,14 @@ class Admin:
         beginning = None if given is None else Beginning.from_json(given)
         return JSONResponse({"id": id, "key": self.trajectories.open(id, about, beginning)})
 
+    async def resume(self, request: Request) -> Response:
+        self._check(request)
+        id = request.path_params["id"]
+        running = list(self.trajectories.get(id).running)
+        key = self.trajectories.resume(id)
+        await asyncio.gather(*running, return_exceptions=True)  # requests of the old client, which were cancelled
+        return JSONResponse({"id": id, "key": key})
+
     async def list(self, request: Request) -> Response:
         self._check(request)
         found = [
@@ -122,6 +131,7 @@ class Admin:
                 messages=[segment.messages for segment in recorder.segments] if wanted else [],
                 refusals=closed.refusals,
                 ignored=dict(closed.ignored),
+                repeating=closed.repeating,
             )
             return segments_wire.encode(finished)
 

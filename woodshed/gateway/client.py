@@ -80,6 +80,17 @@ class GatewayAdmin:
             about["beginning"] = beginning.to_json()
         return _read(await self._call("POST", "/admin/trajectories", about), lambda found: str(found["key"]))
 
+    async def resume(self, id: str) -> str | None:
+        """A new API key of an open trajectory, for an episode that is run again from its beginning: what it asks again
+        is answered from the record. None where none is open under this id."""
+        try:
+            answer = await self._call("POST", f"/admin/trajectories/{quote(id)}/resume")
+        except GatewayError as error:
+            if error.status == 404:
+                return None
+            raise
+        return _read(answer, lambda found: str(found["key"]))
+
     async def finish(self, id: str, *, messages: bool = False) -> Finished:
         """Close a trajectory and return its record, with the conversations if ``messages``.
 

@@ -32,6 +32,9 @@ class ApiError(Exception):
 
 CONTEXT_FULL = "context_length_exceeded"
 
+RESUME_DIVERGED = "resume_diverged"
+"""Code of the error that ends a resumed episode which asks something else than before."""
+
 
 class ContextTooLong(ApiError):
     """A conversation of ``tokens`` does not fit into ``context``. Each dialect sends its vendor's wording, by which

@@ -49,6 +49,7 @@ class Kept:
     """Whether it was finished. Its key is revoked, and its record is kept for a while in case the answer did not
     arrive."""
     abandoned: KeyUsage = field(default_factory=KeyUsage)
+    resumed: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Journal:
                 usage = [TurnUsage(**turn) for turn in head.get("usage", [])]
                 kept[id] = Kept(id, digest, head["about"], Recorder(rendering), usage=usage, opened=head["opened"])
                 kept[id].abandoned = KeyUsage(*head.get("left", ()))
+                kept[id].resumed = head.get("resumed", 0)
             elif kind == "close":
                 kept.pop(id, None)
             elif id in kept and kind == "finish":
@@ -256,7 +258,9 @@ def _all_frames(kept: Iterable[Kept]) -> Iterator[bytes]:
 
 def _opened(kept: Kept) -> bytes:
     head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
-    return _frame({**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.abandoned})
+    return _frame(
+        {**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.abandoned, "resumed": kept.resumed}
+    )
 
 
 def _finished(id: str) -> bytes:

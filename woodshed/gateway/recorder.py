@@ -24,7 +24,7 @@ from woodshed.record.kept import KeptSets
 from woodshed.record.segment import Altered, Constraint, Segment, Span
 
 from .errors import ContextTooLong
-from .messages import Message, normalise, same_message, text_length
+from .messages import Message, normalise, same_message, steady, text_length
 from .rendering import Part, Rendering, Tools
 from .routes import Routes
 
@@ -60,8 +60,9 @@ class OpenSegment:
 
     ``pending`` are ids that the next request must prepend to its own: the missing stop token of a completion cut by
     length. ``undelivered``: the last reply may not have reached the client, because the client disconnected or the
-    server crashed. ``reports`` are those of the last reply, in case it has to be sent again; of them only the kept sets
-    are recorded.
+    server crashed. ``run_again``: the client may be one that runs the episode again (``Trajectories.resume``), so
+    messages are also the same if only what every run changes differs. ``reports`` are those of the last reply, in case
+    it has to be sent again; of them only the kept sets are recorded.
     """
 
     tools: Tools
@@ -77,6 +78,7 @@ class OpenSegment:
     pending: tuple[int, ...] = ()
     busy: bool = False
     undelivered: bool = False
+    run_again: bool = False
     constraints: list[Constraint] = field(default_factory=list)
     altered: list[Altered] = field(default_factory=list)
     kept: list[KeptSets] = field(default_factory=list)
@@ -116,7 +118,9 @@ class OpenSegment:
         n = 0
         for ours, theirs in zip(self.messages, messages):
             if not same_message(ours, theirs):
-                break
+                tolerant = self.run_again and isinstance(theirs, dict)
+                if not tolerant or not same_message(steady(ours), steady(theirs)):
+                    break
             n += 1
         return n
 
@@ -267,6 +271,11 @@ class Recorder:
         self.started += 1
         self.prefix_breaks = len(self.segments) - 1
 
+    def run_again(self) -> None:
+        """The client may now be one that runs the episode again."""
+        for segment in self.segments:
+            segment.run_again = True
+
     def freeze(self) -> list[Segment]:
         """The committed segments, in the order in which they were first committed."""
         return [segment.freeze() for segment in self.segments]
@@ -311,7 +320,7 @@ class Recorder:
             common -= 1
         if source is None or not common:
             return new
-        end = source.ends[common - 1]
+        end, new.run_again = source.ends[common - 1], source.run_again
         new.add_context(source.tokens[:end])
         new.routes = source.routes.copy(end)
         new.messages = source.messages[:common]

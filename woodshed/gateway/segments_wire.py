@@ -43,6 +43,8 @@ class Finished:
     messages: list[list[dict[str, Any]]] = field(default_factory=list)
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
+    repeating: bool = False
+    """It was resumed and ended before all that was recorded then had been asked for again."""
 
     @property
     def requests(self) -> int:

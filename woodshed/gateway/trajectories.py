@@ -3,6 +3,9 @@
 A reply that was recorded but may not have reached its client (after a crash, or because the client disconnected) is
 sent again from the record when the client repeats its request. Sampling again would leave a reply in the record that
 no client ever received, in a separate segment.
+
+In the same way a whole episode goes on after its client died (``resume``): a new client runs it again from the
+beginning and gets the recorded replies, until it asks what was not asked before.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ import asyncio
 import json
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from woodshed.cluster.service import key_hash
-from woodshed.engine.protocol import Completion, StopReason
+from woodshed.engine.protocol import Completion
 
 from .beginning import Beginning
 from .errors import ApiError
@@ -65,6 +68,10 @@ class OpenTrajectory:
     ignored: Counter[str] = field(default_factory=Counter)
     """Names of request fields that were accepted without effect, with the number of requests that had them."""
     closed: bool = False
+    resumed: int = 0
+    """Number of replies that were recorded when its client was last replaced by one that begins anew."""
+    repeated: set[int] = field(default_factory=set)
+    """Those of them that the new client has asked for."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a request is planned or recorded, since both use all segments."""
 
@@ -79,6 +86,11 @@ class OpenTrajectory:
         for name in names:
             if name in self.ignored or len(self.ignored) < _IGNORED:
                 self.ignored[name] += 1
+
+    @property
+    def repeating(self) -> bool:
+        """Whether a new client has not yet come as far as the one that it replaces."""
+        return len(self.repeated) < self.resumed
 
     def refuse(self, error: ApiError) -> None:
         """Remember status and last message of each error code."""
@@ -96,6 +108,7 @@ class OpenTrajectory:
             opened=self.opened,
             finished=self.closed,
             abandoned=self.abandoned,
+            resumed=self.resumed,
         )
 
     def session(self, segment: int) -> str:
@@ -133,6 +146,26 @@ class Trajectories:
             self._drop(id)
         self._finished.pop(id, None)
         self._add(opened)
+        return key
+
+    def resume(self, id: str) -> str:
+        """Give an open trajectory a new key, for a client that runs its episode again from the beginning: as long as
+        that asks the same, it gets the recorded replies. Raises ApiError 404 if none is open under this id."""
+        trajectory = self.get(id)
+        key = self.keys.make()
+        before = trajectory.key_digest, trajectory.resumed, trajectory.repeated
+        trajectory.key_digest, trajectory.resumed, trajectory.repeated = key_hash(key), len(trajectory.usage), set()
+        if self._journal is not None:
+            try:
+                self._journal.opened(trajectory.kept())
+            except BaseException:
+                trajectory.key_digest, trajectory.resumed, trajectory.repeated = before
+                raise
+        self.keys.revoke(before[0])
+        self.keys.admit(trajectory.key_digest, id)
+        trajectory.recorder.run_again()
+        for task in trajectory.running:
+            task.cancel()
         return key
 
     def of_key(self, key: str | None) -> OpenTrajectory:
@@ -212,7 +245,10 @@ class Trajectories:
             opened=kept.opened,
             closed=kept.finished,
             abandoned=kept.abandoned,
+            resumed=kept.resumed,
         )
+        if kept.resumed:
+            trajectory.recorder.run_again()
         if kept.finished:
             self._finished[kept.id] = trajectory
             return
@@ -229,42 +265,63 @@ class Trajectories:
             self._release(trajectory.session(segment))
 
 
-def recorded(
-    trajectory: OpenTrajectory, request: Request, grammar: str | None = None
-) -> tuple[OpenSegment, TurnUsage] | None:
-    """The segment whose last reply answered exactly this request but may not have arrived, and that reply's usage.
+class Recorded(NamedTuple):
+    """A recorded reply: its segment, its usage, and its number in the trajectory."""
 
-    A request with other sampling options (temperature, limits, stop strings, grammar) or other log-probabilities is a
-    different request. Log-probabilities that are not recorded are lost in a restart.
-    """
-    messages = request.messages
-    for index, segment in enumerate(trajectory.recorder.segments):
-        if not segment.undelivered or segment.busy or segment.tools != request.tools:
-            continue
-        if _last_grammar(segment) != grammar or (request.reported and segment.reports is None):
-            continue
-        if len(segment.messages) == len(messages) + 1 and segment.common_messages(messages) == len(messages):
-            usage = next((turn for turn in reversed(trajectory.usage) if turn.segment == index), None)
-            if usage is not None and usage.asked in ("", request.sampling_digest()):
-                return segment, usage
-    return None
+    segment: OpenSegment
+    usage: TurnUsage
+    number: int
+
+    @property
+    def place(self) -> int:
+        """Index of the reply among the segment's messages."""
+        end = self.usage.prompt_tokens + self.usage.sampled_tokens
+        ends = zip(self.segment.ends, self.segment.messages, strict=True)
+        return next(i for i, (at, message) in enumerate(ends) if at >= end and message["role"] == "assistant")
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing follows the reply in its segment."""
+        return self.place == len(self.segment.messages) - 1
+
+    @property
+    def grammar(self) -> str | None:
+        start = self.usage.prompt_tokens
+        return next((c.grammar for c in self.segment.constraints if c.start == start), None)
+
+    def answers(self, request: Request, grammar: str | None) -> bool:
+        """Whether it is the reply to this request. One with other sampling options (temperature, limits, stop strings,
+        grammar) or other log-probabilities is a different request. Log-probabilities that are not recorded are lost in
+        a restart, and all but those of a segment's last reply."""
+        segment, messages, place = self.segment, request.messages, self.place
+        if segment.busy or segment.tools != request.tools or len(messages) != place or self.grammar != grammar:
+            return False
+        if request.reported and (segment.reports is None or not self.last):
+            return False
+        same = segment.common_messages(messages) == place
+        return same and self.usage.asked in ("", request.sampling_digest())
+
+    def completion(self, stop_ids: Sequence[int], *, may_stop: bool) -> Completion:
+        """What was sampled. ``may_stop``: the request had stop strings, so an incomplete reply was ended by one."""
+        segment, start = self.segment, self.usage.prompt_tokens
+        end = start + self.usage.sampled_tokens
+        tokens = segment.tokens[start:end].tolist()
+        whole = may_stop or not stop_ids or (bool(tokens) and tokens[-1] in stop_ids)
+        return Completion(
+            tokens,
+            segment.logprobs[start:end].tolist(),
+            segment.versions[start:end].tolist(),
+            "stop" if whole else "length",
+            reports=segment.reports if self.last else None,
+        )
 
 
-def _last_grammar(segment: OpenSegment) -> str | None:
-    """The grammar of the last turn, or None."""
-    last = segment.constraints[-1] if segment.constraints else None
-    return last.grammar if last is not None and last.end == len(segment.tokens) else None
-
-
-def completion_of(segment: OpenSegment, usage: TurnUsage, *, may_stop: bool) -> Completion:
-    """The last completion of ``segment``. ``may_stop``: the request had stop strings, so an incomplete reply was ended
-    by one of them."""
-    start = len(segment.tokens) - usage.sampled_tokens
-    reason: StopReason = "length" if segment.pending and not may_stop else "stop"
-    return Completion(
-        segment.tokens[start:].tolist(),
-        segment.logprobs[start:].tolist(),
-        segment.versions[start:].tolist(),
-        reason,
-        reports=segment.reports,
-    )
+def recorded(trajectory: OpenTrajectory, request: Request, grammar: str | None = None) -> Recorded | None:
+    """The recorded reply to exactly this request, if it may not have arrived or the client has begun anew. What was not
+    asked for again comes first: choices of one request are equal requests."""
+    segments = trajectory.recorder.segments
+    newest = {turn.segment: number for number, turn in enumerate(trajectory.usage)}
+    again = {number for index, number in newest.items() if segments[index].undelivered}
+    numbers = sorted(again | set(range(trajectory.resumed)), key=lambda n: (n in trajectory.repeated, n))
+    found = (Recorded(segments[trajectory.usage[n].segment], trajectory.usage[n], n) for n in numbers)
+    return next((reply for reply in found if reply.answers(request, grammar)), None)

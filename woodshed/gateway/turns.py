@@ -23,7 +23,7 @@ from woodshed.policy.formats.base import ParsedMessage
 
 from .background import Background
 from .constraints import Constraints
-from .errors import ApiError, ContextTooLong, invalid
+from .errors import RESUME_DIVERGED, ApiError, ContextTooLong, invalid
 from .journal import Journal, JournalError
 from .key_limits import KeyUsage, TokenCounter, TurnUsage
 from .messages import Message
@@ -31,7 +31,7 @@ from .metrics import Metrics
 from .recorder import OpenSegment, Turn
 from .rendering import Rendering
 from .request import Request
-from .trajectories import OpenTrajectory, completion_of, recorded
+from .trajectories import OpenTrajectory, Recorded, recorded
 from .watch import Parse, Watch
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class Turns:
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
             if not isinstance(found, Turn):
-                again = self._again(*found, request, parse)
+                again = self._again(found, request, parse)
                 if listener is not None:
                     listener.planned(again.prompt_tokens)
                 if together is not None:
@@ -241,26 +241,30 @@ class Turns:
 
     async def _plan(
         self, trajectory: OpenTrajectory, request: Request, grammar: str | None, refused: ApiError | None
-    ) -> Turn | tuple[OpenSegment, TurnUsage]:
-        """Reserve a turn; or return the segment whose last reply answered this request but may not have arrived, with
-        that reply's usage.
+    ) -> Turn | Recorded:
+        """Reserve a turn; or return the recorded reply to this request.
 
-        Raises ``refused`` if there is no such segment.
+        Raises ``refused`` if there is none, and ApiError 409 where a resumed episode goes another way than before.
         """
 
-        def work() -> Turn | tuple[OpenSegment, TurnUsage]:
+        def work() -> Turn | Recorded:
             found = recorded(trajectory, request, grammar)
             if found is not None:
                 return found
             if refused is not None:
                 raise refused
-            return trajectory.recorder.prepare(request.messages, request.tools, grammar, self._context(trajectory))
+            turn = trajectory.recorder.prepare(request.messages, request.tools, grammar, self._context(trajectory))
+            if turn.fresh and trajectory.repeating:
+                raise ApiError(409, RESUME_DIVERGED, "the resumed episode asks what it had not asked before")
+            return turn
 
-        def then(found: Turn | tuple[OpenSegment, TurnUsage]) -> Turn | tuple[OpenSegment, TurnUsage]:
+        def then(found: Turn | Recorded) -> Turn | Recorded:
             if isinstance(found, Turn):
                 trajectory.recorder.reserve(found)
-            else:
-                found[0].undelivered = False
+                return found
+            trajectory.repeated.add(found.number)
+            if found.last:
+                found.segment.undelivered = False
             return found
 
         return await self.background.alone(trajectory.lock, request.size, work, then)
@@ -270,16 +274,17 @@ class Turns:
         known = [tokens for tokens in (self.engine.context, trajectory.limits.context_tokens) if tokens]
         return min(known, default=None)
 
-    def _again(self, segment: OpenSegment, usage: TurnUsage, request: Request, parse: Parse) -> Answer:
-        """The answer of a recorded reply that may not have arrived."""
-        completion = completion_of(segment, usage, may_stop=bool(request.stop))
+    def _again(self, found: Recorded, request: Request, parse: Parse) -> Answer:
+        """The answer of a recorded reply."""
+        segment, usage = found.segment, found.usage
+        completion = found.completion(self.rendering.stop_ids, may_stop=bool(request.stop))
         text = self.rendering.text(completion.tokens)
         cut = min(((at, stop) for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
         parsed = parse(text if cut is None else text[: cut[0]])
         finish = _finish_reason(completion, bool(parsed.tool_calls))
         self.metrics.redelivered += 1
         return Answer(
-            reply=segment.messages[-1],
+            reply=segment.messages[found.place],
             finish_reason=finish,
             completion=completion,
             prompt_tokens=usage.prompt_tokens,

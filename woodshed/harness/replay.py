@@ -11,18 +11,16 @@ episode is neither given time that the recorded one had used up, nor charged for
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from woodshed.gateway.messages import steady
 from woodshed.record.fault import Fault, FaultSource
 from woodshed.record.trajectory import ReplyUsage
 
 from .endpoint import ChatEndpoint, Reply
 from .episode import Episode, Message
-
-_VARYING = re.compile(r"\b0x[0-9a-f]{6,}\b|\b\d+(\.\d+)?(?= ?(s|ms|us|sec|secs|seconds)\b)", re.IGNORECASE)
 
 
 class ReplayDiverged(Fault):
@@ -118,13 +116,7 @@ class ReplayEndpoint:
         if len(recorded) != len(messages):
             raise ReplayDiverged(f"reply {self._given + 1}: {len(messages)} messages, {len(recorded)} were recorded")
         for ours, theirs in zip(messages, recorded):
-            if _steady(ours) != _steady(theirs):
+            if steady(ours) != steady(theirs):
                 text = f"{theirs.get('content')!r:.200} became {ours.get('content')!r:.200}"
                 raise ReplayDiverged(f"before reply {self._given + 1} a {theirs['role']} message changed: {text}")
         return recorded
-
-
-def _steady(message: Message) -> Message:
-    """``message`` without what differs each time that a program runs."""
-    content = message.get("content")
-    return {**message, "content": _VARYING.sub("#", content)} if isinstance(content, str) else message

@@ -122,11 +122,14 @@ class Controller:
         self._running: set[asyncio.Task[None]] = set()
         self._open_members = 0
         self._ready: dict[str, list[Trajectory]] = {}
+        self._resumable: set[str] = set()
+        """Rollouts that an earlier process began and the gateway still has open."""
 
     async def run(self) -> None:
         self.batches.mkdir(parents=True, exist_ok=True)
         self.version = self.head()
         self._meter.published(self.version)
+        self._resumable = await self._left_open()
         self._recover()
         watchers = [asyncio.create_task(self._watch_versions())]
         if self.health is not None:
@@ -156,6 +159,19 @@ class Controller:
         for row in (*self.ledger.open_groups(), *self.ledger.ready_groups()):
             self.ledger.finish(row.id, "unused", fates=lost(self.store.group(row.id)))
         self.store.compact(1)
+
+    async def _left_open(self) -> set[str]:
+        """Open trajectories at the gateway; what no open group waits for is closed there."""
+        admin, members = self.arena.admin, {m for row in self.ledger.open_groups() for m in self.ledger.members(row.id)}
+        try:
+            await admin.wait_until_up(self.arena.patience)
+            found = {row["id"] for row in await admin.list() if row["source"] == "train"}
+            for id in found - members:
+                await admin.delete(id)
+        except (httpx.HTTPError, GatewayError) as error:
+            log.warning("rollouts of before are run again: %s: %s", type(error).__name__, error)
+            return set()
+        return found & members
 
     def _recover(self) -> None:
         """After a restart: batches the trainer still needs are written again, open groups are completed."""
@@ -303,7 +319,8 @@ class Controller:
     async def _run_rollout(self, row: GroupRow, id: str, fork: ForkPoint | None = None) -> Trajectory:
         async with self._slots:
             task = self.tasks[row.task]
-            trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork)
+            resume, self._resumable = id in self._resumable, self._resumable - {id}
+            trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork, resume=resume)
         self.store.add(trajectory)
         self.failures.update(trajectory)
         return trajectory

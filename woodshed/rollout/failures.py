@@ -19,6 +19,8 @@ FAULT = "fault"
 RETRIED = "retried"
 """Label of a trajectory that was tried again: the source of the last failure before."""
 
+RESUMED = "resumed"
+"""Label of a trajectory that another process had begun."""
 
 AT_ONCE: Final = ("task", "replay")
 """Sources of failures that another try would meet again."""

@@ -14,9 +14,11 @@ import httpx
 
 from woodshed.engine.settings import Truncation
 from woodshed.gateway.client import GatewayAdmin, GatewayError
+from woodshed.gateway.errors import RESUME_DIVERGED
 from woodshed.grading.crossing import Submission
 from woodshed.grading.settings import GradingSettings, MonitorSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
+from woodshed.harness.replay import ReplayDiverged
 from woodshed.monitors import MonitoredEpisode, watch
 from woodshed.monitors.judge import Judge
 from woodshed.record.fault import Fault
@@ -28,7 +30,7 @@ from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec
 
 from .agent import Agent, BuiltinAgent, PolicyAccess, ProgramFailed
-from .failures import AT_ONCE, FAULT, INFRA, RETRIED, source_of
+from .failures import AT_ONCE, FAULT, INFRA, RESUMED, RETRIED, source_of
 from .forking import FORK_OF, ForkError, ForkPoint
 from .observed import summary_tokens
 from .rewards import RewardError, RewardFunction, raw_outcome
@@ -82,6 +84,7 @@ async def rollout(
     labels: Mapping[str, str] | None = None,
     seed: int | None = None,
     fork: ForkPoint | None = None,
+    resume: bool = False,
 ) -> Trajectory:
     """Run one episode, grade it and describe it. Never raises for what the policy does.
 
@@ -92,12 +95,25 @@ async def rollout(
     the host. A restarted gateway costs one try, however long the restart takes (up to ``arena.patience`` seconds).
     With ``fork`` the episode continues another one from there; if its box does not repeat what happened before, it has
     the status ``infra_error`` and the fault ``replay``.
+    With ``resume`` the episode of an earlier process goes on, if the gateway still has it open: it is run again in a
+    new box, and its replies come from the gateway's record as far as that goes. If it goes another way than before, it
+    is discarded and run from the beginning.
     Raises ProgramFailed if the recipe's program does not work at all, TaskError, and RewardError.
     """
     labels = dict(labels or {})
     if fork is not None:
         labels[FORK_OF] = fork.parent.id
     started, error, origin = time.time(), "", "host"
+    if resume and (key := await _resumable(arena, id)) is not None:
+        try:
+            trajectory = await _attempt(
+                arena, task, id=id, group=group, source=source, labels=labels | {RESUMED: "1"}, seed=seed, key=key
+            )
+            return replace(trajectory, started=started)
+        except (TaskError, RewardError):
+            raise
+        except Exception as failure:  # whatever it was, the episode is run from the beginning now
+            log.warning("%s could not be resumed: %s: %s", id, type(failure).__name__, failure)
     for attempt in range(1, arena.attempts + 1):
         try:
             trajectory = await _attempt(
@@ -137,6 +153,15 @@ async def rollout(
     )
 
 
+async def _resumable(arena: Arena, id: str) -> str | None:
+    """A new key of an episode that is open at the gateway, None where there is none or nobody answers."""
+    try:
+        return await arena.admin.resume(id)
+    except (GatewayError, httpx.HTTPError) as error:
+        log.warning("%s could not be resumed: %s: %s", id, type(error).__name__, error)
+        return None
+
+
 async def _attempt(
     arena: Arena,
     task: Task,
@@ -146,9 +171,10 @@ async def _attempt(
     source: Source,
     labels: Mapping[str, str],
     seed: int | None,
-    fork: ForkPoint | None,
+    fork: ForkPoint | None = None,
+    key: str | None = None,
 ) -> Trajectory:
-    """One try of a rollout. Raises what ``rollout`` retries."""
+    """One try of a rollout; ``key``: that of an open trajectory to go on with. Raises what ``rollout`` retries."""
     agent = arena.agent
     limits = agent.limits(temperature=arena.temperature, seed=seed, truncation=arena.truncation)
     beginning = None
@@ -156,9 +182,11 @@ async def _attempt(
         if not isinstance(agent, BuiltinAgent):
             raise ForkError(f"{type(agent).__name__} cannot continue a rollout; only the built-in agent can")
         beginning = fork.beginning(agent.tools)
-    key = await arena.admin.open(
-        id, task=task.name, group=group, source=source, labels=labels, limits=limits, beginning=beginning
-    )
+    resumed = key is not None
+    if key is None:
+        key = await arena.admin.open(
+            id, task=task.name, group=group, source=source, labels=labels, limits=limits, beginning=beginning
+        )
     access = PolicyAccess(
         base_url=arena.base_url,
         key=key,
@@ -178,6 +206,8 @@ async def _attempt(
     finally:
         await box.close()
     finished = await arena.admin.finish(id, messages=agent.needs_messages)
+    if resumed and (finished.repeating or RESUME_DIVERGED in finished.refusals):
+        raise ReplayDiverged("the resumed episode goes another way than before")
     episode = await agent.episode(work, finished, arena.admin)
     # The final state counts whether or not the agent said that it was done (docs/measured.md).
     outcome = await grade(task, submission, arena.backend, arena.layers, cache=arena.grades, settings=arena.grading)

@@ -20,14 +20,15 @@ RESTARTS = 20
 def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: bool) -> list[Program]:
     """The policy server on a free port that restarts keep, after its engines if it has any beside it.
 
-    Where it listens is in ``server/address.json``. What its journal held is of an earlier start, whose episodes are run
-    again.
+    Where it listens is in ``server/address.json``. In RL its journal is kept, since rollouts go on from it; otherwise
+    episodes of an earlier start are run again.
     """
     folder = run.root / "server"
     admin = key_file(folder / "admin.key")
     ready, journal = folder / "ready.json", folder / "journal"
     ready.unlink(missing_ok=True)
-    shutil.rmtree(journal, ignore_errors=True)
+    if not weights:
+        shutil.rmtree(journal, ignore_errors=True)
     replicas = recipe.engine.replicas
     threads = recipe.engine.threads or max(1, server_threads(recipe, training=weights) // replicas)
     lent = max(1, server_threads(recipe, training=False) // replicas)
