@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from chaos.prey import Prey
-from chaos.records import CHECKS, episodes, infra_errors, lost_or_doubled
+from chaos.records import CHECKS, episodes, infra_errors, lost_or_doubled, resumed
 from real_runs import SMOKE, begin
 from waiting import wait_until
 
@@ -129,7 +129,8 @@ def count(root: Path) -> dict[str, Any]:
             check(root)
         except AssertionError as error:
             broken[check.__name__] = str(error)[:500] or "failed"
-    return {"lost_or_doubled": lost_or_doubled(root), "broken": broken, "infra_errors": len(infra_errors(root))}
+    counts = {"infra_errors": len(infra_errors(root)), "resumed": resumed(root)}
+    return {"lost_or_doubled": lost_or_doubled(root), "broken": broken, **counts}
 
 
 def main() -> None:
@@ -171,6 +172,7 @@ def main() -> None:
         "broken_invariants": broken,
         "episodes": sum(run["episodes"] for run in runs),
         "infra_errors": sum(run["infra_errors"] for run in runs),
+        "resumed": sum(run["resumed"] for run in runs),
     }
     write_result("chaos", figures, {"seed": given.seed, "killed": dict(killed), "runs": runs}, given.out)
     if lost or broken:

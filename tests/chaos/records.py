@@ -84,6 +84,12 @@ def episodes(root: Path) -> int:
     return rows[0][0] if rows else 0
 
 
+def resumed(root: Path) -> int:
+    """Number of training rollouts that went on after their process had died."""
+    rows = query(root / "trajectories" / "index.sqlite", "SELECT labels FROM trajectories WHERE source = 'train'")
+    return sum("resumed" in json.loads(labels) for (labels,) in rows)
+
+
 def check_ledger(root: Path) -> None:
     decided, shape = batches(root), Shape.of(root)
     assert sorted(decided) == list(range(1, shape.steps + 1))

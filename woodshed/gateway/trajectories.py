@@ -274,10 +274,10 @@ class Recorded(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Index of the reply among the segment's messages."""
+        """Index of the reply among the segment's messages; -1 if it is not there."""
         end = self.usage.prompt_tokens + self.usage.sampled_tokens
-        ends = zip(self.segment.ends, self.segment.messages, strict=True)
-        return next(i for i, (at, message) in enumerate(ends) if at >= end and message["role"] == "assistant")
+        ends = zip(self.segment.ends, self.segment.messages)
+        return next((i for i, (at, message) in enumerate(ends) if at >= end and message.get("role") == "assistant"), -1)
 
     @property
     def last(self) -> bool:
