@@ -37,10 +37,11 @@ from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
-CONTROL = "control"
+CONTROL, AGAIN = "control", "again"
 _HINTS = 'rl.hints={weight=0.2,role="tool",per_trajectory=2,triggers=["invalid_arguments","no_change","syntax_error"]}'
 ARMS: Mapping[str, tuple[str, ...]] = {
     CONTROL: (),
+    AGAIN: (),
     "grpo": ('rl.algorithm="grpo"',),
     "grpo_without_std": ('rl.algorithm="grpo"', "rl.algorithm_options={std=false}"),
     "leave_one_out": ('rl.algorithm="leave_one_out"',),
@@ -62,7 +63,8 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "hints_ungated": (_HINTS,),
     "replay_off": ("train.replay_ratio=1.0",),
 }
-"""Settings of each arm beyond those of the laptop recipe."""
+"""Settings of each arm beyond those of the laptop recipe. ``again`` is the control once more: what two runs of one
+recipe differ by, since no asynchronous run is repeated exactly. Other arms are compared with the mean of both."""
 
 Arms = dict[str, dict[int, "Arm"]]
 """Finished runs by arm and seed."""
@@ -229,14 +231,15 @@ def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dic
     }
 
 
-def effect(arm: Mapping[int, Arm], control: Mapping[int, Arm], best: bool = False) -> Estimate:
-    """Mean over seeds and tasks of arm minus control in pass@1 (or best-of-k), resampling tasks; seeds of both are the
-    same."""
+def effect(arm: Mapping[int, Arm], controls: Sequence[Mapping[int, Arm]], best: bool = False) -> Estimate:
+    """Mean over seeds and tasks of arm minus control in pass@1 (or best-of-k), resampling tasks. ``controls``: runs of
+    the control, of which a seed's mean counts; all seeds of ``arm`` are in the first."""
     by_task: dict[str, list[float]] = {}
     for seed in arm:
-        a, b = (_by_task(each[seed].evaluation, best) for each in (arm, control))
-        for task in set(a) & set(b):
-            by_task.setdefault(task, []).append(a[task] - b[task])
+        ours = _by_task(arm[seed].evaluation, best)
+        theirs = [_by_task(each[seed].evaluation, best) for each in controls if seed in each]
+        for task in set(ours).intersection(*theirs):
+            by_task.setdefault(task, []).append(ours[task] - float(np.mean([each[task] for each in theirs])))
     return bootstrap([float(np.mean(by_task[task])) for task in sorted(by_task)])
 
 
@@ -274,17 +277,19 @@ def report(works: Sequence[Arms], steps: int, out: Path) -> None:
             detail[title] = {"settings": ARMS[name], **{f"seed {seed}": arm.detail() for seed, arm in runs.items()}}
             control = {seed: arm for seed, arm in found.get(CONTROL, {}).items() if seed in runs}
             if name != CONTROL and control:
-                more, about = _compared(name, {seed: runs[seed] for seed in control}, control)
+                again = found.get(AGAIN, {}) if name != AGAIN else {}
+                more, about = _compared(name, {seed: runs[seed] for seed in control}, control, again)
                 figures |= more
                 detail[title] |= about
     write_result("ablations", figures, detail, out)
 
 
 def _compared(
-    name: str, arm: Mapping[int, Arm], control: Mapping[int, Arm]
+    name: str, arm: Mapping[int, Arm], control: Mapping[int, Arm], again: Mapping[int, Arm]
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """Figures and details of one arm."""
-    gain, best = effect(arm, control), effect(arm, control, best=True)
+    """Figures and details of one arm; its effects are against the mean of ``control`` and ``again``."""
+    both = (control, again)
+    gain, best = effect(arm, both), effect(arm, both, best=True)
     figures: dict[str, float | None] = {
         f"{name}_effect": gain.mean,
         f"{name}_ci95_low": gain.low,
@@ -298,7 +303,7 @@ def _compared(
             key: float(np.mean([arm[s].evaluation.effort[key] - control[s].evaluation.effort[key] for s in arm]))
             for key in EFFORT
         },
-        "effect_by_seed": {str(s): effect({s: arm[s]}, {s: control[s]}).mean for s in arm},
+        "effect_by_seed": {str(s): effect({s: arm[s]}, both).mean for s in arm},
     }
     for which, tasks in thirds(control).items():
         tokens = ratio_of_sums(*(by_task(each, tasks, "sampled_tokens") for each in (arm, control)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
@@ -50,3 +52,15 @@ class Suite:
     def digests(self) -> dict[str, str]:
         """Digest of each task by its name."""
         return {task.name: task.digest for task in self.tasks}
+
+
+def text_fields(line: str, names: Sequence[str], where: str, error: type[Exception]) -> dict[str, str]:
+    """The texts under ``names`` of a JSON object in one line. Raises ``error``, beginning with ``where``."""
+    try:
+        found: Any = json.loads(line)
+    except ValueError as problem:
+        raise error(f"{where}: not JSON ({problem})") from None
+    missing = [name for name in names if not isinstance(found, dict) or not isinstance(found.get(name), str)]
+    if missing:
+        raise error(f"{where}: {missing[0]} is missing or no text; expected {', '.join(names)}")
+    return {name: found[name] for name in names}

@@ -18,7 +18,7 @@ from typing import Any
 from woodshed.grading.cases_runner import encode
 from woodshed.record.task import Task, TaskInfo, save_task
 
-from .base import LoadSuite, SuiteContext, SuiteError
+from .base import LoadSuite, SuiteContext, SuiteError, text_fields
 
 OUTPUT, INPUT = "cruxeval", "cruxeval-input"
 _FIELDS = ("id", "code", "input", "output")
@@ -111,14 +111,7 @@ def read_cruxeval(source: str) -> list[Problem]:
 
 
 def _problem(line: str, where: str) -> Problem:
-    try:
-        found: Any = json.loads(line)
-    except ValueError as error:
-        raise SuiteError(f"{where}: not JSON ({error})") from None
-    missing = [name for name in _FIELDS if not isinstance(found, dict) or not isinstance(found.get(name), str)]
-    if missing:
-        raise SuiteError(f"{where}: {missing[0]} is missing or no text; expected {', '.join(_FIELDS)}")
-    problem = Problem(*(found[name] for name in _FIELDS))
+    problem = Problem(*text_fields(line, _FIELDS, where, SuiteError).values())
     if not problem.id.replace("_", "").replace("-", "").isalnum():
         raise SuiteError(f"{where}: id {problem.id!r} is no name")
     try:

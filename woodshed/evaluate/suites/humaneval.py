@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from woodshed.tasks.packages.index import PackageError
 
+from .base import text_fields
 from .exercises import Exercise, ExerciseCollection
 
 _FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
@@ -39,18 +38,7 @@ def read_humaneval(place: Path) -> Iterator[Exercise]:
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     for number, line in enumerate(data.decode("utf-8").splitlines(), 1):
         if line.strip():
-            yield _exercise(_problem(line, f"{file}:{number}"))
-
-
-def _problem(line: str, where: str) -> dict[str, str]:
-    try:
-        found: Any = json.loads(line)
-    except ValueError as error:
-        raise PackageError(f"{where}: not JSON ({error})") from None
-    missing = [name for name in _FIELDS if not isinstance(found, dict) or not isinstance(found.get(name), str)]
-    if missing:
-        raise PackageError(f"{where}: {missing[0]} is missing or no text; expected {', '.join(_FIELDS)}")
-    return {name: found[name] for name in _FIELDS}
+            yield _exercise(text_fields(line, _FIELDS, f"{file}:{number}", PackageError))
 
 
 def _exercise(problem: dict[str, str]) -> Exercise:
