@@ -65,6 +65,7 @@ async def play(
     *,
     limits: Limits,
     egress_log: Path | None = None,
+    resume: bool = False,
     **rest: Any,
 ) -> Trajectory:
     """One attempt, in a box of its own; ``rest`` goes to the arena."""
@@ -82,6 +83,6 @@ async def play(
             **rest,
         )
         try:
-            return await rollout(arena, task, id="t", group="g", source="train", seed=7)
+            return await rollout(arena, task, id="t", group="g", source="train", seed=7, resume=resume)
         finally:
             await backend.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from woodshed.harness.settings import HarnessSettings, LimitSettings, ProgramSet
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.rollout.agent import ProgramFailed
+from woodshed.rollout.failures import RESUMED
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import BoxSpec, Limits
@@ -133,6 +136,45 @@ def test_two_conversations_are_two_segments(place: Place) -> None:
     assert done.effort.prompt_tokens + done.effort.sampled_tokens + done.effort.tool_output_tokens == sum(
         map(len, done.segments)
     )
+
+
+class Stalling(ScriptedEngine):
+    """Says ``texts``; the third reply is never ready while ``stall``."""
+
+    def __init__(self, *texts: str) -> None:
+        said = iter(texts)
+        super().__init__(lambda _: HERMES.encode(next(said), allow_special=True), context=4096)
+        self.stall, self.reached = True, threading.Event()
+
+    async def generate(self, *args: Any, **options: Any) -> Any:
+        if self.stall and len(self.calls) == 2:
+            self.reached.set()
+            await asyncio.sleep(3600)
+        return await super().generate(*args, **options)
+
+
+def test_a_program_goes_on_after_the_process_of_the_rollout_died(task: tuple[Task, LayerStore], tmp_path: Path) -> None:
+    """It is run again as it is, in a new box, and never notices that its first replies are not new."""
+    (tmp_path / "bin").mkdir()
+    shutil.copy(AGENT, tmp_path / "bin/tiny-agent")
+    (tmp_path / "bin/tiny-agent").chmod(0o755)
+    harness = HarnessSettings(program=ProgramSettings(command="tiny-agent", folder=tmp_path))
+    engine = Stalling(bash("date +%N > now; cat shapes/measure.py"), bash(MEND), bash("ls"), "Mended.<|im_end|>")
+    limits = Limits(memory=1 << 30, disk=64 << 20)
+
+    async def killed(url: str) -> None:
+        running = asyncio.create_task(play(*task, url, harness, limits=limits))
+        while not engine.reached.is_set() and not running.done():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+
+    with served(engine) as url:
+        asyncio.run(killed(url))
+        engine.stall = False
+        done = asyncio.run(play(*task, url, harness, limits=limits, resume=True))
+    assert done.labels[RESUMED] == "1" and done.status == "submitted" and done.effort.turns == len(engine.calls) == 4
+    assert done.outcome is not None and done.outcome.resolved and recorded_as_sampled(engine, done)
 
 
 def test_limits_hold_although_the_program_has_none(place: Place) -> None:
