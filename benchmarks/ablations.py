@@ -9,8 +9,8 @@ The result is written after every run, of all arms under ``--work`` and ``--also
 folder. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their own:
 ``effort`` one with ``learn.sft.verified = false`` (from verified demonstrations no policy ever gives up, so none can
 learn to stop earlier); ``summaries_masked`` a policy that summarises (``harness.summary``, and a context too small for
-its tasks); the hints one that learned to read them (``learn.demonstrations.hinted``); the questions one that asks some
-(``learn.demonstrations.question``); ``replay_off`` a mixture of experts.
+its tasks); the hints one that learned to read them (``learn.demonstrations.hinted``); ``declining_free`` one that sometimes does not
+edit at all (``learn.demonstrations.decline``); ``replay_off`` a mixture of experts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
     "broken_calls_free": ("rl.rewards={}",),
     "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
-    "questions_free": ('rl.rewards={invalid_call=0.05,"benchmarks.questions:failed_edit"=1}',),
+    "declining_free": ('rl.rewards={invalid_call=0.05,"benchmarks.declining:failed_edit"=1}',),
     "hints": (_HINTS, "train.hint_kl.gate_high=2.0"),
     "hints_ungated": (_HINTS,),
     "replay_off": ("train.replay_ratio=1.0",),
@@ -181,8 +181,8 @@ def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
 
 
 def training_steps(run: RunDirectory) -> dict[str, Any]:
-    """By sixth of the steps: rate of each error that a hint could name (per rollout), the share of rollouts with an
-    edit, and of those that ended on a question. Means over the steps: |dlogp|, and the trainer's figures of replay."""
+    """By sixth of the steps: rate of each error that a hint could name (per rollout), and the share of rollouts with an
+    edit. Means over the steps: |dlogp|, and the trainer's figures of replay."""
     lines = {line["step"]: line for line in read_jsonl(run.stage_metrics("rollouts"))}
     sixths = [part for part in np.array_split([lines[step] for step in sorted(lines)], 6) if len(part)]
     errors = sorted({name for line in lines.values() for name in line["hints"]["rate"]})
@@ -193,11 +193,9 @@ def training_steps(run: RunDirectory) -> dict[str, Any]:
     trainer = {line["step"]: line for line in read_jsonl(run.stage_metrics("trainer"))}
     watched = ("dlogp_mean", "dlogp_p99", "dlogp_max", "replay_differs_share", "replay_refused_share")
     said = {name: [line[name] for line in trainer.values() if name in line] for name in watched}
-    asked = mean(lambda line: line["findings"].get("question_asking", 0) / line["rollouts"])
     return {
         "errors": {name: mean(lambda line, name=name: line["hints"]["rate"][name]) for name in errors},
         "edited": mean(lambda line: line["edit_rate"]),
-        **({"asked": asked} if any(asked) else {}),
         **{name: float(np.mean(values)) for name, values in said.items() if values},
     }
 

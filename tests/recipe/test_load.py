@@ -61,11 +61,6 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
             r"learn\.demonstrations\.hinted shows conversations of one context",
         ),
         (
-            'name = "x"\n[harness]\nplain_message_ends = false\ntools = ["finish"]\n',
-            ["learn.demonstrations.question=0.1"],
-            r"learn\.demonstrations\.question needs harness\.plain_message_ends = true",
-        ),
-        (
             'name = "x"\n[sandbox]\nallow = ["https://index.example"]\n',
             [],
             r"x\.toml:3: sandbox\.allow: .*'https://index.example'",

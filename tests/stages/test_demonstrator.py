@@ -48,6 +48,12 @@ def test_a_flawless_demonstration_is_test_read_fix_test_finish(synthetic_task: T
         script.send("")
 
 
+def test_a_demonstration_may_decline_to_edit(synthetic_task: Task) -> None:
+    script = line_script(synthetic_task, random.Random(0), FLAWLESS.model_copy(update={"decline": 1.0}))
+    actions = [next(script), *(script.send(r) for r in ("FAIL x", "\n1def"))]
+    assert [a.name for a in actions] == ["run_tests", "read_file", "finish"]
+
+
 def test_noise_is_there_and_episodes_end(synthetic_task: Task) -> None:
     settings = DemonstrationSettings()
     lengths, names = [], set()

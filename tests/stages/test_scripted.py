@@ -35,11 +35,11 @@ WRONG_FIRST = DemonstrationSettings(
 REQUEST = "summary"
 
 
-def harness(trigger: int, message_ends: bool = False) -> HarnessSettings:
+def harness(trigger: int) -> HarnessSettings:
     return HarnessSettings(
         tools=("read_file", "edit_line", "undo", "run_tests", "finish"),
         system_prompt="",
-        plain_message_ends=message_ends,
+        plain_message_ends=False,
         limits=LimitSettings(turns=40),
         output=OutputSettings(separator="", snippet=False, error_detail=False),
         summary=SummarySettings(trigger_tokens=trigger, request=REQUEST, max_tokens=200),
@@ -52,13 +52,7 @@ def synthetic_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return write_synthetic(spec, tmp_path_factory.mktemp("synthetic") / "t")
 
 
-def play(
-    task: Task,
-    settings: HarnessSettings,
-    folder: Path,
-    seeds: range,
-    demonstrations: DemonstrationSettings = WRONG_FIRST,
-) -> list[tuple[Episode, list[float]]]:
+def play(task: Task, settings: HarnessSettings, folder: Path, seeds: range) -> list[tuple[Episode, list[float]]]:
     if not (probe := open_backend().probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
 
@@ -68,7 +62,7 @@ def play(
         try:
             for seed in seeds:
                 box = await backend.create(agent_box_spec(task, layers))
-                script = line_script(task, random.Random(seed), demonstrations)
+                script = line_script(task, random.Random(seed), WRONG_FIRST)
                 endpoint = ScriptedEndpoint(script, request=REQUEST, count=_counter(CHAT, COMPACT))
                 episode = await run_episode(
                     task.instruction, box, endpoint, settings, test_command=task.info.test_command
@@ -148,11 +142,3 @@ def test_a_summary_says_file_tries_and_tests() -> None:
     assert scripted_summary(second) == f"{kept}tests pass"
     assert scripted_summary(first[:1]) == "tests not run"
     assert scripted_summary(second[:1]) == summary, "nothing happened since"
-
-
-def test_a_demonstration_may_ask_in_place_of_editing(synthetic_task: Task, tmp_path: Path) -> None:
-    always = WRONG_FIRST.model_copy(update={"question": 1.0})
-    ((episode, weights),) = play(synthetic_task, harness(0, message_ends=True), tmp_path, range(1), always)
-    assert [event.name for event in episode.events] == ["run_tests", "read_file"]
-    assert episode.messages[-1] == {"role": "assistant", "content": f"should I edit {fix_of(synthetic_task).path}?"}
-    assert episode.status == "submitted" and weights == [1.0, 1.0, 1.0]

@@ -118,8 +118,6 @@ class Recipe(Settings):
                 "learn.demonstrations.hinted shows conversations of one context, and harness.summary.trigger_tokens "
                 "cuts them into several: set one of the two to 0"
             )
-        if self.learn.demonstrations.question and not self.harness.plain_message_ends:
-            raise ValueError("learn.demonstrations.question needs harness.plain_message_ends = true")
         self._check_tool_collapse()
         compact = self.policy.format == "compact" or (self.policy.format == "auto" and self.policy.source == "scratch")
         if compact and self.harness.output.separator:

@@ -59,9 +59,9 @@ class DemonstrationSettings(Settings):
     """Chance to finish after tests failed."""
     invalid_call: float = Field(default=0.06, ge=0, le=1)
     """Chance of a call that the harness rejects."""
-    question: float = Field(default=0.0, ge=0, le=1)
-    """Chance to end with a question in place of any edit. Of synthetic tasks only, and needs
-    ``harness.plain_message_ends``. ``sft.verified`` leaves such demonstrations out."""
+    decline: float = Field(default=0.0, ge=0, le=1)
+    """Chance to finish without any edit, once the broken file was read; of synthetic tasks. ``sft.verified`` leaves
+    such demonstrations out."""
     wrong_file: float = Field(default=0.1, ge=0, le=1)
     """Chance to look at a file that is not the broken one."""
     undo: float = Field(default=0.75, ge=0, le=1)

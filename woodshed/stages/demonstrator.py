@@ -91,7 +91,7 @@ def _function_at(source: str, line: int) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Action:
-    """A call and its loss weight in SFT; without a ``name`` the plain message ``arguments["text"]``."""
+    """A call and its loss weight in SFT."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -118,8 +118,8 @@ def line_script(
         yield Action("read_file", {"path": rng.choice(others)})
     view = Action("read_file", {"path": fix.path})
     yield view
-    if settings.question and rng.random() < settings.question:  # at 0 no number is drawn: other demonstrations stay
-        yield Action("", {"text": f"should I edit {fix.path}?"})
+    if settings.decline and rng.random() < settings.decline:  # at 0 no number is drawn: other demonstrations stay
+        yield _FINISH
         return
     for attempt in range(settings.max_edits):
         if rng.random() < settings.invalid_call:

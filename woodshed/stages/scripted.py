@@ -68,9 +68,6 @@ class ScriptedEndpoint:
             self.weights.append(1.0)
             return self._reply(messages, tools, {"role": "assistant", "content": "done"}, "stop")
         self._action = action
-        if not action.name:
-            self.weights.append(action.weight)
-            return self._reply(messages, tools, {"role": "assistant", "content": action.arguments["text"]}, "stop")
         if action.name == "read_file" and action.weight:
             self._last_read = action
         return self._reply(messages, tools, self._call(action), "tool_calls")
