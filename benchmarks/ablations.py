@@ -37,11 +37,11 @@ from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
-CONTROL, AGAIN = "control", "again"
+CONTROL, AGAIN = "control", ("again", "again_2")
 _HINTS = 'rl.hints={weight=0.2,role="tool",per_trajectory=2,triggers=["invalid_arguments","no_change","syntax_error"]}'
 ARMS: Mapping[str, tuple[str, ...]] = {
     CONTROL: (),
-    AGAIN: (),
+    **dict.fromkeys(AGAIN, ()),
     "grpo": ('rl.algorithm="grpo"',),
     "grpo_without_std": ('rl.algorithm="grpo"', "rl.algorithm_options={std=false}"),
     "leave_one_out": ('rl.algorithm="leave_one_out"',),
@@ -63,8 +63,9 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "hints_ungated": (_HINTS,),
     "replay_off": ("train.replay_ratio=1.0",),
 }
-"""Settings of each arm beyond those of the laptop recipe. ``again`` is the control once more: what two runs of one
-recipe differ by, since no asynchronous run is repeated exactly. Other arms are compared with the mean of both."""
+"""Settings of each arm beyond those of the laptop recipe. ``again`` and ``again_2`` are the control once
+more: what runs of one recipe differ by, since no asynchronous run is repeated exactly. Other arms are compared with the
+mean of all that were run."""
 
 Arms = dict[str, dict[int, "Arm"]]
 """Finished runs by arm and seed."""
@@ -275,19 +276,19 @@ def report(works: Sequence[Arms], steps: int, out: Path) -> None:
             detail[title] = {"settings": ARMS[name], **{f"seed {seed}": arm.detail() for seed, arm in runs.items()}}
             control = {seed: arm for seed, arm in found.get(CONTROL, {}).items() if seed in runs}
             if name != CONTROL and control:
-                again = found.get(AGAIN, {}) if name != AGAIN else {}
-                more, about = _compared(name, {seed: runs[seed] for seed in control}, control, again)
+                controls = [control, *(found.get(each, {}) for each in AGAIN if name not in AGAIN)]
+                more, about = _compared(name, {seed: runs[seed] for seed in control}, controls)
                 figures |= more
                 detail[title] |= about
     write_result("ablations", figures, detail, out)
 
 
 def _compared(
-    name: str, arm: Mapping[int, Arm], control: Mapping[int, Arm], again: Mapping[int, Arm]
+    name: str, arm: Mapping[int, Arm], controls: Sequence[Mapping[int, Arm]]
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """Figures and details of one arm; its effects are against the mean of ``control`` and ``again``."""
-    both = (control, again)
-    gain, best = effect(arm, both), effect(arm, both, best=True)
+    """Figures and details of one arm; its effects are against the mean of ``controls``, all else against the first."""
+    control = controls[0]
+    gain, best = effect(arm, controls), effect(arm, controls, best=True)
     figures: dict[str, float | None] = {
         f"{name}_effect": gain.mean,
         f"{name}_ci95_low": gain.low,
@@ -301,7 +302,7 @@ def _compared(
             key: float(np.mean([arm[s].evaluation.effort[key] - control[s].evaluation.effort[key] for s in arm]))
             for key in EFFORT
         },
-        "effect_by_seed": {str(s): effect({s: arm[s]}, both).mean for s in arm},
+        "effect_by_seed": {str(s): effect({s: arm[s]}, controls).mean for s in arm},
     }
     for which, tasks in thirds(control).items():
         tokens = ratio_of_sums(*(by_task(each, tasks, "sampled_tokens") for each in (arm, control)))

@@ -39,4 +39,6 @@ def test_several_engines_are_programs_that_the_server_routes_between(tmp_path: P
     assert all(
         engine.engine.prefix_cache == "salt" and engine.weights == str(tmp_path / "weights") for engine in engines
     )
-    assert server.journal is not None and not server.journal.exists(), "what an earlier start had open is run again"
+    assert server.journal is not None and server.journal.exists(), "rollouts that an earlier start had open go on"
+    server_programs(recipe, RunDirectory(tmp_path), tmp_path / "policy", weights=False)
+    assert not server.journal.exists(), "episodes of an evaluation are run again"
