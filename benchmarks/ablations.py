@@ -84,8 +84,10 @@ class Arm:
     summaries: Mapping[str, Mapping[str, float]]
     training: Mapping[str, Any]
 
-    def tokens_per_solved(self) -> float:
-        return self.evaluation.effort["sampled_tokens"] / max(self.evaluation.pass1.mean, 1e-9)
+    def tokens_per_solved(self) -> float | None:
+        """Sampled tokens of an episode over the pass rate; None if nothing was solved."""
+        solved = self.evaluation.pass1.mean
+        return self.evaluation.effort["sampled_tokens"] / solved if solved else None
 
     def detail(self) -> dict[str, Any]:
         e = self.evaluation
@@ -183,7 +185,7 @@ def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
 
 def training_steps(run: RunDirectory) -> dict[str, Any]:
     """By sixth of the steps: rate of each error that a hint could name (per rollout), and the share of rollouts with an
-    edit. Means over the steps: |dlogp|, and the trainer's figures of replay."""
+    edit; the step at which each alarm fired first. Means over the steps: |dlogp|, and figures of router replay."""
     lines = {line["step"]: line for line in read_jsonl(run.stage_metrics("rollouts"))}
     sixths = [part for part in np.array_split([lines[step] for step in sorted(lines)], 6) if len(part)]
     errors = sorted({name for line in lines.values() for name in line["hints"]["rate"]})
@@ -193,10 +195,14 @@ def training_steps(run: RunDirectory) -> dict[str, Any]:
 
     trainer = {line["step"]: line for line in read_jsonl(run.stage_metrics("trainer"))}
     watched = ("dlogp_mean", "dlogp_p99", "dlogp_max", "replay_differs_share", "replay_refused_share")
+    alarms: dict[str, int] = {}
+    for line in read_jsonl(run.stage_metrics("alarms")):
+        alarms.setdefault(line["alarm"], line["step"])
     said = {name: [line[name] for line in trainer.values() if name in line] for name in watched}
     return {
         "errors": {name: mean(lambda line, name=name: line["hints"]["rate"][name]) for name in errors},
         "edited": mean(lambda line: line["edit_rate"]),
+        "first_alarms": alarms,
         **{name: float(np.mean(values)) for name, values in said.items() if values},
     }
 
@@ -312,8 +318,15 @@ def _compared(
     return figures, about
 
 
-def _ratio(arm: Mapping[int, Arm], control: Mapping[int, Arm]) -> float:
-    return float(np.mean([arm[seed].tokens_per_solved() / control[seed].tokens_per_solved() for seed in arm]))
+def _ratio(arm: Mapping[int, Arm], control: Mapping[int, Arm]) -> float | None:
+    """Tokens per solved task over the control's, mean of the seeds; None if a seed solved nothing."""
+    ratios = []
+    for seed in arm:
+        ours, theirs = arm[seed].tokens_per_solved(), control[seed].tokens_per_solved()
+        if ours is None or theirs is None:
+            return None
+        ratios.append(ours / theirs)
+    return float(np.mean(ratios))
 
 
 def _by_task(found: Evaluation, best: bool) -> dict[str, float]:

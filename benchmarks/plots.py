@@ -81,7 +81,7 @@ def ablations(result: dict[str, Any]) -> str:
 
 
 def tokens_per_solved(result: dict[str, Any]) -> str:
-    """Sampled tokens per solved task of each arm, one point a seed."""
+    """Sampled tokens per solved task of each arm that solves any, mean and range of its seeds."""
     rows = {}
     for arm, found in result["detail"].items():
         values = (
@@ -89,7 +89,7 @@ def tokens_per_solved(result: dict[str, Any]) -> str:
             if arm != "steps"
             else []
         )
-        if values:
+        if values and None not in values:
             rows[arm] = {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
     return forest(rows, "sampled tokens per solved task (mean and range of seeds)")
 
@@ -111,6 +111,20 @@ def broken_calls(result: dict[str, Any]) -> str | None:
     axis.set_ylabel("invalid calls an episode")
     axis.legend(frameon=False, fontsize=8, loc="upper left")
     return svg(figure, axis)
+
+
+def declining(result: dict[str, Any]) -> str | None:
+    """Share of training rollouts with an edit over the steps of every seed: every failure costs the same, or only that
+    of an edit."""
+    arms = {"control of declining_free": "the control", "declining_free": "not editing is free"}
+    series = {
+        f"{title}, {seed}": (list(range(1, 7)), runs[seed]["training"]["edited"])
+        for arm, title in arms.items()
+        for runs in [result["detail"].get(arm, {})]
+        for seed in runs
+        if seed.startswith("seed ")
+    }
+    return lines(series, x="sixth of the steps", y="rollouts with an edit", size=(6.5, 3.0)) if series else None
 
 
 def beside_trl(result: dict[str, Any]) -> str | None:
@@ -155,6 +169,7 @@ PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
     ("ablations", "ablations", ablations),
     ("tokens_per_solved", "ablations", tokens_per_solved),
     ("broken_calls", "ablations", broken_calls),
+    ("declining", "ablations", declining),
     ("beside_trl", "throughput", beside_trl),
 )
 """Name of the plot, the result it is drawn from, the function."""
