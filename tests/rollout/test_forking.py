@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from gateway.parts import ADMIN, HERMES, ScriptedEngine
+from gateway.parts import HERMES, ScriptedEngine
 from gateway.real import logprob_gap
 from grading import toy
+from rollouts import Call, arena, call_texts
 
 from woodshed.engine.local import LocalEngine
-from woodshed.gateway.app import build_app
-from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings, LimitSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
-from woodshed.policy.formats import get_format
 from woodshed.record.store import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rollout.agent import BuiltinAgent
 from woodshed.rollout.failures import FAULT, INFRA
 from woodshed.rollout.forking import FORK_OF, ForkError, failed_tests, fork_point
-from woodshed.rollout.rollout import Arena, rollout
+from woodshed.rollout.rollout import rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Limits
 
 FILE = "shapes/measure.py"
-Call = tuple[str, dict[str, Any]]
 WRONG: Sequence[Call] = (
     ("edit_file", {"path": FILE, "old_string": "width + height", "new_string": "width - height"}),
     ("run_tests", {}),
@@ -57,35 +49,12 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, LayerStore]:
 
 
 def scripted(*calls: Call) -> ScriptedEngine:
-    texts = [f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call><|im_end|>" for n, a in calls]
-    said = iter(texts)
+    said = iter(call_texts(calls))
     return ScriptedEngine(lambda _: HERMES.encode(next(said), allow_special=True), context=1 << 16)
 
 
-@asynccontextmanager
-async def arena(engine: Any, layers: LayerStore) -> AsyncIterator[Arena]:
-    backend = open_backend()
-    app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=300.0) as client:
-        try:
-            yield Arena(
-                backend=backend,
-                layers=layers,
-                admin=GatewayAdmin("http://gateway", ADMIN, client=client),
-                base_url="http://gateway",
-                agent=BuiltinAgent(HARNESS, client),
-                policy="p",
-                attempts=2,
-                patience=5.0,
-                limits=Limits(memory=1 << 30, disk=64 << 20),
-            )
-        finally:
-            await backend.close()
-
-
 async def episode(task: tuple[Task, LayerStore], engine: Any, id: str = "root", **rest: Any) -> Trajectory:
-    async with arena(engine, task[1]) as at:
+    async with arena(engine, task[1], HARNESS, attempts=2) as at:
         return await rollout(at, task[0], id=id, group="g", source="train", **rest)
 
 

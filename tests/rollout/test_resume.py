@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from gateway.parts import ADMIN, HERMES, ScriptedEngine
+from gateway.parts import HERMES, ScriptedEngine
 from grading import toy
+from rollouts import Call, arena, call_texts
 
-from woodshed.gateway.app import build_app
-from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.journal import Journal
 from woodshed.harness.settings import HarnessSettings, LimitSettings
-from woodshed.policy.formats import get_format
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
-from woodshed.rollout.agent import BuiltinAgent
 from woodshed.rollout.failures import RESUMED
-from woodshed.rollout.rollout import Arena, rollout
+from woodshed.rollout.rollout import rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
-from woodshed.sandbox.protocol import Limits
 
 FILE = "shapes/measure.py"
-Call = tuple[str, dict[str, Any]]
 CALLS: Sequence[Call] = (
     ("run_tests", {}),
     ("read_file", {"path": FILE}),
@@ -57,8 +49,7 @@ class Engine(ScriptedEngine):
     """Makes the calls in turn. With ``stall``, reply number ``stall`` (from 0) never ends and sets ``reached``."""
 
     def __init__(self, calls: Sequence[Call], stall: int | None = None) -> None:
-        texts = [f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call><|im_end|>" for n, a in calls]
-        said = iter(texts)
+        said = iter(call_texts(calls))
         super().__init__(lambda _: HERMES.encode(next(said), allow_special=True), context=1 << 16)
         self.stall, self.reached = stall, asyncio.Event()
 
@@ -69,34 +60,10 @@ class Engine(ScriptedEngine):
         return await super().generate(*args, **options)
 
 
-@asynccontextmanager
-async def arena(engine: Engine, layers: LayerStore, folder: Path, harness: HarnessSettings) -> AsyncIterator[Arena]:
-    """A gateway with a journal in ``folder``; at the end it is lost like one that is killed."""
-    backend, journal = open_backend(), Journal(folder)
-    app = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN, journal=journal)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=300.0) as client:
-        try:
-            yield Arena(
-                backend=backend,
-                layers=layers,
-                admin=GatewayAdmin("http://gateway", ADMIN, client=client),
-                base_url="http://gateway",
-                agent=BuiltinAgent(harness, client),
-                policy="p",
-                attempts=1,
-                patience=5.0,
-                limits=Limits(memory=1 << 30, disk=64 << 20),
-            )
-        finally:
-            journal.close()
-            await backend.close()
-
-
 async def begin(task: tuple[Task, LayerStore], replies: int, folder: Path) -> None:
     """Run an episode that is killed while reply number ``replies`` is sampled."""
     engine = Engine(CALLS, stall=replies)
-    async with arena(engine, task[1], folder, HARNESS) as at:
+    async with arena(engine, task[1], HARNESS, attempts=1, journal=Journal(folder)) as at:
         running = asyncio.create_task(rollout(at, task[0], id="r", group="g", source="train"))
         await engine.reached.wait()
         running.cancel()
@@ -108,13 +75,13 @@ async def go_on(
 ) -> tuple[Trajectory, int]:
     """The trajectory, and how many replies were sampled for it now."""
     engine = Engine(calls)
-    async with arena(engine, task[1], folder, harness) as at:
+    async with arena(engine, task[1], harness, attempts=1, journal=Journal(folder)) as at:
         made = await rollout(at, task[0], id="r", group="g", source="train", resume=True)
         return made, len(engine.calls)
 
 
 def same(one: Trajectory, other: Trajectory) -> bool:
-    """Whether what was sampled is the same; test runs print their durations into the context."""
+    """Whether both have the same sampled tokens and calls. Contexts differ, since test runs print their durations."""
     (a,), (b,) = one.segments, other.segments
     sampled = np.array_equal(a.tokens[a.sampled], b.tokens[b.sampled])
     return sampled and [(e.name, e.error) for e in one.events] == [(e.name, e.error) for e in other.events]
@@ -138,7 +105,7 @@ def test_it_goes_on_where_it_was(task: tuple[Task, LayerStore], tmp_path: Path, 
 def test_it_can_be_killed_again_and_again(task: tuple[Task, LayerStore], tmp_path: Path) -> None:
     async def killed_at(number: int) -> None:
         engine = Engine(CALLS[number - 1 :], stall=1)
-        async with arena(engine, task[1], tmp_path, HARNESS) as at:
+        async with arena(engine, task[1], HARNESS, attempts=1, journal=Journal(tmp_path)) as at:
             running = asyncio.create_task(rollout(at, task[0], id="r", group="g", source="train", resume=True))
             await engine.reached.wait()
             running.cancel()

@@ -71,7 +71,7 @@ class OpenTrajectory:
     resumed: int = 0
     """Number of replies that were recorded when its client was last replaced by one that begins anew."""
     repeated: set[int] = field(default_factory=set)
-    """Those of them that the new client has asked for."""
+    """Numbers of the recorded replies that were sent again."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a request is planned or recorded, since both use all segments."""
 
@@ -89,8 +89,8 @@ class OpenTrajectory:
 
     @property
     def repeating(self) -> bool:
-        """Whether a new client has not yet come as far as the one that it replaces."""
-        return len(self.repeated) < self.resumed
+        """Whether a resumed episode has recorded replies that its new client has not asked for."""
+        return any(number not in self.repeated for number in range(self.resumed))
 
     def refuse(self, error: ApiError) -> None:
         """Remember status and last message of each error code."""
@@ -281,7 +281,7 @@ class Recorded(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether nothing follows the reply in its segment."""
+        """Whether it is the last message of its segment."""
         return self.place == len(self.segment.messages) - 1
 
     @property
@@ -290,9 +290,11 @@ class Recorded(NamedTuple):
         return next((c.grammar for c in self.segment.constraints if c.start == start), None)
 
     def answers(self, request: Request, grammar: str | None) -> bool:
-        """Whether it is the reply to this request. One with other sampling options (temperature, limits, stop strings,
-        grammar) or other log-probabilities is a different request. Log-probabilities that are not recorded are lost in
-        a restart, and all but those of a segment's last reply."""
+        """Whether this request was answered by the reply.
+
+        Requests differ if their messages, tools, sampling options or grammar do. A request that reports more than
+        the record holds (top log-probabilities) is answered only by the last reply of a segment, before a restart.
+        """
         segment, messages, place = self.segment, request.messages, self.place
         if segment.busy or segment.tools != request.tools or len(messages) != place or self.grammar != grammar:
             return False
@@ -302,7 +304,8 @@ class Recorded(NamedTuple):
         return same and self.usage.asked in ("", request.sampling_digest())
 
     def completion(self, stop_ids: Sequence[int], *, may_stop: bool) -> Completion:
-        """What was sampled. ``may_stop``: the request had stop strings, so an incomplete reply was ended by one."""
+        """The reply's tokens as the engine returned them. ``may_stop``: the request had stop strings, so a reply
+        without a stop token ended at one of them."""
         segment, start = self.segment, self.usage.prompt_tokens
         end = start + self.usage.sampled_tokens
         tokens = segment.tokens[start:end].tolist()
