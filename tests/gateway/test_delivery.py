@@ -95,3 +95,26 @@ def test_a_client_that_leaves_as_its_reply_is_ready(late: bool) -> None:
         assert len(site.engine.calls) == 1
 
     run(ScriptedEngine(replies("a<end>", "b<end>", tokenizer=COMPACT)), test)
+
+
+def test_a_resumed_episode_gets_its_replies_again_and_nothing_else_before() -> None:
+    """Two conversations, the second of two turns. What was not asked for again is told when the episode ends."""
+    other = [{"role": "user", "content": "and this"}]
+
+    async def test(site: Site) -> None:
+        first = (await site.chat()).json()["choices"][0]["message"]
+        second = (await site.chat(other)).json()["choices"][0]["message"]
+        old, site.key = site.key, await site.admin.resume("t") or ""
+        assert (await site.chat(key=old)).status_code == 401
+        refused = await site.chat([{"role": "user", "content": "something else"}])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "resume_diverged")
+        assert (await site.chat()).json()["choices"][0]["message"] == first
+        going_on = [*USER, first, {"role": "user", "content": "go on"}]
+        assert (await site.chat(going_on)).status_code == 200, "this conversation has come as far as before"
+        assert (await site.chat(going_on)).status_code == 409, "a live request is sampled once"
+        assert len(site.engine.calls) == 3
+        finished = await site.admin.finish("t")
+        assert finished.repeating and second and finished.requests == 3
+        assert await site.admin.resume("t") is None and await site.admin.resume("unknown") is None
+
+    run(ScriptedEngine(replies("one<end>", "two<end>", "three<end>", "four<end>")), test)
