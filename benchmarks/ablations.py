@@ -3,7 +3,9 @@
 ``python benchmarks/ablations.py --base runs/bench-laptop --arms grpo effort``. ``--base`` has finished runs of the
 laptop recipe, ``seed0``, ``seed1`` and so on (``benchmarks/laptop.py`` makes them). Every arm and the control are RL
 stages of ``--steps`` steps, evaluated on the same held-out tasks, each at its best temperature on the development
-tasks. An effect is the mean over tasks of the difference to the control, over all seeds; the interval resamples tasks.
+tasks. An effect is the mean over tasks of the difference to the control, over all seeds. Its interval holds for other
+tasks and other runs: it adds the variance of the mean over tasks to that of runs of one recipe and seed, which is
+measured by repeating the control (the arms ``again`` and ``again_2``; without them the interval is over tasks alone).
 
 The result is written after every run, of all arms under ``--work`` and ``--also``, each against the control of its own
 folder. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their own:
@@ -16,11 +18,13 @@ sometimes does not edit at all (``learn.demonstrations.decline``); ``replay_off`
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -29,7 +33,7 @@ from recipe_runs import interval, run_recipe, stage_minutes
 from result import RESULTS, write_result
 
 from woodshed.evaluate.arms import AFTER, BEFORE
-from woodshed.evaluate.statistics import Estimate, bootstrap
+from woodshed.evaluate.statistics import Estimate, bootstrap, t_quantile
 from woodshed.recipe.load import load_recipe
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
@@ -236,16 +240,49 @@ def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dic
     }
 
 
-def effect(arm: Mapping[int, Arm], controls: Sequence[Mapping[int, Arm]], best: bool = False) -> Estimate:
-    """Mean over seeds and tasks of arm minus control in pass@1 (or best-of-k), resampling tasks. ``controls``: runs of
-    the control, of which a seed's mean counts; all seeds of ``arm`` are in the first."""
+@dataclass(frozen=True)
+class RunNoise:
+    """Variance of pass@1 (or best-of-k) between runs of one recipe and seed, with its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+
+def run_noise(works: Sequence[Arms], best: bool = False) -> RunNoise | None:
+    """Pooled over the seeds whose control was run more than once; None if there is none."""
+    squares, freedom = 0.0, 0
+    for found in works:
+        repeated = [found.get(name, {}) for name in (CONTROL, *AGAIN)]
+        for seed in repeated[0]:
+            rates = [_by_task(each[seed].evaluation, best).values() for each in repeated if seed in each]
+            means = np.array([np.mean(list(each)) for each in rates])
+            squares += float(((means - means.mean()) ** 2).sum())
+            freedom += len(means) - 1
+    return RunNoise(squares / freedom, freedom) if freedom else None
+
+
+def effect(
+    arm: Mapping[int, Arm],
+    controls: Sequence[Mapping[int, Arm]],
+    best: bool = False,
+    noise: RunNoise | None = None,
+) -> Estimate:
+    """Mean over seeds and tasks of arm minus control in pass@1 (or best-of-k). ``controls``: runs of the control, of
+    which a seed's mean counts; all seeds of ``arm`` are in the first. Without ``noise`` the interval is over tasks
+    alone; with it, it is mean +- t * sqrt(variance over tasks + variance of the difference of the runs' means)."""
     by_task: dict[str, list[float]] = {}
     for seed in arm:
         ours = _by_task(arm[seed].evaluation, best)
         theirs = [_by_task(each[seed].evaluation, best) for each in controls if seed in each]
         for task in set(ours).intersection(*theirs):
             by_task.setdefault(task, []).append(ours[task] - float(np.mean([each[task] for each in theirs])))
-    return bootstrap([float(np.mean(by_task[task])) for task in sorted(by_task)])
+    values = [float(np.mean(by_task[task])) for task in sorted(by_task)]
+    if noise is None:
+        return bootstrap(values)
+    runs = sum(noise.variance * (1 + 1 / sum(seed in each for each in controls)) for seed in arm) / len(arm) ** 2
+    error = math.sqrt(np.var(values, ddof=1) / len(values) + runs)
+    mean, reach = float(np.mean(values)), t_quantile(NormalDist().inv_cdf(0.975), noise.freedom) * error
+    return Estimate(mean, mean - reach, mean + reach)
 
 
 def thirds(control: Mapping[int, Arm]) -> dict[str, list[str]]:
@@ -273,7 +310,8 @@ def ratio_of_sums(arm: Sequence[float], control: Sequence[float]) -> Estimate:
 def report(works: Sequence[Arms], steps: int, out: Path) -> None:
     """Write the result: each arm against the control of the same folder and seeds."""
     figures: dict[str, float | None] = {}
-    detail: dict[str, Any] = {"steps": steps}
+    noises = run_noise(works), run_noise(works, best=True)
+    detail: dict[str, Any] = {"steps": steps, "runs_differ_by_sd": noises[0] and math.sqrt(noises[0].variance)}
     for number, found in enumerate(works):
         for name, runs in found.items():
             title = name if number == 0 or name != CONTROL else f"{name} of {', '.join(set(found) - {CONTROL})}"
@@ -283,18 +321,23 @@ def report(works: Sequence[Arms], steps: int, out: Path) -> None:
             control = {seed: arm for seed, arm in found.get(CONTROL, {}).items() if seed in runs}
             if name != CONTROL and control:
                 controls = [control, *(found.get(each, {}) for each in AGAIN if name not in AGAIN)]
-                more, about = _compared(name, {seed: runs[seed] for seed in control}, controls)
+                more, about = _compared(name, {seed: runs[seed] for seed in control}, controls, *noises)
                 figures |= more
                 detail[title] |= about
     write_result("ablations", figures, detail, out)
 
 
 def _compared(
-    name: str, arm: Mapping[int, Arm], controls: Sequence[Mapping[int, Arm]]
+    name: str,
+    arm: Mapping[int, Arm],
+    controls: Sequence[Mapping[int, Arm]],
+    noise: RunNoise | None,
+    best_noise: RunNoise | None,
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
     """Figures and details of one arm; its effects are against the mean of ``controls``, all else against the first."""
     control = controls[0]
-    gain, best = effect(arm, controls), effect(arm, controls, best=True)
+    gain = effect(arm, controls, noise=noise)
+    best = effect(arm, controls, best=True, noise=best_noise)
     figures: dict[str, float | None] = {
         f"{name}_effect": gain.mean,
         f"{name}_ci95_low": gain.low,
@@ -308,6 +351,7 @@ def _compared(
             key: float(np.mean([arm[s].evaluation.effort[key] - control[s].evaluation.effort[key] for s in arm]))
             for key in EFFORT
         },
+        "interval_over_tasks_alone": interval(effect(arm, controls)),
         "effect_by_seed": {str(s): effect({s: arm[s]}, controls).mean for s in arm},
     }
     for which, tasks in thirds(control).items():

@@ -1,0 +1,319 @@
+"""Whether a policy learns inside an agent of others: mini-swe-agent, unmodified, before and after RL.
+
+``python benchmarks/foreign.py --base runs/bench-laptop --seeds 0 1 2``. ``--base`` has runs of the laptop recipe,
+``seed0`` and so on, of which the pretrained policies and the tasks for SFT are used. Such a policy has never seen the
+agent's one tool, a shell. It learns it from the text and the demonstrations of the laptop recipe, with each call
+written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the output is
+shown as the agent shows it: some are played once more by the agent itself, which must send the same tokens. The rest is
+an ordinary run with ``harness.program`` and this policy as ``policy.source``.
+
+The agent is configured as its users do, with a file: short templates, because a tiny policy reads at most a thousand
+tokens, and a model class that asks the gateway with the requests library (the default one imports LiteLLM, two
+seconds of processor time for each rollout). Needs the package index. About 40 minutes per seed on two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from recipe_runs import figures_of, learned, run_recipe, stage_minutes
+from result import write_result
+
+from woodshed.evaluate.arms import AFTER, stage_of
+from woodshed.gateway.app import build_app
+from woodshed.harness.settings import HarnessSettings, ProgramSettings
+from woodshed.policy.hf import Policy, load_policy, save_policy
+from woodshed.recipe.load import dump_recipe, load_recipe
+from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.stages import DemonstrationSettings
+from woodshed.record.run_directory import RunDirectory
+from woodshed.record.task import Task
+from woodshed.rollout.attempts import suite_passed
+from woodshed.sandbox.protocol import Limits
+from woodshed.sandbox.services import create_box
+from woodshed.sandbox.taskbox import agent_box_spec
+from woodshed.stages.boxes import backend_of, layer_store
+from woodshed.stages.corpus import conversations, library_functions
+from woodshed.stages.demonstrator import Action, line_script
+from woodshed.stages.examples import Example
+from woodshed.stages.render import render_conversation
+from woodshed.stages.supervised import train_on
+from woodshed.stages.tasks import load_split
+from woodshed.tasks.generators.synthetic.function import draw_functions
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from gateway.parts import ADMIN, ScriptedEngine
+from programs import play, serve_app
+
+CONFIG = """agent:
+  system_template: "-"
+  instance_template: "{{ task }}"
+  cost_limit: 0
+environment:
+  timeout: 10
+model:
+  observation_template: "{{ (output.output or 'ok')[:600] | trim }}"
+  format_error_template: "error: {{ error }}"
+"""
+MODEL = """import os
+
+from minisweagent.models.openrouter_model import OpenRouterModel
+
+
+class GatewayModel(OpenRouterModel):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._api_url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+        self._api_key = os.environ["OPENAI_API_KEY"]
+"""
+PROGRAM = ProgramSettings(
+    command='printf %s "$MINI_CONFIG" > /tmp/mini.yaml; printf %s "$MINI_MODEL" > /tmp/gateway_model.py; '
+    "mini -y --exit-immediately --agent-class default --model-class gateway_model.GatewayModel "
+    '-m "$WOODSHED_MODEL" -c /tmp/mini.yaml -o /tmp/trajectory.json -t "$WOODSHED_TASK"',
+    packages=("mini-swe-agent==2.4.6", "mcp"),
+    env={
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_SILENT_STARTUP": "1",
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # a request that the gateway refuses is a limit: asking again
+        "PYTHONPATH": "/tmp",
+        "MINI_CONFIG": CONFIG,
+        "MINI_MODEL": MODEL,
+    },
+)
+BASH: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+FINISH = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+CHECKED = 5
+"""Longest demonstrations, which the agent itself plays once more."""
+TEXT_TOKENS = 600_000
+"""Of text with the shell, before the demonstrations."""
+SHOWN = 600
+"""Characters of a command's output that ``CONFIG`` shows."""
+SCRIPTS = DemonstrationSettings(right_edit=0.6, broken_edit=0.0, untested_finish=0.0, give_up=0.1, invalid_call=0.0)
+
+
+Played = tuple[list[dict[str, Any]], list[float]]
+"""Messages, and the loss weight of each reply."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, default=Path("runs/bench-laptop"))
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-foreign"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--demonstrations", type=int, default=1400)
+    parser.add_argument("--out", type=Path, default=None, help="instead of results/foreign.json")
+    args = parser.parse_args()
+    detail: dict[str, Any] = {}
+    seeds = []
+    for seed in args.seeds:
+        policy, out = args.work / f"policy{seed}", args.work / f"seed{seed}"
+        if not policy.exists():
+            teach(RunDirectory((args.base / f"seed{seed}").absolute()), policy, args.demonstrations)
+        run = RunDirectory(out.absolute())
+        if run.stage_result(stage_of(AFTER)) is None:
+            recipe = args.work / f"seed{seed}.toml"
+            recipe.write_text(dump_recipe(recipe_of(args.base / f"seed{seed}/recipe.toml", policy, args.steps)))
+            run_recipe(recipe, out)
+        result = learned(run)
+        seeds.append(result)
+        detail[f"seed {seed}"] = {"minutes_by_stage": stage_minutes(run), **result.detail()}
+        write_result("foreign", {"steps": args.steps, **figures_of(seeds)}, detail, args.out)
+
+
+def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
+    """The laptop recipe of ``base`` with the agent for a harness and the policy that ``teach`` made."""
+    laptop = load_recipe(base).model_dump()
+    limits = {"turns": 14, "turn_tokens": 64, "sampled_tokens": 512, "context_tokens": 1280, "wall_seconds": 120.0}
+    return Recipe.model_validate(
+        laptop
+        | {
+            "name": "foreign",
+            "policy": laptop["policy"] | {"source": str(policy.absolute())},
+            "tasks": {"main": "synthetic", "synthetic": laptop["tasks"]["synthetic"] | {"sft": 0}},
+            "learn": {"demonstrations": {"episodes": 0}},
+            "harness": {"program": PROGRAM, "limits": limits},
+            "rl": laptop["rl"] | {"steps": steps, "groups_per_step": 8, "rewards": {}},
+            "evaluate": {
+                "tasks": 64, "samples": 4, "temperatures": (0.3, 0.6), "dev_tasks": 32, "dev_samples": 2,
+                "concurrency": 8,
+            },
+        }
+    )  # fmt: skip
+
+
+def teach(base: RunDirectory, out: Path, episodes: int) -> None:
+    """Teach the pretrained policy of ``base`` the agent's shell, into the folder ``out``."""
+    recipe = load_recipe(base.recipe)
+    tasks = load_split(base, "synthetic", "sft")
+    policy = load_policy(base.policy("pretrain"))
+    played = asyncio.run(demonstrations(recipe, tasks, episodes))
+    print(f"{len(played)} of {episodes} demonstrations end on a passing test", flush=True)
+    for number in sorted(played, key=lambda number: len(played[number][1]))[-CHECKED:]:
+        check(tasks[number % len(tasks)], played[number][0], policy)
+    verified = [
+        Example(*render_conversation(messages, [BASH], policy.format, policy.tokenizer, weights))
+        for messages, weights in played.values()
+    ]
+    again, sft = recipe.learn.pretrain, recipe.learn.sft
+    for name, examples, batch, matrix, other, floor in (
+        ("text", text(recipe, policy), again.batch_tokens, again.matrix_lr / 2, again.other_lr / 2, again.final_lr),
+        ("demonstrations", verified, sft.batch_tokens, sft.matrix_lr, sft.other_lr, 0.0),
+    ):
+        train_on(
+            policy.decoder,
+            examples,
+            batch_tokens=batch,
+            epochs=1,
+            seed=recipe.seed + 1,
+            matrix_lr=matrix,
+            other_lr=other,
+            floor=floor,
+            metrics=out.parent / f"{out.name}-{name}.jsonl",
+            checkpoints=out.parent / f"{out.name}-{name}-checkpoints",
+            progress=lambda done, total, loss, name=name: print(f"{name} {done}/{total}, loss {loss:.3f}", flush=True),
+            progress_seconds=20.0,
+        )
+    save_policy(policy, out)
+
+
+def text(recipe: Recipe, policy: Policy) -> list[Example]:
+    """The laptop's pretraining text with the shell for a tool."""
+    rng = random.Random(f"foreign-{recipe.seed}")
+    settings = recipe.learn.corpus
+    functions = draw_functions(settings.functions, recipe.seed, "sft")
+    seen = conversations(rng, functions, list(library_functions(limit=2000)), settings, ("edit_line",))
+    found: list[Example] = []
+    while sum(len(each.tokens) for each in found) < TEXT_TOKENS:
+        messages, replies = next(seen)
+        if any(str(m.get("content")).startswith("error") for m in messages):
+            continue  # no command checks the syntax of an edit
+        shown = [in_shell(message, before) for before, message in zip([{}, *messages], messages, strict=False)]
+        tokens, own = render_conversation(shown, [BASH], policy.format, policy.tokenizer, replies)
+        weights = np.where(own > 0, own, settings.context_weight).astype(np.float32)
+        weights[0] = 0.0
+        found.append(Example(tokens, weights))
+    return found
+
+
+def in_shell(message: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """A message of the laptop's text, which follows ``before``, as the agent's."""
+    if calls := message.get("tool_calls"):
+        function = calls[0]["function"]
+        action = Action(function["name"], json.loads(function["arguments"]))
+        return bash_call(command_of(action, "python run_tests.py"), calls[0]["id"])
+    read = [call for call in before.get("tool_calls") or () if call["function"]["name"] == "read_file"]
+    if read:
+        return message | {"content": re.sub(r"(?m)^(\d+)", r"\1:", str(message["content"]).strip("\n"))}
+    return message
+
+
+def check(task: Task, messages: Sequence[dict[str, Any]], policy: Policy) -> None:
+    """End the program where the agent itself, with the replies of a demonstration, does not send the same tokens."""
+    tokens, own = render_conversation(messages, [BASH], policy.format, policy.tokenizer)
+    starts = np.flatnonzero((own > 0) & ~np.r_[False, own[:-1] > 0])
+    replies = iter([tokens[start:][: np.argmin(np.r_[own[start:], 0.0])].tolist() for start in starts])
+    engine = ScriptedEngine(lambda prompt: next(replies))
+    app = build_app(engine, policy.format, policy.tokenizer, admin_key=ADMIN)
+    with serve_app(app) as url:
+        done = asyncio.run(play(task, layer_store(), url, HarnessSettings(program=PROGRAM), limits=Limits()))
+    shown = [segment.tokens.tolist() for segment in done.segments]
+    if shown != [tokens.tolist()]:
+        raise SystemExit(
+            f"{task.name}: the agent sent\n{[policy.tokenizer.decode(each) for each in shown]}\n"
+            f"and the demonstration is\n{policy.tokenizer.decode(tokens.tolist())}\n{done.error}"
+        )
+
+
+async def demonstrations(recipe: Recipe, tasks: Sequence[Task], episodes: int) -> dict[int, Played]:
+    """By number, those whose last edit was followed by a passing test, as the agent would have sent them."""
+    backend, layers = backend_of(recipe.sandbox), layer_store()
+    slots = asyncio.Semaphore(8)
+    found: dict[int, Played] = {}
+
+    async def one(number: int, task: Task) -> None:
+        async with slots:
+            box = await create_box(backend, agent_box_spec(task, layers, limits=Limits()), task.info.start)
+            try:
+                rng = random.Random(f"foreign-{recipe.seed}-{number}")
+                messages: list[dict[str, Any]] = [
+                    {"role": "system", "content": "-"},
+                    {"role": "user", "content": task.instruction},
+                ]
+                weights: list[float] = []
+                script = shell_script(task, rng)
+                command, weight = next(script)
+                while True:
+                    messages.append(bash_call(command, f"c{len(weights)}"))
+                    weights.append(weight)
+                    if command == FINISH:
+                        break
+                    done = await box.exec(f"exec 2>&1\n{command}", cwd=task.info.workdir, timeout=10.0)
+                    said = (done.stdout.decode("utf-8", "replace") or "ok")[:SHOWN].strip()
+                    messages.append({"role": "tool", "tool_call_id": f"c{len(weights) - 1}", "content": said})
+                    command, weight = script.send(said)
+            finally:
+                await box.close()
+            tested = [m["content"] for m in messages if m["role"] == "tool"][-1]
+            if suite_passed(tested):
+                found[number] = messages, weights
+            if (number + 1) % 100 == 0:
+                print(f"demonstration {number + 1}/{episodes}", flush=True)
+
+    try:
+        await asyncio.gather(*(one(number, tasks[number % len(tasks)]) for number in range(episodes)))
+    finally:
+        await backend.close()
+    return {number: found[number] for number in sorted(found)}
+
+
+def shell_script(task: Task, rng: random.Random) -> Iterator[tuple[str, float]]:
+    """The laptop's demonstration of a repair in commands: yields (command, loss weight), is sent what it printed."""
+    script = line_script(task, rng, SCRIPTS)
+    action = next(script)
+    while True:
+        said = yield command_of(action, task.info.test_command), action.weight
+        action = script.send(said)
+
+
+def command_of(action: Action, test_command: str) -> str:
+    """The shell command that does what a call of our own tools does."""
+    arguments = action.arguments
+    if action.name == "run_tests":
+        return test_command
+    if action.name == "read_file":
+        return f"grep -n . {arguments['path']}"
+    if action.name == "edit_line":
+        text = arguments["text"].replace("\\", "\\\\")
+        script = f"{arguments['line']}c\\{text}"
+        # The file comes first, as in the verbs of the laptop's tools: after the text a tiny policy names another one.
+        return f"sed -i {arguments['path']} -e {shlex.quote(script)}"
+    return {"undo": "git checkout -q .", "finish": FINISH}[action.name]
+
+
+def bash_call(command: str, name: str) -> dict[str, Any]:
+    function = {"name": "bash", "arguments": json.dumps({"command": command}, ensure_ascii=False)}
+    call = {"id": name, "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The arithmetic of ``benchmarks/ablations.py``: effects against repeated controls, and their intervals."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from woodshed.view.summary import Evaluation
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import ablations
+
+TASKS = [f"t{number}" for number in range(40)]
+
+
+def arm(rates: list[float] | np.ndarray) -> ablations.Arm:
+    """A run with these pass rates on ``TASKS``; an episode takes 100 tokens, and 10 more for each task before it."""
+    effort = {task: {"sampled_tokens": 100.0 + 10 * number} for number, task in enumerate(TASKS)}
+    found = Evaluation("after", TASKS, list(map(float, rates)), [1.0] * len(TASKS), 8, {"submitted": 1}, {})
+    return ablations.Arm(found, 1.0, effort, {task: number / 40 for number, task in enumerate(TASKS)}, {}, {})
+
+
+def rates(mean: float, seed: int = 0) -> np.ndarray:
+    """By task, with exactly this mean."""
+    drawn = np.random.default_rng(seed).normal(0, 0.1, len(TASKS))
+    return mean + drawn - drawn.mean()
+
+
+def test_an_effect_is_against_the_mean_of_the_controls_that_a_seed_has() -> None:
+    controls = [{0: arm(rates(0.4)), 1: arm(rates(0.5, 1))}, {0: arm(rates(0.44, 2))}]
+    found = ablations.effect({0: arm(rates(0.5, 3)), 1: arm(rates(0.55, 4))}, controls)
+    assert found.mean == pytest.approx((0.5 - 0.42 + 0.55 - 0.5) / 2)
+
+
+def test_noise_is_the_pooled_variance_of_repeated_runs() -> None:
+    found = {
+        "control": {0: arm(rates(0.40)), 1: arm(rates(0.50)), 2: arm(rates(0.7))},
+        "again": {0: arm(rates(0.44)), 1: arm(rates(0.50))},
+        "again_2": {0: arm(rates(0.48))},
+    }
+    noise = ablations.run_noise([found, {"control": {0: arm(rates(0.1))}}])
+    assert noise is not None and noise.freedom == 3
+    assert noise.variance == pytest.approx((2 * 0.04**2 + 0) / 3)
+    assert ablations.run_noise([{"control": {0: arm(rates(0.1))}}]) is None
+
+
+def test_the_interval_holds_for_other_runs_and_not_only_for_other_tasks() -> None:
+    """Runs of equal settings: against simulated ones, the interval over tasks alone excludes zero far too often."""
+    rng = np.random.default_rng(0)
+    sd, alone, whole = 0.03, 0, 0
+    for _ in range(300):
+        task = rates(0.5, 7)
+
+        def run(task: np.ndarray = task) -> ablations.Arm:
+            return arm(task + rng.normal(0, sd) + rng.normal(0, 0.02, len(TASKS)))
+
+        found = {name: {seed: run() for seed in range(3)} for name in ("control", "again", "again_2", "grpo")}
+        controls = [found[name] for name in ("control", "again", "again_2")]
+        noise = ablations.run_noise([found])
+        narrow, wide = ablations.effect(found["grpo"], controls), ablations.effect(found["grpo"], controls, noise=noise)
+        assert wide.mean == pytest.approx(narrow.mean)
+        alone += narrow.low <= 0 <= narrow.high
+        whole += wide.low <= 0 <= wide.high
+    assert alone < 0.6 * 300
+    assert 0.91 * 300 <= whole <= 0.99 * 300
+
+
+def test_the_interval_is_a_t_interval() -> None:
+    controls = [{seed: arm(rates(0.4, seed)) for seed in range(3)}] * 3
+    found = {seed: arm(rates(0.45, 10 + seed)) for seed in range(3)}
+    estimate = ablations.effect(found, controls, noise=ablations.RunNoise(0.02**2, 6))
+    by_task = np.mean([rates(0.45, 10 + seed) - rates(0.4, seed) for seed in range(3)], axis=0)
+    error = math.sqrt(by_task.var(ddof=1) / len(TASKS) + 0.02**2 * (1 / 3 + 1 / 9))
+    assert estimate.high - estimate.mean == pytest.approx(2.447 * error, rel=0.01)  # t of 6 degrees, from a table
+
+
+def test_thirds_and_the_ratio_of_tokens() -> None:
+    control = {0: arm(rates(0.4))}
+    thirds = ablations.thirds(control)
+    assert thirds["easy"] == TASKS[-13:] and thirds["hard"] == TASKS[:13]
+    tokens = np.array(ablations.by_task(control, thirds["hard"], "sampled_tokens"))
+    assert tokens.tolist() == [100.0 + 10 * number for number in range(13)]
+    ratio = ablations.ratio_of_sums(0.5 * tokens, tokens)
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
