@@ -19,9 +19,8 @@ import asyncio
 import json
 import random
 import re
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def main() -> None:
     parser.add_argument("--base", type=Path, default=Path("runs/bench-laptop"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-foreign"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--demonstrations", type=int, default=1400)
     parser.add_argument("--out", type=Path, default=None, help="instead of results/foreign.json")
     args = parser.parse_args()
@@ -142,7 +141,7 @@ def main() -> None:
 def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
     """The laptop recipe of ``base`` with the agent for a harness and the policy that ``teach`` made."""
     laptop = load_recipe(base).model_dump()
-    limits = {"turns": 14, "turn_tokens": 64, "sampled_tokens": 512, "context_tokens": 1280, "wall_seconds": 120.0}
+    limits = {"turns": 12, "turn_tokens": 48, "sampled_tokens": 512, "context_tokens": 1280, "wall_seconds": 120.0}
     return Recipe.model_validate(
         laptop
         | {
@@ -153,8 +152,8 @@ def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
             "harness": {"program": PROGRAM, "limits": limits},
             "rl": laptop["rl"] | {"steps": steps, "groups_per_step": 8, "rewards": {}},
             "evaluate": {
-                "tasks": 64, "samples": 4, "temperatures": (0.3, 0.6), "dev_tasks": 32, "dev_samples": 2,
-                "concurrency": 8,
+                "tasks": 64, "samples": 4, "temperatures": (0.3, 0.6), "dev_tasks": 64, "dev_samples": 1,
+                "concurrency": 16,
             },
         }
     )  # fmt: skip
@@ -206,24 +205,28 @@ def text(recipe: Recipe, policy: Policy) -> list[Example]:
         messages, replies = next(seen)
         if any(str(m.get("content")).startswith("error") for m in messages):
             continue  # no command checks the syntax of an edit
-        shown = [in_shell(message, before) for before, message in zip([{}, *messages], messages, strict=False)]
-        tokens, own = render_conversation(shown, [BASH], policy.format, policy.tokenizer, replies)
+        tokens, own = render_conversation(in_shell(messages), [BASH], policy.format, policy.tokenizer, replies)
         weights = np.where(own > 0, own, settings.context_weight).astype(np.float32)
         weights[0] = 0.0
         found.append(Example(tokens, weights))
     return found
 
 
-def in_shell(message: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """A message of the laptop's text, which follows ``before``, as the agent's."""
-    if calls := message.get("tool_calls"):
-        function = calls[0]["function"]
-        action = Action(function["name"], json.loads(function["arguments"]))
-        return bash_call(command_of(action, "python run_tests.py"), calls[0]["id"])
-    read = [call for call in before.get("tool_calls") or () if call["function"]["name"] == "read_file"]
-    if read:
-        return message | {"content": re.sub(r"(?m)^(\d+)", r"\1:", str(message["content"]).strip("\n"))}
-    return message
+def in_shell(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation of the laptop's text as the agent's."""
+    found, action, file = [], Action(""), ""
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            function = calls[0]["function"]
+            action = Action(function["name"], json.loads(function["arguments"]))
+            file = action.arguments.get("path", file)
+            found.append(bash_call(command_of(action, "python run_tests.py", file), calls[0]["id"]))
+        elif action.name == "read_file":
+            numbered = re.sub(r"(?m)^(\d+)", r"\1:", str(message["content"]).strip("\n"))
+            found.append(message | {"content": numbered})
+        else:
+            found.append(message)
+    return found
 
 
 def check(task: Task, messages: Sequence[dict[str, Any]], policy: Policy) -> None:
@@ -285,28 +288,28 @@ async def demonstrations(recipe: Recipe, tasks: Sequence[Task], episodes: int) -
     return {number: found[number] for number in sorted(found)}
 
 
-def shell_script(task: Task, rng: random.Random) -> Iterator[tuple[str, float]]:
+def shell_script(task: Task, rng: random.Random) -> Generator[tuple[str, float], str, None]:
     """The laptop's demonstration of a repair in commands: yields (command, loss weight), is sent what it printed."""
-    script = line_script(task, rng, SCRIPTS)
+    script, file = line_script(task, rng, SCRIPTS), ""
     action = next(script)
     while True:
-        said = yield command_of(action, task.info.test_command), action.weight
+        file = action.arguments.get("path", file)
+        said = yield command_of(action, task.info.test_command, file), action.weight
         action = script.send(said)
 
 
-def command_of(action: Action, test_command: str) -> str:
-    """The shell command that does what a call of our own tools does."""
-    arguments = action.arguments
+def command_of(action: Action, test_command: str, file: str) -> str:
+    """The shell command that does what a call of our own tools does. ``file``: the one named last."""
     if action.name == "run_tests":
         return test_command
     if action.name == "read_file":
-        return f"grep -n . {arguments['path']}"
+        return f"grep -n . {file}"
     if action.name == "edit_line":
-        text = arguments["text"].replace("\\", "\\\\")
-        script = f"{arguments['line']}c\\{text}"
+        text = action.arguments["text"].replace("\\", "\\\\")
+        script = f"{action.arguments['line']}c\\{text}".replace("'", "'\\''")
         # The file comes first, as in the verbs of the laptop's tools: after the text a tiny policy names another one.
-        return f"sed -i {arguments['path']} -e {shlex.quote(script)}"
-    return {"undo": "git checkout -q .", "finish": FINISH}[action.name]
+        return f"sed -i.bak {file} -e '{script}'"
+    return {"undo": f"mv {file}.bak {file}", "finish": FINISH}[action.name]
 
 
 def bash_call(command: str, name: str) -> dict[str, Any]:
