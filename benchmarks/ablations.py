@@ -11,7 +11,8 @@ The result is written after every run, of all arms under ``--work`` and ``--also
 folder. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their own:
 ``effort`` one with ``learn.sft.verified = false`` (from verified demonstrations no policy ever gives up, so none can
 learn to stop earlier); ``summaries_masked`` a policy that summarises (``harness.summary``, and a context too small for
-its tasks); the hints one that learned to read them (``learn.demonstrations.hinted``); ``declining_free`` one that
+its tasks), and ``summaries_masked_tight`` one whose summaries decide (three calls and one summary, before which the file
+is read: whoever has to read it again cannot edit); the hints one that learned to read them (``learn.demonstrations.hinted``); ``declining_free`` one that
 sometimes does not edit at all (``learn.demonstrations.decline``); ``replay_off`` a mixture of experts.
 """
 
@@ -39,6 +40,7 @@ from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
+from woodshed.stages.demonstrator import Fix, fix_of
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
 CONTROL, AGAIN = "control", ("again", "again_2")
@@ -59,6 +61,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "effort_low": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
     "summaries_masked": ("rl.train_summaries=false",),
+    "summaries_masked_tight": ("rl.train_summaries=false",),
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
     "broken_calls_free": ("rl.rewards={}",),
     "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
@@ -215,28 +218,30 @@ def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dic
     """Figures of the summaries in an evaluation; empty if there are none.
 
     ``per_episode``: mean number; ``solved_with_one``: pass rate of the episodes that wrote one; ``name_the_file``:
-    share of summaries that name the file which the solution changes.
+    share of summaries that name the file which the solution changes; ``say_the_line``: that have the line at fault.
     """
     request = load_recipe(run.recipe).harness.summary.request
     rows = store.rows(f"source = 'eval' AND group_id LIKE '{evaluation}:%'")
     wrote = [row for row in rows if row["effort"]["summaries"]]
-    files: dict[str, str] = {}
+    fixes: dict[str, Fix] = {}
     for path in run.tasks("synthetic-heldout").glob("*/task.toml") if wrote else ():
         task = Task.load(path.parent)
-        files[task.name] = next(iter(task.solution_files()))
-    named: list[bool] = []
+        fixes[task.name] = fix_of(task)
+    named: list[tuple[bool, bool]] = []
     for row in wrote:
         trajectory = store.get(row["id"])
         messages = [] if trajectory is None else trajectory.messages
         for asked, said in pairwise(messages):
             if asked.get("content") == request and said["role"] == "assistant":
-                named.append(files[row["task"]] in str(said.get("content")))
+                fix, text = fixes[row["task"]], str(said.get("content"))
+                named.append((fix.path in text, fix.old_line.strip() in text))
     if not named:
         return {}
     return {
         "per_episode": float(np.mean([row["effort"]["summaries"] for row in rows])),
         "solved_with_one": float(np.mean([bool(row["resolved"]) for row in wrote])),
-        "name_the_file": float(np.mean(named)),
+        "name_the_file": float(np.mean([file for file, _ in named])),
+        "say_the_line": float(np.mean([line for _, line in named])),
     }
 
 

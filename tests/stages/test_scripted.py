@@ -52,7 +52,9 @@ def synthetic_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return write_synthetic(spec, tmp_path_factory.mktemp("synthetic") / "t")
 
 
-def play(task: Task, settings: HarnessSettings, folder: Path, seeds: range) -> list[tuple[Episode, list[float]]]:
+def play(
+    task: Task, settings: HarnessSettings, folder: Path, seeds: range, *, repeats: bool = False
+) -> list[tuple[Episode, list[float]]]:
     if not (probe := open_backend().probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
 
@@ -63,7 +65,8 @@ def play(task: Task, settings: HarnessSettings, folder: Path, seeds: range) -> l
             for seed in seeds:
                 box = await backend.create(agent_box_spec(task, layers))
                 script = line_script(task, random.Random(seed), WRONG_FIRST)
-                endpoint = ScriptedEndpoint(script, request=REQUEST, count=_counter(CHAT, COMPACT))
+                count = _counter(CHAT, COMPACT)
+                endpoint = ScriptedEndpoint(script, request=REQUEST, count=count, repeats=lambda: repeats)
                 episode = await run_episode(
                     task.instruction, box, endpoint, settings, test_command=task.info.test_command
                 )
@@ -108,6 +111,20 @@ def test_demonstrations_go_on_from_their_summaries(synthetic_task: Task, tmp_pat
     assert f"file {fix.path}" in final and "tests " in final
 
 
+def test_a_summary_that_says_what_the_file_says_spares_reading_it_again(synthetic_task: Task, tmp_path: Path) -> None:
+    fix = fix_of(synthetic_task)
+    read = harness(0).model_copy(update={"summary": SummarySettings(trigger_tokens=60, request=REQUEST, max_count=1)})
+    plain, repeated = (play(synthetic_task, read, tmp_path, range(6), repeats=repeats) for repeats in (False, True))
+    numbered = "\n".join(f"{n}{line}" for n, line in enumerate(fix.before.rstrip("\n").split("\n"), 1))
+    for (short, _), (long, weights) in zip(plain, repeated):
+        first, second = contexts(long.messages, weights, REQUEST)
+        assert f"file {fix.path}\n" in first[0][-1]["content"] and numbered in first[0][-1]["content"]
+        assert numbered in second[0][0]["content"]
+        assert [e.name for e in short.events[:3]] == ["run_tests", "read_file", "read_file"]
+        assert [e.name for e in long.events] == [e.name for n, e in enumerate(short.events) if n != 2]
+        assert [e.result for e in long.events] == [e.result for n, e in enumerate(short.events) if n != 2]
+
+
 def message(name: str, **arguments: Any) -> list[dict[str, Any]]:
     result = arguments.pop("result")
     function = {"name": name, "arguments": json.dumps(arguments)}
@@ -140,5 +157,7 @@ def test_a_summary_says_file_tries_and_tests() -> None:
     ]
     kept = "file ridge.py\ntried line 2: return x fail\nundone\ntried line 3: return ( rejected\ntried b c pass\n"
     assert scripted_summary(second) == f"{kept}tests pass"
-    assert scripted_summary(first[:1]) == "tests not run"
+    told = summary.replace("\ntests fail", "\ndef f()\ntests fail")
+    assert scripted_summary(first, repeat=True) == told
+    assert scripted_summary(first[:1], repeat=True) == scripted_summary(first[:1]) == "tests not run"
     assert scripted_summary(second[:1]) == summary, "nothing happened since"

@@ -151,9 +151,12 @@ async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[st
                 else:
                     view, by_line = recipe.harness.output.file_lines, "edit_file" not in recipe.harness.tools
                     script = package_script(task, rng, settings, view, by_line=by_line)
-                summary = recipe.harness.summary
+                summary, drawn = recipe.harness.summary, random.Random(f"summary-{recipe.seed}-{number}")
                 endpoint = ScriptedEndpoint(
-                    script, request=summary.request, count=count if summary.trigger_tokens else None
+                    script,
+                    request=summary.request,
+                    count=count if summary.trigger_tokens else None,
+                    repeats=lambda: drawn.random() < settings.summary_text,
                 )
                 episode = await run_episode(
                     task.instruction, box, endpoint, recipe.harness, test_command=task.info.test_command

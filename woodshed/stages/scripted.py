@@ -24,14 +24,23 @@ class ScriptedEndpoint:
     """A chat endpoint whose replies come from a script.
 
     ``count`` gives replies the token counts of a real server; without it they are 0, and no summary is ever requested.
-    Asked for a summary (``request``), it writes ``scripted_summary``. The next context does not show what the script
-    has seen, so the first call there repeats the script's last ``read_file``.
+    Asked for a summary (``request``), it writes ``scripted_summary``, and what the file says if ``repeats()``. If the
+    summary does not say it, the first call of the next context repeats the script's last ``read_file``.
     """
 
-    def __init__(self, script: Script, *, request: str = "", count: Count | None = None):
+    def __init__(
+        self,
+        script: Script,
+        *,
+        request: str = "",
+        count: Count | None = None,
+        repeats: Callable[[], bool] = lambda: False,
+    ):
         self._script = script
         self._request = request
         self._count = count
+        self._repeats = repeats
+        self._repeated = False
         self._turn = 0
         self._pending: str | None = None
         """Result for the script that arrived before a summary."""
@@ -54,13 +63,18 @@ class ScriptedEndpoint:
             if self._pending is None:  # else the context was full again before the script went on
                 self._pending = str(messages[-2].get("content") or "")
             self.weights.append(1.0)
-            text = scripted_summary(messages[:-1])
+            text = short = scripted_summary(messages[:-1])
+            if self._repeats():
+                text = scripted_summary(messages[:-1], repeat=True)
+            self._repeated = text != short
             return self._reply(messages, tools, {"role": "assistant", "content": text}, "stop")
-        if self._pending is not None and len(messages) <= 2 and self._last_read is not None:
+        again = not self._repeated and self._last_read is not None
+        if self._pending is not None and len(messages) <= 2 and again:
+            assert self._last_read is not None
             return self._reply(messages, tools, self._call(self._last_read), "tool_calls")
         if self._pending is not None:
             # the result of the repeated read is newer than that of the last call, if that was a read too
-            reread = self._action is self._last_read and self._last_read is not None
+            reread = again and self._action is self._last_read
             last, self._pending = (last if reread else self._pending), None
         try:
             action = next(self._script) if self._action is None else self._script.send(last)
@@ -88,12 +102,13 @@ class ScriptedEndpoint:
         return Reply(message, finish, prompt, self._count([*messages, message], tools) - prompt)
 
 
-def scripted_summary(messages: Sequence[Message]) -> str:
+def scripted_summary(messages: Sequence[Message], *, repeat: bool = False) -> str:
     """A summary of one context: the file, each edit that was tried with what became of it, and the last test result.
 
     ``messages`` are those of the context, whose first user message may hold an earlier summary. The lines of that are
-    kept, apart from its test result.
+    kept, apart from its test result. ``repeat``: also what the file that was read last said then.
     """
+    text = ""
     given = next(str(m.get("content") or "") for m in messages if m["role"] == "user")
     _, _, earlier = given.partition(SUMMARY)
     lines = [line for line in earlier.split("\n") if line and not line.startswith("tests ")]
@@ -116,7 +131,8 @@ def scripted_summary(messages: Sequence[Message]) -> str:
             file = f"file {arguments.get('path')}"
             if file not in lines:
                 lines.append(file)
-    return "\n".join([*lines, tests])
+            text = result.strip("\n")
+    return "\n".join([*lines, *([text] if repeat and text else []), tests])
 
 
 def _tried(arguments: dict[str, Any]) -> str | None:
