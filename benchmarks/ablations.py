@@ -11,9 +11,10 @@ The result is written after every run, of all arms under ``--work`` and ``--also
 folder. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their own:
 ``effort`` one with ``learn.sft.verified = false`` (from verified demonstrations no policy ever gives up, so none can
 learn to stop earlier); ``summaries_masked`` a policy that summarises (``harness.summary``, and a context too small for
-its tasks), and ``summaries_masked_tight`` one whose summaries decide (three calls and one summary, before which the file
-is read: whoever has to read it again cannot edit); the hints one that learned to read them (``learn.demonstrations.hinted``); ``declining_free`` one that
-sometimes does not edit at all (``learn.demonstrations.decline``); ``replay_off`` a mixture of experts.
+its tasks), and ``summaries_masked_tight`` one whose summaries decide (three calls and one summary after the file was
+read: whoever has to read it again cannot edit); the hints one that learned to read them
+(``learn.demonstrations.hinted``); ``declining_free`` one that sometimes does not edit at all
+(``learn.demonstrations.decline``); ``replay_off`` a mixture of experts.
 """
 
 from __future__ import annotations
