@@ -141,7 +141,7 @@ def main() -> None:
 def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
     """The laptop recipe of ``base`` with the agent for a harness and the policy that ``teach`` made."""
     laptop = load_recipe(base).model_dump()
-    limits = {"turns": 12, "turn_tokens": 48, "sampled_tokens": 512, "context_tokens": 1280, "wall_seconds": 120.0}
+    limits = {"turns": 12, "turn_tokens": 80, "sampled_tokens": 640, "context_tokens": 1280, "wall_seconds": 120.0}
     return Recipe.model_validate(
         laptop
         | {

@@ -66,3 +66,17 @@ def test_what_is_not_shown() -> None:
     assert set(counts) == {0, 1, 2}
     with pytest.raises(ValueError, match=r"rl\.hints\.role"):
         maker("system")
+
+
+def test_in_place_of_an_edit_stands_the_next_accepted_edit_and_no_look_at_the_file() -> None:
+    script = ("read ridge.py", "edit ridge.py\n2    return (", "read ridge.py", *SCRIPT[2:])
+    run = scripted(*script, settings=TINY, format="compact")
+    given = {"task": run.task, "messages": run.messages, "events": [asdict(event) for event in run.events]}
+    made, tokenizer = maker(), TOKENIZERS["compact"]
+    both = made.examples(given | {"weights": [1.0, 0.0, 1.0, 0.0, 1.0, 1.0]}, 1.0, random.Random(0))
+    for example, looks in zip(both, (1, 2), strict=True):
+        text = tokenizer.decode(example.tokens.tolist())
+        assert text.count("<call>read ridge.py<end>") == looks and text.count("<obs>Hint: ") == 1
+        right = tokenizer.decode(example.tokens[example.weights > 0].tolist())
+        assert right == "edit ridge.py\n2    return x + 1<end>"
+    assert made.examples(given | {"weights": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]}, 1.0, random.Random(0)) == []

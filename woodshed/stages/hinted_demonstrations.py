@@ -1,7 +1,9 @@
-"""Demonstrations of what a hint means: in place of a rejected call stands the hint, then what was done instead.
+"""Demonstrations of what a hint means: in place of a rejected call stands the hint, then what should have been done.
 
 A policy from scratch has never seen a hint, so a teacher that reads one would not differ from the student. Only replies
-whose calls were all rejected are replaced: they changed nothing, so what followed fits without them.
+whose calls were all rejected are replaced: they changed nothing, so what followed fits without them. In place of an
+edit stands the next edit that was accepted, with what was read on the way left out: where it is the look at the file
+that a script takes after a failed edit, the teacher would say of every mistaken edit that it should be a look.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from woodshed.policy.tokenizer import Tokenizer
 from woodshed.record.task import Task
 from woodshed.record.trajectory import ToolEvent, Trajectory
 from woodshed.rl.hints import Hinter, HintSettings, HintStats, renderer, usages
-from woodshed.rl.hints.replies import replies_of
+from woodshed.rl.hints.replies import Reply, replies_of
+from woodshed.rollout.rewards.tool_use import EDITS
 
 from .examples import Example
 from .render import render_conversation
@@ -50,10 +53,10 @@ class HintedDemonstrations:
         found = []
         for number, own in sorted(texts.items()):
             rejected = [events[index].error is not None for index in replies[number].events]
-            after = number + 1
-            if not rejected or not all(rejected) or after >= len(replies) or after in texts:
+            if not rejected or not all(rejected):
                 continue
-            if played["weights"][after] <= 0 or rng.random() >= share:
+            after = self._instead(number, replies, events)
+            if after is None or after in texts or played["weights"][after] <= 0 or rng.random() >= share:
                 continue
             before, reply = messages[: places[number]], messages[places[after]]
             head, _ = self._tokens(before, [0.0] * number)
@@ -63,6 +66,17 @@ class HintedDemonstrations:
             weights = np.insert(weights, at, np.zeros(len(hint), np.float32))
             found.append(Example(np.concatenate((tokens[:at], hint, tokens[at:])), weights))
         return found
+
+    @staticmethod
+    def _instead(number: int, replies: Sequence[Reply], events: Sequence[ToolEvent]) -> int | None:
+        """The reply that should have stood in place of the rejected reply ``number``; None if there is none."""
+        if not any(events[index].name in EDITS for index in replies[number].events):
+            return number + 1 if number + 1 < len(replies) else None
+        for after in range(number + 1, len(replies)):
+            accepted = {events[index].name for index in replies[after].events if events[index].error is None} & EDITS
+            if accepted:
+                return None if "undo" in accepted else after
+        return None
 
     def _tokens(self, messages: Sequence[dict[str, Any]], weights: Sequence[float]) -> tuple[Any, Any]:
         return render_conversation(messages, self.schemas, self.chat, self.tokenizer, weights)
