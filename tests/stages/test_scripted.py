@@ -53,7 +53,7 @@ def synthetic_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 def play(
-    task: Task, settings: HarnessSettings, folder: Path, seeds: range, *, repeats: bool = False
+    task: Task, settings: HarnessSettings, folder: Path, seeds: range, *, plans: bool = False
 ) -> list[tuple[Episode, list[float]]]:
     if not (probe := open_backend().probe()).ok:
         pytest.skip(f"no namespace sandbox here: {'; '.join(probe.reasons)}")
@@ -66,7 +66,7 @@ def play(
                 box = await backend.create(agent_box_spec(task, layers))
                 script = line_script(task, random.Random(seed), WRONG_FIRST)
                 count = _counter(CHAT, COMPACT)
-                endpoint = ScriptedEndpoint(script, request=REQUEST, count=count, repeats=lambda: repeats)
+                endpoint = ScriptedEndpoint(script, request=REQUEST, count=count, plans=lambda: plans)
                 episode = await run_episode(
                     task.instruction, box, endpoint, settings, test_command=task.info.test_command
                 )
@@ -111,18 +111,18 @@ def test_demonstrations_go_on_from_their_summaries(synthetic_task: Task, tmp_pat
     assert f"file {fix.path}" in final and "tests " in final
 
 
-def test_a_summary_that_says_what_the_file_says_spares_reading_it_again(synthetic_task: Task, tmp_path: Path) -> None:
-    fix = fix_of(synthetic_task)
+def test_a_summary_with_the_next_edit_spares_reading_the_file_again(synthetic_task: Task, tmp_path: Path) -> None:
     read = harness(0).model_copy(update={"summary": SummarySettings(trigger_tokens=60, request=REQUEST, max_count=1)})
-    plain, repeated = (play(synthetic_task, read, tmp_path, range(6), repeats=repeats) for repeats in (False, True))
-    numbered = "\n".join(f"{n}{line}" for n, line in enumerate(fix.before.rstrip("\n").split("\n"), 1))
-    for (short, _), (long, weights) in zip(plain, repeated):
+    plain, planned = (play(synthetic_task, read, tmp_path, range(6), plans=plans) for plans in (False, True))
+    for (short, _), (long, weights) in zip(plain, planned):
+        edit = next(e for e in long.events if e.name == "edit_line")
         first, second = contexts(long.messages, weights, REQUEST)
-        assert f"file {fix.path}\n" in first[0][-1]["content"] and numbered in first[0][-1]["content"]
-        assert numbered in second[0][0]["content"]
+        plan = f"\nnext edit {edit.arguments['path']}\n{edit.arguments['line']}{edit.arguments['text']}"
+        assert first[0][-1]["content"].endswith(plan) and plan in second[0][0]["content"]
+        assert first[1][-1] == second[1][0] in (0.0, 1.0), "a wrong plan is learned as little as the wrong edit"
         assert [e.name for e in short.events[:3]] == ["run_tests", "read_file", "read_file"]
-        assert [e.name for e in long.events] == [e.name for n, e in enumerate(short.events) if n != 2]
-        assert [e.result for e in long.events] == [e.result for n, e in enumerate(short.events) if n != 2]
+        for got, want in zip(long.events, [e for n, e in enumerate(short.events) if n != 2], strict=True):
+            assert (got.name, got.arguments, got.result) == (want.name, want.arguments, want.result)
 
 
 def message(name: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def test_a_summary_says_file_tries_and_tests() -> None:
     ]
     kept = "file ridge.py\ntried line 2: return x fail\nundone\ntried line 3: return ( rejected\ntried b c pass\n"
     assert scripted_summary(second) == f"{kept}tests pass"
-    told = summary.replace("\ntests fail", "\ndef f()\ntests fail")
-    assert scripted_summary(first, repeat=True) == told
-    assert scripted_summary(first[:1], repeat=True) == scripted_summary(first[:1]) == "tests not run"
+    assert scripted_summary(first[:1]) == "tests not run"
     assert scripted_summary(second[:1]) == summary, "nothing happened since"
+    second[0]["content"] += "\nnext edit ridge.py\n3    return 0"
+    assert scripted_summary(second) == f"{kept}tests pass", "an earlier plan is not kept"

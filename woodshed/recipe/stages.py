@@ -74,8 +74,8 @@ class DemonstrationSettings(Settings):
     done instead, so that a policy learns what hints mean."""
     max_edits: int = Field(default=5, ge=1)
     """Most attempts of one demonstration."""
-    summary_text: float = Field(default=0.0, ge=0, le=1)
-    """Chance that a summary (``harness.summary``) repeats what the file says; after the others it is read again."""
+    summary_plan: float = Field(default=0.0, ge=0, le=1)
+    """Chance that a summary (``harness.summary``) says the next edit; after the others the file is read again."""
     concurrency: int = Field(default=16, ge=1)
     """Episodes at once."""
 

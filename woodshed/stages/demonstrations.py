@@ -156,7 +156,7 @@ async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[st
                     script,
                     request=summary.request,
                     count=count if summary.trigger_tokens else None,
-                    repeats=lambda: drawn.random() < settings.summary_text,
+                    plans=lambda: drawn.random() < settings.summary_plan,
                 )
                 episode = await run_episode(
                     task.instruction, box, endpoint, recipe.harness, test_command=task.info.test_command

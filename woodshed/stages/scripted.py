@@ -20,12 +20,16 @@ SUMMARY = "Your summary of the work so far:\n"
 """What stands before the summary in the first message of the next context (``harness/prompt.py``)."""
 
 
+PLAN = "\nnext edit "
+"""What stands before the planned edit in a summary."""
+
+
 class ScriptedEndpoint:
     """A chat endpoint whose replies come from a script.
 
     ``count`` gives replies the token counts of a real server; without it they are 0, and no summary is ever requested.
-    Asked for a summary (``request``), it writes ``scripted_summary``, and what the file says if ``repeats()``. If the
-    summary does not say it, the first call of the next context repeats the script's last ``read_file``.
+    Asked for a summary (``request``), it writes ``scripted_summary``, and if ``plans()`` the edit that comes next. After
+    a summary without a plan the first call repeats the script's last ``read_file``.
     """
 
     def __init__(
@@ -34,13 +38,15 @@ class ScriptedEndpoint:
         *,
         request: str = "",
         count: Count | None = None,
-        repeats: Callable[[], bool] = lambda: False,
+        plans: Callable[[], bool] = lambda: False,
     ):
         self._script = script
         self._request = request
         self._count = count
-        self._repeats = repeats
-        self._repeated = False
+        self._plans = plans
+        self._ahead: Action | None = None
+        """Taken from the script for a summary, and not called yet."""
+        self._planned = False
         self._turn = 0
         self._pending: str | None = None
         """Result for the script that arrived before a summary."""
@@ -62,13 +68,14 @@ class ScriptedEndpoint:
         if not call_tools and last == self._request:
             if self._pending is None:  # else the context was full again before the script went on
                 self._pending = str(messages[-2].get("content") or "")
-            self.weights.append(1.0)
-            text = short = scripted_summary(messages[:-1])
-            if self._repeats():
-                text = scripted_summary(messages[:-1], repeat=True)
-            self._repeated = text != short
+            if self._ahead is None and self._action is not None and self._plans():
+                self._ahead = self._next(self._pending)
+            plan = "" if self._ahead is None else _plan(self._ahead.arguments)
+            self._planned = bool(plan)
+            self.weights.append(self._ahead.weight if self._ahead is not None and plan else 1.0)
+            text = "\n".join(filter(None, (scripted_summary(messages[:-1]), plan)))
             return self._reply(messages, tools, {"role": "assistant", "content": text}, "stop")
-        again = not self._repeated and self._last_read is not None
+        again = not self._planned and self._last_read is not None
         if self._pending is not None and len(messages) <= 2 and again:
             assert self._last_read is not None
             return self._reply(messages, tools, self._call(self._last_read), "tool_calls")
@@ -76,15 +83,21 @@ class ScriptedEndpoint:
             # the result of the repeated read is newer than that of the last call, if that was a read too
             reread = again and self._action is self._last_read
             last, self._pending = (last if reread else self._pending), None
-        try:
-            action = next(self._script) if self._action is None else self._script.send(last)
-        except StopIteration:
+        action, self._ahead = self._ahead or self._next(last), None
+        if action is None:
             self.weights.append(1.0)
             return self._reply(messages, tools, {"role": "assistant", "content": "done"}, "stop")
         self._action = action
         if action.name == "read_file" and action.weight:
             self._last_read = action
         return self._reply(messages, tools, self._call(action), "tool_calls")
+
+    def _next(self, result: str | None) -> Action | None:
+        """The script's next call after this result; None at its end."""
+        try:
+            return next(self._script) if self._action is None else self._script.send(result or "")
+        except StopIteration:
+            return None
 
     def _call(self, action: Action) -> Message:
         self._turn += 1
@@ -102,15 +115,14 @@ class ScriptedEndpoint:
         return Reply(message, finish, prompt, self._count([*messages, message], tools) - prompt)
 
 
-def scripted_summary(messages: Sequence[Message], *, repeat: bool = False) -> str:
+def scripted_summary(messages: Sequence[Message]) -> str:
     """A summary of one context: the file, each edit that was tried with what became of it, and the last test result.
 
     ``messages`` are those of the context, whose first user message may hold an earlier summary. The lines of that are
-    kept, apart from its test result. ``repeat``: also what the file that was read last said then.
+    kept, apart from its test result and plan.
     """
-    text = ""
     given = next(str(m.get("content") or "") for m in messages if m["role"] == "user")
-    _, _, earlier = given.partition(SUMMARY)
+    earlier = given.partition(SUMMARY)[2].partition(PLAN)[0]
     lines = [line for line in earlier.split("\n") if line and not line.startswith("tests ")]
     tests = next((line for line in earlier.split("\n") if line.startswith("tests ")), "tests not run")
     calls = {c["id"]: c["function"] for m in messages for c in m.get("tool_calls") or ()}
@@ -131,8 +143,14 @@ def scripted_summary(messages: Sequence[Message], *, repeat: bool = False) -> st
             file = f"file {arguments.get('path')}"
             if file not in lines:
                 lines.append(file)
-            text = result.strip("\n")
-    return "\n".join([*lines, *([text] if repeat and text else []), tests])
+    return "\n".join([*lines, tests])
+
+
+def _plan(arguments: dict[str, Any]) -> str:
+    """The edit that comes next, in the words of its call; empty for other calls."""
+    if "text" not in arguments:
+        return ""
+    return PLAN.lstrip("\n") + f"{arguments['path']}\n{arguments['line']}{arguments['text']}"
 
 
 def _tried(arguments: dict[str, Any]) -> str | None:
