@@ -28,8 +28,8 @@ class ScriptedEndpoint:
     """A chat endpoint whose replies come from a script.
 
     ``count`` gives replies the token counts of a real server; without it they are 0, and no summary is ever requested.
-    Asked for a summary (``request``), it writes ``scripted_summary``, and if ``plans()`` the edit that comes next. After
-    a summary without a plan the first call repeats the script's last ``read_file``.
+    Asked for a summary (``request``), it writes ``scripted_summary``, and if ``plans()`` the edit that comes next.
+    After a summary without a plan the first call repeats the script's last ``read_file``.
     """
 
     def __init__(
