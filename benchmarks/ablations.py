@@ -45,7 +45,7 @@ from woodshed.stages.demonstrator import Fix, fix_of
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
 CONTROL, AGAIN = "control", ("again", "again_2")
-_HINTS = 'rl.hints={weight=0.2,role="tool",per_trajectory=2,triggers=["invalid_arguments","no_change","syntax_error"]}'
+_HINTS = 'rl.hints={weight=0.2,role="tool",per_trajectory=2,triggers=["unknown_tool","invalid_arguments"]}'
 ARMS: Mapping[str, tuple[str, ...]] = {
     CONTROL: (),
     **dict.fromkeys(AGAIN, ()),
@@ -67,7 +67,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "broken_calls_free": ("rl.rewards={}",),
     "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
     "declining_free": ('rl.rewards={invalid_call=0.05,"benchmarks.declining:failed_edit"=1}',),
-    "hints": (_HINTS, "train.hint_kl.gate_high=2.0"),
+    "hints": (_HINTS, "train.hint_kl.gate_high=5.0"),
     "hints_ungated": (_HINTS,),
     "replay_off": ("train.replay_ratio=1.0",),
 }

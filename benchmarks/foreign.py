@@ -141,7 +141,7 @@ def main() -> None:
 def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
     """The laptop recipe of ``base`` with the agent for a harness and the policy that ``teach`` made."""
     laptop = load_recipe(base).model_dump()
-    limits = {"turns": 12, "turn_tokens": 80, "sampled_tokens": 640, "context_tokens": 1280, "wall_seconds": 120.0}
+    limits = {"turns": 12, "turn_tokens": 80, "sampled_tokens": 640, "context_tokens": 1280, "wall_seconds": 600.0}
     return Recipe.model_validate(
         laptop
         | {
@@ -150,7 +150,7 @@ def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
             "tasks": {"main": "synthetic", "synthetic": laptop["tasks"]["synthetic"] | {"sft": 0}},
             "learn": {"demonstrations": {"episodes": 0}},
             "harness": {"program": PROGRAM, "limits": limits},
-            "rl": laptop["rl"] | {"steps": steps, "groups_per_step": 8, "rewards": {}},
+            "rl": laptop["rl"] | {"steps": steps, "groups_per_step": 8, "concurrency": 16, "rewards": {}},
             "evaluate": {
                 "tasks": 64, "samples": 4, "temperatures": (0.3, 0.6), "dev_tasks": 64, "dev_samples": 1,
                 "concurrency": 16,
