@@ -84,11 +84,8 @@ def tokens_per_solved(result: dict[str, Any]) -> str:
     """Sampled tokens per solved task of each arm that solves any, mean and range of its seeds."""
     rows = {}
     for arm, found in result["detail"].items():
-        values = (
-            [each["tokens_per_solved"] for key, each in found.items() if key.startswith("seed ")]
-            if arm != "steps"
-            else []
-        )
+        runs = found.items() if isinstance(found, dict) else ()
+        values = [each["tokens_per_solved"] for key, each in runs if key.startswith("seed ")]
         if values and None not in values:
             rows[arm] = {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
     return forest(rows, "sampled tokens per solved task (mean and range of seeds)")
