@@ -69,6 +69,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "declining_free": ('rl.rewards={invalid_call=0.05,"benchmarks.declining:failed_edit"=1}',),
     "hints": (_HINTS, "train.hint_kl.gate_high=5.0"),
     "hints_ungated": (_HINTS,),
+    "hints_until": (_HINTS, "train.hint_kl.until_rejected=1.0"),
     "hints_frozen": (_HINTS, 'train.hint_kl.teacher="frozen"'),
     "replay_off": ("train.replay_ratio=1.0",),
 }

@@ -473,3 +473,28 @@ def test_the_three_teachers_are_what_they_say(tmp_path: Path, policy_dir: Path) 
     assert gaps["live"] == [False] * 7
     assert gaps["lagged"] == [False, True, True, False, True, True, False]
     assert gaps["frozen"] == [False, *[True] * 6]
+
+
+def test_what_follows_a_token_that_the_teacher_rejects_does_not_count() -> None:
+    batch, student, teacher = hinted_batch((9, 14, 30, 40)), Decoder(CONFIG, seed=1), Decoder(CONFIG, seed=2)
+    hinted = batch.hinted
+    assert hinted is not None
+    cut, kept = batch.weights["hint_kl"].copy(), 0
+    for f in range(len(hinted)):
+        tokens = hinted.tokens[hinted.ends[f] - hinted.lengths[f] : hinted.ends[f]]
+        logq = all_logits(double(teacher), tokens).detach().log_softmax(-1)
+        for k in range(hinted.targets[f]):
+            at = int(hinted.at[f]) + k
+            kept += bool(cut[at])
+            said = float(logq[len(tokens) - hinted.targets[f] + k - 1][batch.tokens[at]])
+            if said - float(batch.behaviour_logprobs[at]) < -0.2:
+                cut[at + 1 : int(hinted.at[f]) + hinted.targets[f]] = 0
+    assert 0 < kept < int((batch.weights["hint_kl"] != 0).sum()), "some tokens are left out, and some are not"
+    until = TrainSettings(importance=OFF, hint_kl=HintKlSettings(until_rejected=0.2))
+    got, seen = gradients(student, batch, until, teacher)
+    shorter = replace(batch, weights={**batch.weights, "hint_kl": cut})
+    wanted, plain = gradients(student, shorter, TrainSettings(importance=OFF), teacher)
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name], value)
+    assert seen.loss["hint_kl"] == pytest.approx(plain.loss["hint_kl"])
+    assert int(torch.cat(seen.hint_gate).sum()) == kept

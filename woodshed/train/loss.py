@@ -135,7 +135,8 @@ def _hint_grad(
     index_U = micro.index_M[span][used_C.cpu().numpy()]
     student_UV = logits_CV[used_C]
     teacher_UV = teacher.logits(index_U).masked_fill(student_UV == -torch.inf, -torch.inf)
-    target_U, weight_U = micro.target_M[span][used_C], micro.weights["hint_kl"][span][used_C]
+    counts_U = torch.from_numpy(teacher.counts_N[index_U]).to(student_UV.device)
+    target_U, weight_U = micro.target_M[span][used_C], micro.weights["hint_kl"][span][used_C] * counts_U
     logp_U = student_UV.gather(1, target_U[:, None]).squeeze(1) - student_UV.logsumexp(-1)
     importance_U = parts.importance(logp_U, micro.behaviour_M[span][used_C], settings.importance)
     with torch.enable_grad():
@@ -144,9 +145,9 @@ def _hint_grad(
         (grad_UV,) = torch.autograd.grad(value, student_UV)
     total = float((weight_U * found.value_C.detach()).sum(dtype=torch.float64))
     seen.loss["hint_kl"] = seen.loss.get("hint_kl", 0.0) + total / denominators["hint_kl"]
-    seen.hint_value.append(found.value_C.detach())
+    seen.hint_value.append(found.value_C.detach() * counts_U)
     seen.hint_gap.append(found.gap_C)
-    seen.hint_gate.append(found.gate_C)
+    seen.hint_gate.append(found.gate_C * counts_U)
     return grad_UV / denominators["hint_kl"]
 
 

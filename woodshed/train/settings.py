@@ -147,6 +147,11 @@ class HintKlSettings(Settings):
     """Above 0: tokens count sigmoid(gate_slope * (log q - log p)), so those that the teacher endorses count more than
     those that it rejects (SDAR, arXiv:2605.15155)."""
 
+    until_rejected: float = Field(default=0.0, ge=0)
+    """Above 0: of each message only the tokens up to the first one count that the teacher gives so many nats less than
+    it was sampled with, that one included. Those after it continue a text that the teacher would not have written, and
+    what a small policy says of such a text is no lesson. 0: all tokens."""
+
     @model_validator(mode="after")
     def _possible(self) -> HintKlSettings:
         if self.form == "sampled" and self.top_k:

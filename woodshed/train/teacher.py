@@ -19,15 +19,20 @@ from .batch import TrainBatch
 from .collate import collate, input_lengths, micro_batches
 from .settings import TrainSettings
 
+_CHUNK = 512
+"""Tokens whose logits are computed at once."""
+
 
 @dataclass(frozen=True)
 class Teacher:
     """``hidden_HD`` of the tokens before each marked one, ``row_N`` int64 ``[N]``: which of them belongs to a token of
-    the batch (-1: none). ``tokens``: positions that were computed for it."""
+    the batch (-1: none). ``counts_N`` bool ``[N]``: whether a marked token is before or at the first one of its message
+    that the teacher rejects (``hint_kl.until_rejected``). ``tokens``: positions that were computed for it."""
 
     decoder: Decoder
     hidden_HD: Tensor
     row_N: NDArray[np.int64]
+    counts_N: NDArray[np.bool_]
     tokens: int
 
     @torch.no_grad()
@@ -75,6 +80,32 @@ def read_hints(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> 
         place_M = torch.from_numpy(order_Q[micro.index_M]).to(decoder.device)
         hidden_HD.index_copy_(0, place_M, hidden_ND.index_select(0, micro.at_M))
         computed += micro.real_tokens
-    row_N = np.full(len(batch.tokens), -1, np.int64)
+    row_N, counts_N = np.full(len(batch.tokens), -1, np.int64), np.zeros(len(batch.tokens), np.bool_)
     row_N[hinted.batch_targets()] = np.arange(len(own_H))
-    return Teacher(decoder, hidden_HD, row_N, computed)
+    counts_N[hinted.batch_targets()] = _before_rejection(decoder, hidden_HD, batch, settings.hint_kl.until_rejected)
+    return Teacher(decoder, hidden_HD, row_N, counts_N, computed)
+
+
+def _before_rejection(decoder: Decoder, hidden_HD: Tensor, batch: TrainBatch, nats: float) -> NDArray[np.bool_]:
+    """bool ``[H]``: whether no token before it in its message is ``nats`` less likely to the teacher than when sampled;
+    everywhere for 0."""
+    hinted = batch.hinted
+    assert hinted is not None
+    target_H = hinted.batch_targets()
+    counts_H = np.ones(len(target_H), np.bool_)
+    if not nats:
+        return counts_H
+    token_H = torch.from_numpy(batch.tokens[target_H].astype(np.int64)).to(hidden_HD.device)
+    logq_H = torch.cat(
+        [
+            decoder.logits(hidden_CD).log_softmax(-1).gather(-1, token_C[:, None]).squeeze(-1)
+            for hidden_CD, token_C in zip(hidden_HD.split(_CHUNK), token_H.split(_CHUNK))
+        ]
+    )
+    rejected_H = logq_H.cpu().numpy() - batch.behaviour_logprobs[target_H] < -nats
+    begin = 0
+    for count in hinted.targets:
+        before = np.cumsum(rejected_H[begin : begin + count])
+        counts_H[begin : begin + count] = np.concatenate(([0], before[:-1])) == 0
+        begin += count
+    return counts_H
