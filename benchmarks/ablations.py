@@ -41,7 +41,7 @@ from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
-from woodshed.stages.demonstrator import Fix, fix_of
+from woodshed.stages.scripted import PLAN
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
 CONTROL, AGAIN = "control", ("again", "again_2")
@@ -221,30 +221,30 @@ def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dic
     """Figures of the summaries in an evaluation; empty if there are none.
 
     ``per_episode``: mean number; ``solved_with_one``: pass rate of the episodes that wrote one; ``name_the_file``:
-    share of summaries that name the file which the solution changes; ``say_the_line``: that have the line at fault.
+    share of summaries that name the file which the solution changes; ``plan``: that say the next edit.
     """
     request = load_recipe(run.recipe).harness.summary.request
     rows = store.rows(f"source = 'eval' AND group_id LIKE '{evaluation}:%'")
     wrote = [row for row in rows if row["effort"]["summaries"]]
-    fixes: dict[str, Fix] = {}
+    files: dict[str, str] = {}
     for path in run.tasks("synthetic-heldout").glob("*/task.toml") if wrote else ():
         task = Task.load(path.parent)
-        fixes[task.name] = fix_of(task)
+        files[task.name] = next(iter(task.solution_files()))
     named: list[tuple[bool, bool]] = []
     for row in wrote:
         trajectory = store.get(row["id"])
         messages = [] if trajectory is None else trajectory.messages
         for asked, said in pairwise(messages):
             if asked.get("content") == request and said["role"] == "assistant":
-                fix, text = fixes[row["task"]], str(said.get("content"))
-                named.append((fix.path in text, fix.old_line.strip() in text))
+                text = str(said.get("content"))
+                named.append((files[row["task"]] in text, PLAN in text))
     if not named:
         return {}
     return {
         "per_episode": float(np.mean([row["effort"]["summaries"] for row in rows])),
         "solved_with_one": float(np.mean([bool(row["resolved"]) for row in wrote])),
         "name_the_file": float(np.mean([file for file, _ in named])),
-        "say_the_line": float(np.mean([line for _, line in named])),
+        "plan": float(np.mean([plan for _, plan in named])),
     }
 
 
