@@ -8,8 +8,8 @@ shown as the agent shows it: some are played once more by the agent itself, whic
 an ordinary run with ``harness.program`` and this policy as ``policy.source``.
 
 The agent is configured as its users do, with a file: short templates, because a tiny policy reads at most a thousand
-tokens, and a model class that asks the gateway with the requests library (the default one imports LiteLLM, two
-seconds of processor time for each rollout). Needs the package index. About 40 minutes per seed on two idle cores.
+tokens, and a model class that asks the gateway with the requests library (the default one imports LiteLLM, most of a
+rollout's processor time). Needs the package index, and about an hour per seed on two cores.
 """
 
 from __future__ import annotations
