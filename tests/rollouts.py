@@ -25,7 +25,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 def call_texts(calls: Sequence[Call]) -> list[str]:
-    """What a policy says to make each call."""
+    """Replies of a policy, one for each call, in the format ``hermes``."""
     return [f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call><|im_end|>" for n, a in calls]
 
 

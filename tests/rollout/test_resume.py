@@ -81,7 +81,7 @@ async def go_on(
 
 
 def same(one: Trajectory, other: Trajectory) -> bool:
-    """Whether both have the same sampled tokens and calls. Contexts differ, since test runs print their durations."""
+    """Compare sampled tokens and calls. Contexts are not compared: test runs print durations."""
     (a,), (b,) = one.segments, other.segments
     sampled = np.array_equal(a.tokens[a.sampled], b.tokens[b.sampled])
     return sampled and [(e.name, e.error) for e in one.events] == [(e.name, e.error) for e in other.events]

@@ -80,3 +80,11 @@ def test_in_place_of_an_edit_stands_the_next_accepted_edit_and_no_look_at_the_fi
         right = tokenizer.decode(example.tokens[example.weights > 0].tolist())
         assert right == "edit ridge.py\n2    return x + 1<end>"
     assert made.examples(given | {"weights": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]}, 1.0, random.Random(0)) == []
+
+
+def test_a_file_that_was_not_read_is_read_first() -> None:
+    script = ("edit ridge.py\n2    return (", "read ridge.py", "edit ridge.py\n2    return x + 1", "submit")
+    run = scripted(*script, settings=TINY, format="compact")
+    given = {"task": run.task, "messages": run.messages, "events": [asdict(event) for event in run.events]}
+    (example,) = maker().examples(given | {"weights": [0.0, 1.0, 1.0, 1.0]}, 1.0, random.Random(0))
+    assert TOKENIZERS["compact"].decode(example.tokens[example.weights > 0].tolist()) == "read ridge.py<end>"

@@ -475,18 +475,27 @@ def test_the_three_teachers_are_what_they_say(tmp_path: Path, policy_dir: Path) 
     assert gaps["frozen"] == [False, *[True] * 6]
 
 
-def test_what_follows_a_token_that_the_teacher_rejects_does_not_count() -> None:
+@pytest.mark.parametrize("grammar", [False, True])
+def test_what_follows_a_token_that_the_teacher_rejects_does_not_count(grammar: bool) -> None:
     batch, student, teacher = hinted_batch((9, 14, 30, 40)), Decoder(CONFIG, seed=1), Decoder(CONFIG, seed=2)
+    may = np.ones((len(batch.tokens), 61), bool)
+    if grammar:
+        may = np.random.default_rng(3).random(may.shape) < 0.5
+        may[np.arange(len(may)), batch.tokens] = True
+        sets = TokenSets(np.packbits(may, axis=1, bitorder="little"), np.zeros(0, np.int32), np.zeros(0, np.int64))
+        sampled = batch.behaviour_logprobs + np.float32(np.log(2))  # half of the vocabulary is allowed
+        batch = replace(batch, allowed=sets, allowed_of=np.arange(len(may), dtype=np.int32), behaviour_logprobs=sampled)
     hinted = batch.hinted
     assert hinted is not None
     cut, kept = batch.weights["hint_kl"].copy(), 0
     for f in range(len(hinted)):
         tokens = hinted.tokens[hinted.ends[f] - hinted.lengths[f] : hinted.ends[f]]
-        logq = all_logits(double(teacher), tokens).detach().log_softmax(-1)
+        logits = all_logits(double(teacher), tokens).detach()
         for k in range(hinted.targets[f]):
             at = int(hinted.at[f]) + k
             kept += bool(cut[at])
-            said = float(logq[len(tokens) - hinted.targets[f] + k - 1][batch.tokens[at]])
+            row = logits[len(tokens) - hinted.targets[f] + k - 1]
+            said = float(row[batch.tokens[at]] - row[may[at]].logsumexp(-1))
             if said - float(batch.behaviour_logprobs[at]) < -0.2:
                 cut[at + 1 : int(hinted.at[f]) + hinted.targets[f]] = 0
     assert 0 < kept < int((batch.weights["hint_kl"] != 0).sum()), "some tokens are left out, and some are not"

@@ -89,7 +89,7 @@ class OpenTrajectory:
 
     @property
     def repeating(self) -> bool:
-        """Whether a resumed episode has recorded replies that its new client has not asked for."""
+        """True until the client of a resumed episode has asked for every recorded reply."""
         return any(number not in self.repeated for number in range(self.resumed))
 
     def refuse(self, error: ApiError) -> None:
@@ -281,7 +281,7 @@ class Recorded(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether it is the last message of its segment."""
+        """True for the last message of a segment."""
         return self.place == len(self.segment.messages) - 1
 
     @property
@@ -290,7 +290,7 @@ class Recorded(NamedTuple):
         return next((c.grammar for c in self.segment.constraints if c.start == start), None)
 
     def answers(self, request: Request, grammar: str | None) -> bool:
-        """Whether this request was answered by the reply.
+        """Return True if the reply may be sent again for this request.
 
         Requests differ if their messages, tools, sampling options or grammar do. A request that reports more than
         the record holds (top log-probabilities) is answered only by the last reply of a segment, before a restart.

@@ -1,9 +1,10 @@
 """Demonstrations of what a hint means: in place of a rejected call stands the hint, then what should have been done.
 
 A policy from scratch has never seen a hint, so a teacher that reads one would not differ from the student. Only replies
-whose calls were all rejected are replaced: they changed nothing, so what followed fits without them. In place of an
-edit stands the next edit that was accepted, with what was read on the way left out: where it is the look at the file
-that a script takes after a failed edit, the teacher would say of every mistaken edit that it should be a look.
+whose calls were all rejected are replaced: they changed nothing, so what followed fits without them.
+
+A rejected edit is replaced by the next accepted edit. Scripts read the file again before it; if that call stood there,
+a hint would mean "read the file". A file that was not read before the rejected edit is read first.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class HintedDemonstrations:
             rejected = [events[index].error is not None for index in replies[number].events]
             if not rejected or not all(rejected):
                 continue
-            after = self._instead(number, replies, events)
+            after = _instead(number, replies, events)
             if after is None or after in texts or played["weights"][after] <= 0 or rng.random() >= share:
                 continue
             before, reply = messages[: places[number]], messages[places[after]]
@@ -67,16 +68,26 @@ class HintedDemonstrations:
             found.append(Example(np.concatenate((tokens[:at], hint, tokens[at:])), weights))
         return found
 
-    @staticmethod
-    def _instead(number: int, replies: Sequence[Reply], events: Sequence[ToolEvent]) -> int | None:
-        """The reply that should have stood in place of the rejected reply ``number``; None if there is none."""
-        if not any(events[index].name in EDITS for index in replies[number].events):
-            return number + 1 if number + 1 < len(replies) else None
-        for after in range(number + 1, len(replies)):
-            accepted = {events[index].name for index in replies[after].events if events[index].error is None} & EDITS
-            if accepted:
-                return None if "undo" in accepted else after
-        return None
-
     def _tokens(self, messages: Sequence[dict[str, Any]], weights: Sequence[float]) -> tuple[Any, Any]:
         return render_conversation(messages, self.schemas, self.chat, self.tokenizer, weights)
+
+
+def _instead(number: int, replies: Sequence[Reply], events: Sequence[ToolEvent]) -> int | None:
+    """Number of the reply that replaces the rejected reply ``number``; None if there is none."""
+    following = number + 1 if number + 1 < len(replies) else None
+    if not any(events[index].name in EDITS for index in replies[number].events):
+        return following
+    before = events[: min(replies[number].events)]
+    read = {_path(event) for event in before if event.name == "read_file" and event.error is None}
+    for after in range(number + 1, len(replies)):
+        for index in replies[after].events:
+            event = events[index]
+            if event.name in EDITS and event.error is None:
+                if event.name == "undo":
+                    return None
+                return after if _path(event) in read else following
+    return None
+
+
+def _path(event: ToolEvent) -> str:
+    return str((event.arguments or {}).get("path"))

@@ -21,7 +21,7 @@ SUMMARY = "Your summary of the work so far:\n"
 
 
 PLAN = "\nnext edit "
-"""What stands before the planned edit in a summary."""
+"""A summary ends with this and the next edit, written like the edit's call."""
 
 
 class ScriptedEndpoint:
@@ -75,13 +75,12 @@ class ScriptedEndpoint:
             self.weights.append(self._ahead.weight if self._ahead is not None and plan else 1.0)
             text = "\n".join(filter(None, (scripted_summary(messages[:-1]), plan)))
             return self._reply(messages, tools, {"role": "assistant", "content": text}, "stop")
-        again = not self._planned and self._last_read is not None
-        if self._pending is not None and len(messages) <= 2 and again:
-            assert self._last_read is not None
-            return self._reply(messages, tools, self._call(self._last_read), "tool_calls")
+        again = None if self._planned else self._last_read
+        if self._pending is not None and len(messages) <= 2 and again is not None:
+            return self._reply(messages, tools, self._call(again), "tool_calls")
         if self._pending is not None:
             # the result of the repeated read is newer than that of the last call, if that was a read too
-            reread = again and self._action is self._last_read
+            reread = again is not None and self._action is again
             last, self._pending = (last if reread else self._pending), None
         action, self._ahead = self._ahead or self._next(last), None
         if action is None:

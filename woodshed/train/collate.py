@@ -19,6 +19,7 @@ from torch import Tensor
 from woodshed.policy.layers import AttentionFn, attend, causal_attend
 
 from .batch import TrainBatch
+from .token_sets import TokenSets
 
 WORTH = 0.1
 """Share of a micro-batch's positions that must be spared: attention with a mask is slower than plain causal one."""
@@ -69,6 +70,10 @@ class AllowedSets:
     bits: Tensor
     ids: Tensor
     ends: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device, sets: TokenSets) -> AllowedSets:
+        return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in vars(sets).values()))
 
     def mask(self, of_C: Tensor, vocabulary: int) -> Tensor:
         """bool ``[C, vocabulary]``: the set of each number; all tokens where the number is -1."""
@@ -183,7 +188,7 @@ def collate(
         {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
         put(batch.behaviour_logprobs[target_index_M]),
         None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
-        None if batch.allowed is None else AllowedSets(*map(put, vars(batch.allowed).values())),
+        None if batch.allowed is None else AllowedSets.on(device, batch.allowed),
         None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
         target_index_M,
         put(np.searchsorted(batch.offsets, target_index_M, side="right") - 1),

@@ -148,9 +148,9 @@ class HintKlSettings(Settings):
     those that it rejects (SDAR, arXiv:2605.15155)."""
 
     until_rejected: float = Field(default=0.0, ge=0)
-    """Above 0: of each message only the tokens up to the first one count that the teacher gives so many nats less than
-    it was sampled with, that one included. Those after it continue a text that the teacher would not have written, and
-    what a small policy says of such a text is no lesson. 0: all tokens."""
+    """Above 0: a token is rejected if the teacher's log-probability is so many nats below the one that it was sampled
+    with, and tokens after the first rejected one of a message do not count. They continue a text that the teacher would
+    not have written, so its distribution there says little. 0: all tokens count."""
 
     @model_validator(mode="after")
     def _possible(self) -> HintKlSettings:

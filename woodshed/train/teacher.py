@@ -16,7 +16,7 @@ from torch import Tensor
 from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
-from .collate import collate, input_lengths, micro_batches
+from .collate import AllowedSets, collate, input_lengths, micro_batches
 from .settings import TrainSettings
 
 _CHUNK = 512
@@ -26,8 +26,8 @@ _CHUNK = 512
 @dataclass(frozen=True)
 class Teacher:
     """``hidden_HD`` of the tokens before each marked one, ``row_N`` int64 ``[N]``: which of them belongs to a token of
-    the batch (-1: none). ``counts_N`` bool ``[N]``: whether a marked token is before or at the first one of its message
-    that the teacher rejects (``hint_kl.until_rejected``). ``tokens``: positions that were computed for it."""
+    the batch (-1: none). ``counts_N`` bool ``[N]``: which marked tokens have a weight (``hint_kl.until_rejected``).
+    ``tokens``: positions that were computed for it."""
 
     decoder: Decoder
     hidden_HD: Tensor
@@ -87,22 +87,25 @@ def read_hints(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> 
 
 
 def _before_rejection(decoder: Decoder, hidden_HD: Tensor, batch: TrainBatch, nats: float) -> NDArray[np.bool_]:
-    """bool ``[H]``: whether no token before it in its message is ``nats`` less likely to the teacher than when sampled;
-    everywhere for 0."""
+    """bool ``[H]``: False for tokens after the first one of their message whose log-probability is more than ``nats``
+    lower under the teacher than when it was sampled. All True if ``nats`` is 0."""
     hinted = batch.hinted
     assert hinted is not None
     target_H = hinted.batch_targets()
     counts_H = np.ones(len(target_H), np.bool_)
     if not nats:
         return counts_H
-    token_H = torch.from_numpy(batch.tokens[target_H].astype(np.int64)).to(hidden_HD.device)
-    logq_H = torch.cat(
-        [
-            decoder.logits(hidden_CD).log_softmax(-1).gather(-1, token_C[:, None]).squeeze(-1)
-            for hidden_CD, token_C in zip(hidden_HD.split(_CHUNK), token_H.split(_CHUNK))
-        ]
-    )
-    rejected_H = logq_H.cpu().numpy() - batch.behaviour_logprobs[target_H] < -nats
+    allowed = None if batch.allowed is None else AllowedSets.on(hidden_HD.device, batch.allowed)
+    logq_H = np.empty(len(target_H), np.float32)
+    for start in range(0, len(target_H), _CHUNK):
+        span = slice(start, start + _CHUNK)
+        token_C = torch.from_numpy(batch.tokens[target_H[span]].astype(np.int64)).to(hidden_HD.device)
+        logits_CV = decoder.logits(hidden_HD[span])
+        if allowed is not None and batch.allowed_of is not None:
+            of_C = torch.from_numpy(batch.allowed_of[target_H[span]].astype(np.int64)).to(hidden_HD.device)
+            logits_CV = logits_CV.masked_fill(~allowed.mask(of_C, logits_CV.shape[1]), -torch.inf)
+        logq_H[span] = logits_CV.log_softmax(-1).gather(-1, token_C[:, None]).squeeze(-1).cpu().numpy()
+    rejected_H = logq_H - batch.behaviour_logprobs[target_H] < -nats
     begin = 0
     for count in hinted.targets:
         before = np.cumsum(rejected_H[begin : begin + count])
