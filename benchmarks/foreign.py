@@ -1,4 +1,4 @@
-"""Whether a policy learns inside an agent of others: mini-swe-agent, unmodified, before and after RL.
+"""Measure learning in an external agent: RL in unmodified mini-swe-agent, pass rates before and after.
 
 ``python benchmarks/foreign.py --base runs/bench-laptop --seeds 0 1 2``. ``--base`` has runs of the laptop recipe,
 ``seed0`` and so on, of which the pretrained policies and the tasks for SFT are used. Such a policy has never seen the
@@ -102,7 +102,7 @@ FINISH = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 CHECKED = 5
 """Longest demonstrations, which the agent itself plays once more."""
 TEXT_TOKENS = 600_000
-"""Of text with the shell, before the demonstrations."""
+"""Tokens of pretraining text with shell commands; they are trained on before the demonstrations."""
 SHOWN = 600
 """Characters of a command's output that ``CONFIG`` shows."""
 SCRIPTS = DemonstrationSettings(right_edit=0.6, broken_edit=0.0, untested_finish=0.0, give_up=0.1, invalid_call=0.0)
@@ -156,11 +156,15 @@ def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
             "harness": {"program": PROGRAM, "limits": limits},
             "rl": laptop["rl"] | {"steps": steps, "groups_per_step": 8, "concurrency": 16, "rewards": {}},
             "evaluate": {
-                "tasks": 64, "samples": 4, "temperatures": (0.3, 0.6), "dev_tasks": 64, "dev_samples": 1,
+                "tasks": 64,
+                "samples": 4,
+                "temperatures": (0.3, 0.6),
+                "dev_tasks": 64,
+                "dev_samples": 1,
                 "concurrency": 16,
             },
         }
-    )  # fmt: skip
+    )
 
 
 def teach(base: RunDirectory, out: Path, episodes: int) -> None:
@@ -195,7 +199,9 @@ def teach(base: RunDirectory, out: Path, episodes: int) -> None:
             progress=lambda done, total, loss, name=name: print(f"{name} {done}/{total}, loss {loss:.3f}", flush=True),
             progress_seconds=20.0,
         )
-    save_policy(policy, out)
+    whole = out.with_name(f"{out.name}-unfinished")
+    save_policy(policy, whole)
+    whole.rename(out)  # a policy that was killed while it was written is not taken for one
 
 
 def text(recipe: Recipe, policy: Policy) -> list[Example]:
