@@ -199,9 +199,7 @@ def teach(base: RunDirectory, out: Path, episodes: int) -> None:
             progress=lambda done, total, loss, name=name: print(f"{name} {done}/{total}, loss {loss:.3f}", flush=True),
             progress_seconds=20.0,
         )
-    whole = out.with_name(f"{out.name}-unfinished")
-    save_policy(policy, whole)
-    whole.rename(out)  # a policy that was killed while it was written is not taken for one
+    save_policy(policy, out)
 
 
 def text(recipe: Recipe, policy: Policy) -> list[Example]:
