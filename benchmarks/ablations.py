@@ -71,6 +71,8 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "hints_ungated": (_HINTS,),
     "hints_until": (_HINTS, "train.hint_kl.until_rejected=1.0"),
     "hints_frozen": (_HINTS, 'train.hint_kl.teacher="frozen"'),
+    "solved": ("learn.solved.after_rl=true",),
+    "solved_whole": ("learn.solved={after_rl=true,wasted_call_weight=1}",),
     "replay_off": ("train.replay_ratio=1.0",),
 }
 """Settings of each arm beyond those of the laptop recipe. ``again`` and ``again_2`` are the control once

@@ -17,11 +17,11 @@ from typing import Any
 from recipe_runs import Learned, figures_of, learned, run_recipe, stage_minutes
 from result import write_result
 
-from woodshed.evaluate.arms import OTHER, REJECTION, stage_of
+from woodshed.evaluate.arms import ALONE, OTHER, REJECTION, stage_of
 from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory, write_json
 
-BASELINE_STAGES = (OTHER, stage_of(OTHER), "sample", REJECTION, stage_of(REJECTION))
+BASELINE_STAGES = (stage_of(ALONE), OTHER, stage_of(OTHER), "sample", REJECTION, stage_of(REJECTION))
 RECIPE = Path(__file__).parent.parent / "recipes" / "laptop.toml"
 
 

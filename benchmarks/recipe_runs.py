@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from woodshed.evaluate.arms import AFTER, ARMS, BEFORE, best_baseline, stage_of, titles
+from woodshed.evaluate.arms import AFTER, ALONE, ARMS, BEFORE, best_baseline, stage_of, titles
 from woodshed.evaluate.statistics import Estimate
 from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory
@@ -81,7 +81,8 @@ def learned(run: RunDirectory) -> Learned:
     results = {name: run.stage_result(stage_of(name)) or {} for name in arms}
     temperatures = {name: result["temperature"] for name, result in results.items()}
     development = {name: result["dev_pass1"] for name, result in results.items()}
-    return Learned(arms, titles(recipe.learn.sft.verified), temperatures, development)
+    title = titles(recipe.learn.sft.verified, recipe.learn.solved.after_rl)
+    return Learned(arms, title, temperatures, development)
 
 
 def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:
@@ -90,9 +91,13 @@ def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:
         "seeds": len(seeds),
         "heldout_tasks": min(len(each.arms[BEFORE].tasks) for each in seeds),
     }
-    names = {"SFT, all": "sft", "SFT, verified": "verified_sft", "SFT, rejection": "rejection_sft", "RL": "rl"}
+    names = {"SFT, all": "sft", "SFT, verified": "verified_sft", "SFT, rejection": "rejection_sft"}
     for title, name in names.items():
         rates = [arm.pass1.mean for each in seeds for key, arm in each.arms.items() if each.titles[key] == title]
+        if rates:
+            found[f"{name}_best_mean"] = sum(rates) / len(rates)
+    for arm, name in ((ALONE, "rl_alone"), (AFTER, "rl")):
+        rates = [each.arms[arm].pass1.mean for each in seeds if arm in each.arms]
         if rates:
             found[f"{name}_best_mean"] = sum(rates) / len(rates)
     over = [each.gains() for each in seeds]

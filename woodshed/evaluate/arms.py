@@ -13,20 +13,26 @@ OTHER = "other-sft"
 """SFT on all demonstrations if RL starts from the verified ones, on the verified ones otherwise."""
 REJECTION = "rejection"
 """SFT on the solved ones of as many rollouts as RL had (rejection sampling, also called RFT or expert iteration)."""
+SOLVED = "solved"
+"""Stage of SFT on what RL solved (``learn.solved.after_rl``); its policy is the run's result then."""
 AFTER = "after"
-"""Evaluation of the policy that RL ends with."""
-ARMS = (OTHER, BEFORE, REJECTION, AFTER)
+"""Evaluation of the run's result: the policy that RL, or SFT on what it solved, ends with."""
+ALONE = "rl"
+"""RL's own policy where it is not the result."""
+ARMS = (OTHER, BEFORE, REJECTION, ALONE, AFTER)
 
 
-def titles(verified: bool) -> dict[str, str]:
-    """Name of each policy for tables. ``verified``: RL starts from SFT on the verified demonstrations."""
+def titles(verified: bool, solved: bool = False) -> dict[str, str]:
+    """Name of each policy for tables. ``verified``: RL starts from SFT on the verified demonstrations. ``solved``: the
+    result is SFT on what RL solved."""
     start, other = ("SFT, verified", "SFT, all") if verified else ("SFT, all", "SFT, verified")
-    return {OTHER: other, BEFORE: start, REJECTION: "SFT, rejection", AFTER: "RL"}
+    result = "RL, then SFT" if solved else "RL"
+    return {OTHER: other, BEFORE: start, REJECTION: "SFT, rejection", ALONE: "RL", AFTER: result}
 
 
 def stage_of(name: str) -> str:
-    """Return the stage that runs the evaluation ``name``. For a baseline, the stage ``name`` is its training."""
-    return f"{name}-evaluation" if name in (OTHER, REJECTION) else name
+    """Return the stage that runs the evaluation ``name``. The stage ``name`` of these three is its training."""
+    return f"{name}-evaluation" if name in (OTHER, REJECTION, ALONE) else name
 
 
 def best_baseline(pass1: dict[str, float], *, arms: Sequence[str] = (OTHER, BEFORE, REJECTION)) -> str:

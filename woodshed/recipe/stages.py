@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from woodshed.record.settings import Settings
 
@@ -104,6 +104,17 @@ class SFTSettings(Settings):
     The others teach to stop early."""
 
 
+class SolvedSettings(Settings):
+    """SFT on rollouts that were solved: of RL, for its result, and of rejection sampling, which RL is compared with."""
+
+    after_rl: bool = False
+    """Make the run's result anew when RL is over: SFT from the policy before all SFT, on the verified demonstrations
+    and every different rollout that RL solved."""
+    wasted_call_weight: float = Field(default=0.0, ge=0, le=1)
+    """Loss weight of calls that were rejected and of edits that were undone. A solved rollout has many of them, and
+    at 1 they are learned like what solved it."""
+
+
 class MtpSettings(Settings):
     """A multi-token-prediction head that guesses tokens for the engine (speculative decoding), distilled from the
     policy after SFT."""
@@ -131,3 +142,14 @@ class LearnSettings(Settings):
     """Supervised fine-tuning."""
     mtp: MtpSettings = MtpSettings()
     """The head that drafts; none unless ``steps`` says so."""
+    solved: SolvedSettings = SolvedSettings()
+    """SFT on solved rollouts."""
+
+    @model_validator(mode="after")
+    def _check(self) -> LearnSettings:
+        if self.solved.after_rl and self.mtp.steps:
+            raise ValueError(
+                "learn: the head of learn.mtp is distilled from the policy that RL starts from, and "
+                "learn.solved.after_rl makes another one at the end, which would have none; use one of the two"
+            )
+        return self

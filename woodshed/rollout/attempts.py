@@ -31,6 +31,22 @@ def attempt_events(events: Iterable[ToolEvent]) -> list[ToolEvent]:
     return found
 
 
+def wasted_calls(events: Sequence[ToolEvent]) -> set[int]:
+    """Indices of the calls that left nothing: those that were answered with an error, and changes that ``undo`` took
+    back."""
+    found: set[int] = set()
+    standing: list[int] = []
+    for index, event in enumerate(events):
+        if event.error is not None:
+            found.add(index)
+        elif event.name == "undo":
+            found.update(standing[-1:])
+            del standing[-1:]
+        elif event.name in EDITS or event.name == "delete_file":
+            standing.append(index)
+    return found
+
+
 def attempt_rates(episodes: Iterable[Sequence[ToolEvent]]) -> tuple[float, float]:
     """Share of first attempts, and of all later ones, that passed; nan where there was none."""
     first: list[bool] = []

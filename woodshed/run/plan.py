@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.cluster.supervisor import Program
-from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, stage_of, titles
+from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, SOLVED, stage_of, titles
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json
 from woodshed.stages.servers import cores, server_programs, threads_of
@@ -58,7 +58,11 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     before = ("mtp" if drafts else "sft", main, *(("packages",) if recipe.tasks.packages else ()))
     stages.append(_served(recipe, run, BEFORE, "evaluate before RL", before, "sft"))
     stages.append(_rl(recipe, run))
-    stages.append(_served(recipe, run, AFTER, "evaluate after RL", ("rl", BEFORE), "final"))
+    last = "rl"
+    if recipe.learn.solved.after_rl:
+        last = SOLVED
+        stages.append(_simple(run, SOLVED, "fine-tune on what RL solved", ("rl",), threads))
+    stages.append(_served(recipe, run, AFTER, "evaluate after RL", (last, BEFORE), "final"))
     if recipe.evaluate.baselines:
         stages += _baselines(recipe, run, threads)
     return stages
@@ -71,7 +75,10 @@ def _baselines(recipe: Recipe, run: RunDirectory, threads: int) -> list[Stage]:
         return _served(recipe, run, stage_of(name), f"evaluate {title}", (name, AFTER), name)
 
     title = titles(recipe.learn.sft.verified)
+    solved = recipe.learn.solved.after_rl
+    alone = [_served(recipe, run, stage_of(ALONE), "evaluate RL alone", (AFTER,), "rl")] if solved else []
     return [
+        *alone,
         _simple(run, OTHER, f"baseline: {title[OTHER]}", (AFTER,), threads),
         evaluated(OTHER, title[OTHER]),
         _served(recipe, run, "sample", "sample RL's tasks without RL", (AFTER,), "sft"),

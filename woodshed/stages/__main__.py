@@ -27,10 +27,12 @@ STAGES = {
     "before": ("evaluate", "evaluate_before"),
     "rollouts": ("rl", "reinforce"),
     "after": ("evaluate", "evaluate_after"),
+    "solved": ("solved", "fine_tune_on_rl"),
+    "rl-evaluation": ("evaluate", "evaluate_rl"),
     "other-sft": ("baselines", "fine_tune_other"),
     "other-sft-evaluation": ("evaluate", "evaluate_other_sft"),
     "sample": ("baselines", "sample"),
-    "rejection": ("baselines", "fine_tune_on_solved"),
+    "rejection": ("solved", "fine_tune_on_samples"),
     "rejection-evaluation": ("evaluate", "evaluate_rejection"),
 }
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
 import uvloop
 
-from woodshed.evaluate.arms import OTHER, REJECTION
+from woodshed.evaluate.arms import OTHER
 from woodshed.evaluate.run import Sofar, evaluate
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
-from woodshed.record.trajectory import Trajectory
 
 from .arena import open_arena
-from .examples import Example, load_examples
+from .examples import load_examples
 from .pace import Pace
 from .policy import fine_tune_on
 from .tasks import key_digest, load_split, with_key
@@ -60,26 +56,3 @@ async def _sample(recipe: Recipe, run: RunDirectory) -> None:
     run.write_result_of(
         SAMPLE, {"note": note, "solved": solved, "rollouts": total, "held_out_key": key_digest(grading)}
     )
-
-
-def fine_tune_on_solved(recipe: Recipe, run: RunDirectory) -> None:
-    """SFT on the verified demonstrations and every different solved rollout of ``sample``."""
-    store = TrajectoryStore(run.trajectories)
-    rows = store.rows(f"source = 'eval' AND group_id LIKE '{SAMPLE}:%'")
-    groups = sorted({row["group_id"] for row in rows if row["resolved"]})
-    solved = (t for group in groups for t in store.group(group) if t.outcome is not None and t.outcome.resolved)
-    kept = different(solved, recipe.learn.sft.max_tokens)
-    store.close()
-    fine_tune_on(recipe, run, REJECTION, [*load_examples(run.examples(verified=True)), *kept])
-
-
-def different(trajectories: Iterable[Trajectory], max_tokens: int) -> list[Example]:
-    """Their segments, each sequence of tokens once; loss on sampled tokens."""
-    found: dict[bytes, Example] = {}
-    for trajectory in trajectories:
-        for segment in trajectory.segments:
-            tokens = segment.tokens[:max_tokens]
-            weights = segment.sampled[:max_tokens].astype(np.float32)
-            if weights.any():
-                found.setdefault(tokens.tobytes(), Example(tokens.astype(np.int32), weights))
-    return list(found.values())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import uvloop
 
-from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, stage_of
+from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, stage_of
 from woodshed.evaluate.run import Sofar, evaluate
 from woodshed.evaluate.sweep import choose_temperature, draw_by_digest, mean_over_tasks
 from woodshed.recipe.recipe import Recipe
@@ -38,6 +38,10 @@ def evaluate_other_sft(recipe: Recipe, run: RunDirectory) -> None:
 
 def evaluate_rejection(recipe: Recipe, run: RunDirectory) -> None:
     uvloop.run(_evaluate(recipe, run, REJECTION))
+
+
+def evaluate_rl(recipe: Recipe, run: RunDirectory) -> None:
+    uvloop.run(_evaluate(recipe, run, ALONE))
 
 
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:

@@ -80,8 +80,10 @@ def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
     fine_tune_on(recipe, run, "sft", load_examples(run.examples(verified=recipe.learn.sft.verified)))
 
 
-def fine_tune_on(recipe: Recipe, run: RunDirectory, name: str, examples: list[Example]) -> None:
-    """SFT from the pretrained policy on ``examples``, as the stage ``name``; the result is ``policy/NAME``.
+def fine_tune_on(
+    recipe: Recipe, run: RunDirectory, name: str, examples: list[Example], result: str | None = None
+) -> None:
+    """SFT from the pretrained policy on ``examples``, as the stage ``name``; ``policy/NAME``, or ``policy/RESULT``.
 
     Raises StageFailed without examples.
     """
@@ -108,13 +110,13 @@ def fine_tune_on(recipe: Recipe, run: RunDirectory, name: str, examples: list[Ex
         recompute=settings.recompute,
         products=settings.products,
     )
-    save_policy(policy, run.policy(name))
+    save_policy(policy, run.policy(result or name))
     note = f"{len(examples)} examples, loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
     run.write_result_of(name, {**figures, "note": note})
 
 
-def export_final(run: RunDirectory, chain: str) -> int:
-    """The head of the weight chain as ``policy/final``, in Hugging Face layout; its version comes back."""
+def export_final(run: RunDirectory, chain: str, name: str = "final") -> int:
+    """The head of the weight chain as ``policy/NAME``, in Hugging Face layout; its version comes back."""
     newest = Follower(chain).poll()
     if newest is None:
         raise FileNotFoundError(f"{chain} has no published version; the trainer never started")
@@ -122,5 +124,5 @@ def export_final(run: RunDirectory, chain: str) -> int:
     policy = load_policy(run.policy("sft"))
     load_hf_state(policy.decoder, state)
     policy.version = version
-    save_policy(policy, run.policy("final"))
+    save_policy(policy, run.policy(name))
     return version

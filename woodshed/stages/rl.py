@@ -168,7 +168,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
 
     from .policy import export_final  # imports torch, which rollouts do without
 
-    export_final(run, chain)
+    export_final(run, chain, "rl" if recipe.learn.solved.after_rl else "final")
     stored = [row["id"] for row in store.rows("source = 'train'")]
     found = check_conservation(run.ledger, stored, read_jsonl(run.stage_metrics("rollouts")))
     note = f"{settings.steps} steps, {len(store)} trajectories stored; {found}"

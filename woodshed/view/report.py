@@ -102,7 +102,7 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     transfer = [e for e in (evaluation(store, "before-packages"), evaluation(store, "after-packages")) if e]
     steps = read_jsonl(run.stage_metrics("rollouts"))
     trainer = read_jsonl(run.stage_metrics("trainer"))
-    title = titles(_verified(run.root))
+    title = titles(_learns(run.root, "sft", "verified"), _learns(run.root, "solved", "after_rl"))
     temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
     summary = _summary(run, arms, transfer, title, temperatures)
     stored = [row["id"] for row in store.rows("source = 'train'")]
@@ -309,13 +309,13 @@ def _time(run: Run, summary: dict[str, Any]) -> str:
     return f"<h2>Where the time went</h2><table>{rows}</table><p><small>{html.escape(str(run.root))}</small></p>"
 
 
-def _verified(root: Path) -> bool:
-    """Whether RL started from SFT on verified demonstrations, by the run's own recipe."""
+def _learns(root: Path, part: str, setting: str) -> bool:
+    """Whether ``learn.PART.SETTING`` is true in the run's own recipe."""
     try:
         recipe = tomllib.loads((root / "recipe.toml").read_text("utf-8"))
     except FileNotFoundError:
         return False
-    return bool(recipe.get("learn", {}).get("sft", {}).get("verified", False))
+    return bool(recipe.get("learn", {}).get(part, {}).get(setting, False))
 
 
 def _kinds(root: Path) -> dict[str, str]:
