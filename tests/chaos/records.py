@@ -233,7 +233,8 @@ def check_weights(root: Path) -> None:
     newest = Follower(root / "weights").poll()
     assert newest is not None
     head = newest[1]
-    final = load_file(root / "policy" / "final" / "model.safetensors")
+    trained = "rl" if (root / "policy" / "rl").exists() else "final"
+    final = load_file(root / "policy" / trained / "model.safetensors")
     checkpoint = load_file(root / "checkpoints" / f"step-{steps:06d}" / "model.safetensors")
     start = load_file(root / "policy" / "sft" / "model.safetensors")
     assert set(final) == set(head) == set(checkpoint) == set(start)

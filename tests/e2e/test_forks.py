@@ -35,6 +35,7 @@ SETTINGS = (
     'policy.format="any_text:AnyText"',
     "learn.demonstrations.episodes=0",
     "learn.mtp.steps=0",
+    "learn.solved.after_rl=true",
     "tasks.synthetic={train=10, sft=1, dev=1, heldout=1, checked=2}",
     'harness.tools=["write_file", "run_tests", "finish"]',
     "harness.limits={turns=8, sampled_tokens=80, turn_tokens=3, context_tokens=400, wall_seconds=600.0}",

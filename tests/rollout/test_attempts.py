@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION, best_baseline, titles
+from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, best_baseline, stage_of, titles
 from woodshed.evaluate.sweep import best_temperature
 from woodshed.record.trajectory import ToolEvent
-from woodshed.rollout.attempts import attempt_rates, attempts, suite_passed
+from woodshed.rollout.attempts import attempt_rates, attempts, suite_passed, wasted_calls
 from woodshed.stages.demonstrations import ends_tested
 
 PASS, FAIL = "PASS 18", "FAIL ridge\nwant 1\ngot 2"
@@ -32,6 +32,15 @@ def test_an_attempt_is_an_accepted_edit_and_the_next_test() -> None:
     assert attempts([*first, *rejected, *undone, *last]) == [False, True]
     assert attempt_rates([[*first, *last], first, last]) == (1 / 3, 1.0)
     assert math.isnan(attempt_rates([undone])[0])
+
+
+def test_wasted_calls_are_those_that_left_nothing() -> None:
+    rejected, edit, undo = event("edit_line", "error: no change", "no_change"), event("edit_line"), event("undo")
+    assert wasted_calls([event("run_tests", FAIL), rejected, edit, event("run_tests", FAIL), undo, edit]) == {1, 2}
+    assert wasted_calls([edit, event("write_file"), undo, undo, edit]) == {0, 1}, "the last change first"
+    nothing = event("undo", "error: nothing to undo", "nothing_to_undo")
+    assert wasted_calls([nothing, edit]) == {0}
+    assert wasted_calls([edit, event("run_tests", FAIL), edit, event("run_tests", PASS)]) == set(), "both may be needed"
 
 
 def test_a_demonstration_is_verified_where_the_last_edit_was_tested() -> None:
@@ -60,6 +69,9 @@ def test_the_best_baseline_is_never_rl() -> None:
     with pytest.raises(KeyError):
         best_baseline({AFTER: 1.0})
     assert titles(True)[BEFORE] == titles(False)[OTHER] == "SFT, verified"
+    assert titles(True)[AFTER] == titles(True, solved=True)[ALONE] == "RL" != titles(True, solved=True)[AFTER]
+    assert len({stage_of(arm) for arm in (OTHER, BEFORE, REJECTION, ALONE, AFTER)}) == 5
+    assert best_baseline({ALONE: 0.9, BEFORE: 0.1, AFTER: 0.2}) == BEFORE
 
 
 def test_the_lowest_of_equally_good_temperatures() -> None:

@@ -149,7 +149,7 @@ class LearnSettings(Settings):
     def _check(self) -> LearnSettings:
         if self.solved.after_rl and self.mtp.steps:
             raise ValueError(
-                "learn: the head of learn.mtp is distilled from the policy that RL starts from, and "
+                "the head of learn.mtp is distilled from the policy that RL starts from, and "
                 "learn.solved.after_rl makes another one at the end, which would have none; use one of the two"
             )
         return self

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from woodshed.evaluate.arms import REJECTION, SOLVED
-from woodshed.monitors import quarantined
+from woodshed.policy.hf import load_policy, save_policy
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
@@ -22,31 +22,39 @@ from .policy import fine_tune_on
 
 
 def fine_tune_on_rl(recipe: Recipe, run: RunDirectory) -> None:
-    """SFT on the verified demonstrations and every different training rollout that was solved, as ``policy/final``."""
-    _fine_tune(recipe, run, SOLVED, "source = 'train'", "final", lambda t: quarantined(t, recipe.rl.monitors))
+    """SFT on the verified demonstrations and every different training rollout that was solved, as ``policy/final``.
+    RL's own policy, ``policy/rl``, is the result where nothing was solved."""
+    kept = _solved(recipe, run, "source = 'train'")
+    if kept:
+        fine_tune_on(recipe, run, SOLVED, [*_verified(run), *kept], "final")
+    else:
+        save_policy(load_policy(run.policy("rl")), run.policy("final"))
+        run.write_result_of(SOLVED, {"note": "RL solved nothing: its own policy is the result"})
 
 
 def fine_tune_on_samples(recipe: Recipe, run: RunDirectory) -> None:
     """SFT on the verified demonstrations and every different solved rollout of the stage ``sample``."""
-    _fine_tune(recipe, run, REJECTION, f"source = 'eval' AND group_id LIKE '{SAMPLE}:%'", None, lambda _: False)
+    kept = _solved(recipe, run, f"source = 'eval' AND group_id LIKE '{SAMPLE}:%'")
+    fine_tune_on(recipe, run, REJECTION, [*_verified(run), *kept])
 
 
-def _fine_tune(
-    recipe: Recipe,
-    run: RunDirectory,
-    stage: str,
-    where: str,
-    result: str | None,
-    left_out: Callable[[Trajectory], bool],
-) -> None:
+def _verified(run: RunDirectory) -> list[Example]:
+    path = run.examples(verified=True)
+    return load_examples(path) if path.exists() else []
+
+
+def _solved(recipe: Recipe, run: RunDirectory, where: str) -> list[Example]:
+    """Examples of the solved rollouts among those that ``where``, SQL over the index of trajectories, selects; without
+    those that RL would quarantine or not pay for what its monitors found."""
+    refused = recipe.rl.monitors.treated("quarantine", "fail")
     store = TrajectoryStore(run.trajectories)
-    groups = sorted({row["group_id"] for row in store.rows(where) if row["resolved"]})
-    solved = (t for group in groups for t in store.group(group) if t.outcome is not None and t.outcome.resolved)
-    kept = different(
-        (t for t in solved if not left_out(t)), recipe.learn.sft.max_tokens, recipe.learn.solved.wasted_call_weight
-    )
-    store.close()
-    fine_tune_on(recipe, run, stage, [*load_examples(run.examples(verified=True)), *kept], result)
+    try:
+        groups = sorted({row["group_id"] for row in store.rows(where) if row["resolved"]})
+        solved = (t for group in groups for t in store.group(group) if t.outcome is not None and t.outcome.resolved)
+        kept = (t for t in solved if t.flagged.isdisjoint(refused))
+        return different(kept, recipe.learn.sft.max_tokens, recipe.learn.solved.wasted_call_weight)
+    finally:
+        store.close()
 
 
 def different(trajectories: Iterable[Trajectory], max_tokens: int, wasted: float) -> list[Example]:
