@@ -73,7 +73,7 @@ def test_equal_rollouts_count_once() -> None:
 @pytest.fixture
 def recipe() -> Recipe:
     monitors = "rl.monitors={test_tampering='quarantine', special_casing='fail'}"
-    return load_recipe(LAPTOP, ["learn.sft={max_tokens=2048, matrix_lr=0.005, verified=true}", monitors])
+    return load_recipe(LAPTOP, ["policy.max_positions=8192", "learn.sft={max_tokens=8192, matrix_lr=0.005, verified=true}", monitors])
 
 
 def run_with(folder: Path, *trajectories: Trajectory) -> RunDirectory:
@@ -88,7 +88,7 @@ def run_with(folder: Path, *trajectories: Trajectory) -> RunDirectory:
         num_kv_heads=2,
         head_dim=8,
         d_ff=24,
-        max_positions=2048,
+        max_positions=8192,
     )
     for seed, name in enumerate(("pretrain", "rl")):
         save_policy(Policy(Decoder(config, seed=seed), tokenizer, get_format("hermes"), config), run.policy(name))
