@@ -73,7 +73,9 @@ def test_equal_rollouts_count_once() -> None:
 @pytest.fixture
 def recipe() -> Recipe:
     monitors = "rl.monitors={test_tampering='quarantine', special_casing='fail'}"
-    return load_recipe(LAPTOP, ["policy.max_positions=8192", "learn.sft={max_tokens=8192, matrix_lr=0.005, verified=true}", monitors])
+    return load_recipe(
+        LAPTOP, ["policy.max_positions=8192", "learn.sft={max_tokens=8192, matrix_lr=0.005, verified=true}", monitors]
+    )
 
 
 def run_with(folder: Path, *trajectories: Trajectory) -> RunDirectory:
