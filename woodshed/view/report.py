@@ -205,7 +205,7 @@ def _gain(arms: dict[str, Evaluation], title: dict[str, str]) -> str:
     best = best_baseline({name: arm.pass1.mean for name, arm in arms.items()})
     gain, best_gain = gains(arms[best], arms[AFTER])
     of = "the best baseline" if len(arms) > 2 else "where it started"
-    return f"RL over {title[best]}, {of}: pass@1 {gain:+}, best-of-{arms[AFTER].samples} {best_gain:+}"
+    return f"{title[AFTER]} over {title[best]} ({of}): pass@1 {gain:+}, best-of-{arms[AFTER].samples} {best_gain:+}"
 
 
 def _print(
