@@ -65,7 +65,12 @@ class Learned:
             for name, arm in self.arms.items()
         }
         over = {"best_baseline": self.titles[self.best], "gain": interval(gain), "best_change": interval(best_gain)}
-        return {"policies": shown, **over}
+        others = {
+            self.titles[name]: interval(gains(arm, self.arms[AFTER])[0])
+            for name, arm in self.arms.items()
+            if name != AFTER
+        }
+        return {"policies": shown, **over, "gain_over_each": others}
 
 
 def learned(run: RunDirectory) -> Learned:

@@ -83,7 +83,8 @@ def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
 def fine_tune_on(
     recipe: Recipe, run: RunDirectory, name: str, examples: list[Example], result: str | None = None
 ) -> None:
-    """SFT from the pretrained policy on ``examples``, as the stage ``name``; ``policy/NAME``, or ``policy/RESULT``.
+    """SFT from the pretrained policy on ``examples``, as the stage ``name``. Written to ``policy/RESULT``,
+    by default ``policy/NAME``.
 
     Raises StageFailed without examples.
     """

@@ -310,7 +310,7 @@ def _time(run: Run, summary: dict[str, Any]) -> str:
 
 
 def _learns(root: Path, part: str, setting: str) -> bool:
-    """Whether ``learn.PART.SETTING`` is true in the run's own recipe."""
+    """Return True if the run's own recipe sets ``learn.PART.SETTING``."""
     try:
         recipe = tomllib.loads((root / "recipe.toml").read_text("utf-8"))
     except FileNotFoundError:
