@@ -58,6 +58,7 @@ class Learned:
                 f"best{arm.samples}": interval(arm.best),
                 "first_attempts": arm.first_attempts,
                 "later_attempts": arm.later_attempts,
+                "later_if_fresh": arm.later_if_fresh,
                 "submitted": arm.submitted,
                 "effort": arm.effort,
                 "statuses": arm.statuses,
@@ -114,6 +115,7 @@ def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:
         "submitted_share_change_min": min(each.submitted_change() for each in seeds),
         "later_attempts_before": sum(each.arms[BEFORE].later_attempts for each in seeds) / len(seeds),
         "later_attempts_after": sum(each.arms[AFTER].later_attempts for each in seeds) / len(seeds),
+        "later_if_fresh_after": sum(each.arms[AFTER].later_if_fresh for each in seeds) / len(seeds),
     }
 
 

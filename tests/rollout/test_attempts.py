@@ -9,7 +9,7 @@ import pytest
 from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, best_baseline, stage_of, titles
 from woodshed.evaluate.sweep import best_temperature
 from woodshed.record.trajectory import ToolEvent
-from woodshed.rollout.attempts import attempt_rates, attempts, suite_passed, wasted_calls
+from woodshed.rollout.attempts import attempt_rates, attempts, rate_if_fresh, suite_passed, wasted_calls
 from woodshed.stages.demonstrations import ends_tested
 
 PASS, FAIL = "PASS 18", "FAIL ridge\nwant 1\ngot 2"
@@ -32,6 +32,15 @@ def test_an_attempt_is_an_accepted_edit_and_the_next_test() -> None:
     assert attempts([*first, *rejected, *undone, *last]) == [False, True]
     assert attempt_rates([[*first, *last], first, last]) == (1 / 3, 1.0)
     assert math.isnan(attempt_rates([undone])[0])
+
+
+def test_later_attempts_are_held_against_first_ones_of_other_episodes() -> None:
+    passed, failed = [event("edit_line"), event("run_tests", PASS)], [event("edit_line"), event("run_tests", FAIL)]
+    twice = [[*failed, *failed], passed, passed, failed]  # its one later attempt: 2 of the 3 other first ones pass
+    thrice = [[*failed, *failed, *passed], failed]  # its two: none of the one other
+    assert rate_if_fresh([twice, thrice]) == pytest.approx((2 / 3 + 0 + 0) / 3)
+    assert rate_if_fresh([[[*passed, *failed], failed, []]]) == 0, "its own first attempt does not count"
+    assert math.isnan(rate_if_fresh([[[*failed, *failed]], [passed, failed]])), "nobody to compare with, none later"
 
 
 def test_wasted_calls_are_those_that_left_nothing() -> None:

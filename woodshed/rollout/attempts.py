@@ -58,5 +58,24 @@ def attempt_rates(episodes: Iterable[Sequence[ToolEvent]]) -> tuple[float, float
     return _share(first), _share(later)
 
 
+def rate_if_fresh(tasks: Iterable[Sequence[Sequence[ToolEvent]]]) -> float:
+    """What share of later attempts would pass if each were the first attempt of another episode of its task, which
+    knows nothing of the failed ones; nan where there is none. ``tasks`` gives the episodes of each task.
+
+    Attempts that learn from what failed before them pass more often than this.
+    """
+    expected, later = 0.0, 0
+    for episodes in tasks:
+        tried = [found for found in map(attempts, episodes) if found]
+        others = len(tried) - 1
+        if others < 1:
+            continue
+        passed = sum(found[0] for found in tried)
+        for found in tried:
+            expected += (len(found) - 1) * (passed - found[0]) / others
+            later += len(found) - 1
+    return expected / later if later else float("nan")
+
+
 def _share(passed: Sequence[bool]) -> float:
     return sum(passed) / len(passed) if passed else float("nan")

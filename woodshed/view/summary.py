@@ -16,7 +16,7 @@ from rich.text import Text
 from woodshed.evaluate.run import group_name
 from woodshed.evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
 from woodshed.record.store import TrajectoryStore
-from woodshed.rollout.attempts import attempt_rates
+from woodshed.rollout.attempts import attempt_rates, rate_if_fresh
 from woodshed.rollout.failures import INFRA
 
 EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
@@ -37,6 +37,8 @@ class Evaluation:
     """Share of first attempts at a repair that passed (``rollout.attempts``)."""
     later_attempts: float = float("nan")
     """The same of all later ones."""
+    later_if_fresh: float = float("nan")
+    """What share of the later ones would pass if each were a first one."""
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
     flagged: dict[str, int] = field(default_factory=dict)
 
@@ -69,7 +71,8 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
     samples = min(len(by_task[t]) for t in tasks)
     solved = {t: sum(bool(r["resolved"]) for r in by_task[t]) for t in tasks}
     groups = sorted({row["group_id"] for task in tasks for row in by_task[task]})
-    first, later = attempt_rates(t.events for group in groups for t in store.group(group) if t.status != INFRA)
+    episodes = [[t.events for t in store.group(group) if t.status != INFRA] for group in groups]
+    first, later = attempt_rates(events for of_task in episodes for events in of_task)
     by_kind: dict[str, list[float]] = {}
     for task in tasks:
         by_kind.setdefault((kinds or {}).get(task, ""), []).append(solved[task] / len(by_task[task]))
@@ -83,6 +86,7 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
         effort={key: float(np.mean([r["effort"][key] for r in rows])) for key in EFFORT},
         first_attempts=first,
         later_attempts=later,
+        later_if_fresh=rate_if_fresh(episodes),
         kinds={k: (len(v), float(np.mean(v))) for k, v in sorted(by_kind.items()) if k},
         flagged=flagged(rows),
     )
