@@ -12,7 +12,11 @@ test: setup
 	.venv/bin/lint-imports
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
+# What takes a minute or more for each test, and is not part of `make test`.
+test-long: setup
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/pytest -m long
+
 setup:
 	@scripts/setup
 
-.PHONY: run test setup
+.PHONY: run test test-long setup

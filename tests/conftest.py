@@ -10,11 +10,13 @@ import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from real_runs import SmokeRun, make_smoke_run
 from s3 import s3  # noqa: F401  (a fixture)
+from xdist.scheduler import LoadFileScheduling
 
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
 
@@ -26,6 +28,37 @@ hypothesis.settings.load_profile("busy")
 _GRACE = 120.0
 """Seconds beyond its own time limit after which a test that still does not end takes its whole process with it."""
 _errors: list[int] = []
+
+
+TOGETHER = (
+    "tests/tasks/sources/",
+    "tests/tasks/install/",
+    "tests/tasks/packages/",
+    "tests/tasks/refresh/",
+    "tests/tasks/node/",
+    "tests/evaluate/builder/",
+)
+"""Folders whose tests share what took long to build: one worker has all of them, from the beginning."""
+
+
+def _together(nodeid: str) -> str:
+    return next((folder for folder in TOGETHER if nodeid.startswith(folder)), "")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not _together(item.nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+
+    class ByFolder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _together(nodeid) or super()._split_scope(nodeid)
+
+    return ByFolder(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

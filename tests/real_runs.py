@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from waiting import ended, run_to_end, wait_until
+
+from woodshed.record.cache import cache_directory
 
 # A shell starts what it puts in the background with SIGINT ignored, and every child of ours would inherit that; some
 # of what follows presses Ctrl-C.
@@ -27,11 +30,25 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "woodshed.cli", *map(str, arguments)]
 
 
+def own_cache(folder: Path) -> Path:
+    """Make ``folder`` a cache that is empty but for what takes long and is the same in all: compiled kernels, and the
+    index of the host's programs if there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    common = cache_directory()
+    if common == folder:
+        return folder
+    (common / "native").mkdir(exist_ok=True)
+    (folder / "ngrams").mkdir(exist_ok=True)
+    for kept in (common / "native", *(common / "ngrams").glob("host-*")):
+        with suppress(FileExistsError):
+            (folder / kept.relative_to(common)).symlink_to(kept)
+    return folder
+
+
 def environment(scratch: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Temporary files and cache of a run under ``scratch``; a wide terminal without colours."""
-    folders = {"TMPDIR": scratch / "tmp", "WOODSHED_CACHE": scratch / "cache"}
-    for folder in folders.values():
-        folder.mkdir(parents=True, exist_ok=True)
+    folders = {"TMPDIR": scratch / "tmp", "WOODSHED_CACHE": own_cache(scratch / "cache")}
+    folders["TMPDIR"].mkdir(parents=True, exist_ok=True)
     return {**os.environ, **{k: str(v) for k, v in folders.items()}, "COLUMNS": "160", "NO_COLOR": "1", **(extra or {})}
 
 

@@ -138,6 +138,7 @@ def newer(root: Path, than: int) -> Callable[[], bool]:
     return lambda: max(versions(root / "weights"), default=-1) > than
 
 
+@pytest.mark.long
 def test_engines_gateway_publisher_and_follower_are_killed(root: Path, tmp_path: Path, rng: random.Random) -> None:
     with_two_engines(root)
     prey = Prey(root)

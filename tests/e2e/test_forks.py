@@ -18,10 +18,7 @@ from real_runs import SMOKE, woodshed
 
 from tests.chaos.records import check_records, stored_trajectories, trained_on
 from tests.e2e.any_text import AnyText
-from woodshed.policy.config import DecoderConfig
-from woodshed.policy.decoder import Decoder
-from woodshed.policy.hf import Policy, save_policy
-from woodshed.policy.tokenizer import Tokenizer, train_bpe
+from tests.e2e.random_policy import random_policy
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.trajectory import Trajectory
 from woodshed.rollout.forking import failed_tests
@@ -47,21 +44,6 @@ SETTINGS = (
 )
 
 
-def random_policy(folder: Path) -> Path:
-    tokenizer = Tokenizer(train_bpe(["def f(x): return x"], 300, AnyText.special_tokens))
-    config = DecoderConfig(
-        vocab_size=tokenizer.vocab_size,
-        d_model=32,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        d_ff=48,
-        max_positions=2048,
-    )
-    return save_policy(Policy(Decoder(config, seed=0), tokenizer, AnyText(), config), folder)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
@@ -69,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("; ".join(probe.reasons))
     folder = tmp_path_factory.mktemp("forks")
     shutil.copy(Path(__file__).parent / "any_text.py", folder)
-    settings = (f'policy.source="{random_policy(folder / "start")}"', *SETTINGS)
+    settings = (f'policy.source="{random_policy(folder / "start", AnyText())}"', *SETTINGS)
     options = [part for setting in settings for part in ("--set", setting)]
     done = woodshed(folder, "run", str(SMOKE), "--out", folder / "run", *options)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from real_runs import SMOKE, woodshed
 
+from tests.e2e.random_policy import random_policy
+from woodshed.policy.formats import get_format
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 
@@ -29,7 +31,7 @@ folder = "FOLDER"
 def recipe(folder: Path) -> Path:
     """The smoke recipe with another agent, another chat format and no demonstrations.
 
-    A policy this small says nothing that is a call. How often the agent tries makes the difference in effort.
+    A policy of random weights says nothing that is a call. How often the agent tries makes the difference in effort.
     """
     (folder / "agent/bin").mkdir(parents=True)
     shutil.copy(AGENT, folder / "agent/bin/agent")
@@ -37,9 +39,9 @@ def recipe(folder: Path) -> Path:
     text = SMOKE.read_text()
     head, _, rest = text.partition("[harness]")
     text = head + PROGRAM.replace("FOLDER", str(folder / "agent")) + "\n[rl]" + rest.partition("[rl]")[2]
-    text = text.replace("[policy]", '[policy]\nformat = "hermes"\nmax_positions = 4096')
+    start = random_policy(folder / "start", get_format("hermes"))
+    text = text.replace("[policy]", f'[policy]\nsource = "{start}"\nformat = "hermes"')
     text = text.replace("{ episodes = 100, hinted = 1.0 }", "{ episodes = 0 }")
-    text = text.replace("tokens = 30000", "tokens = 5000")
     text = text.replace("baselines = true", "baselines = false").replace("[0.3, 1.0]", "[1.0]")
     path = folder / "program.toml"
     path.write_text(text)

@@ -107,11 +107,11 @@ def test_a_resumed_episode_gets_its_replies_again_and_nothing_else_before() -> N
         old, site.key = site.key, await site.admin.resume("t") or ""
         assert (await site.chat(key=old)).status_code == 401
         refused = await site.chat([{"role": "user", "content": "something else"}])
-        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "resume_diverged")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (410, "resume_diverged")
         assert (await site.chat()).json()["choices"][0]["message"] == first
         going_on = [*USER, first, {"role": "user", "content": "go on"}]
         assert (await site.chat(going_on)).status_code == 200, "this conversation has come as far as before"
-        assert (await site.chat(going_on)).status_code == 409, "a live request is sampled once"
+        assert (await site.chat(going_on)).status_code == 410, "a live request is sampled once"
         assert len(site.engine.calls) == 3
         finished = await site.admin.finish("t")
         assert finished.repeating and second and finished.requests == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ class Kind:
     name: str
     run: Callable[[Body], Any]
     spec: BoxSpec = field(repr=False)
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test; those of microvm, whose machines are emulated here, take long."""
+    return [pytest.param(name, marks=pytest.mark.long) if name == "microvm" else name for name in names]
 
 
 def layered_spec(folder: Path, cpu_seconds: float) -> BoxSpec:

@@ -36,7 +36,7 @@ SHARED_BY_ONE_USER = {"descriptors_in_flight", "pipe_buffers", "large_pipes", "d
 """What docs/sandboxes.md says is not kept apart: on namespace boxes at all, and where they have one host user."""
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.long) if each == "gvisor" else each for each in BACKENDS])
 def name(request: pytest.FixtureRequest) -> str:
     try:
         if not (probe := open_backend(request.param).probe()).ok:
@@ -47,10 +47,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_box_notices_nothing_of_another(name: str) -> None:
-    if name == "gvisor" and os.geteuid() == 0:
-        pytest.skip(
-            "a minute and a half: the test below tries it as an ordinary user, benchmarks/sandbox_pairs.py as both"
-        )
     own_users = os.geteuid() == 0
     check(beside_backend(name), SHARED_BY_ALL if own_users else SHARED_BY_ALL | SHARED_BY_ONE_USER, name)
 

@@ -16,14 +16,14 @@ from woodshed.sandbox.backends.docker.engine import ENGINES
 from woodshed.sandbox.host.session import ShellSession
 from woodshed.sandbox.protocol import BoxSpec, Egress, Paused, SandboxError, Snapshot, Unsupported
 
-from .kinds import FIXTURES, LIVE, NAMES, Kind, engine_runner, working_engine
+from .kinds import FIXTURES, LIVE, NAMES, Kind, engine_runner, marked, working_engine
 
 OWN_KERNEL = ("gvisor", "microvm")
 AWAY = 1.0
 """Seconds of a pause."""
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=marked(NAMES))
 def kind(request: pytest.FixtureRequest, specs: Callable[[str], BoxSpec], tmp_path: Path) -> Kind:
     """Each kind, or those that a test names by ``parametrize(..., indirect=True)``."""
     name = request.param
@@ -35,7 +35,7 @@ def kind(request: pytest.FixtureRequest, specs: Callable[[str], BoxSpec], tmp_pa
 
 
 def of_kinds(*names: str) -> Any:
-    return pytest.mark.parametrize("kind", names, indirect=True)
+    return pytest.mark.parametrize("kind", marked(names), indirect=True)
 
 
 def test_files_commands_and_python(kind: Kind) -> None:

@@ -18,6 +18,7 @@ from woodshed.sandbox.backends.by_name import NAMES
 from woodshed.sandbox.backends.docker.engine import ENGINES
 from woodshed.sandbox.protocol import SandboxError
 
+from .kinds import marked
 from .ordinary import run_as_ordinary_user
 
 _ORDINARY = """
@@ -34,7 +35,7 @@ HARMLESS = (
 """What any process of any user may do on the machine itself."""
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=marked(NAMES))
 def name(request: pytest.FixtureRequest) -> str:
     """A backend that works here."""
     try:

@@ -18,6 +18,7 @@ from woodshed.sandbox.protocol import BoxSpec, SandboxError
 
 from .processes import family, state
 
+pytestmark = pytest.mark.long
 Run = Callable[[Callable[[MicrovmBackend], Awaitable[Any]]], Any]
 
 

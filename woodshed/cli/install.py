@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from woodshed.tasks.install.kit import Pinned
-from woodshed.tasks.install.run import Outcome
-from woodshed.tasks.packages.catalogue import Module, Wheel
 from woodshed.view.bar import Bar
 
 from .options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from woodshed.record.task import Task
     from woodshed.sandbox.layers import LayerStore
     from woodshed.sandbox.protocol import Backend
+    from woodshed.tasks.install.kit import Pinned
     from woodshed.tasks.install.run import Outcome
 
 
@@ -180,6 +178,8 @@ def _lines(outcome: Outcome) -> list[str]:
 
 
 def json_of(outcome: Outcome) -> dict[str, Any]:
+    from woodshed.tasks.packages.catalogue import Module, Wheel
+
     done = outcome.install
     return {
         "source": outcome.source,
@@ -196,4 +196,6 @@ def json_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def _pinned(one: Pinned) -> str:
+    from woodshed.tasks.packages.catalogue import Wheel
+
     return f"{one.name if isinstance(one, Wheel) else one.package} {one.version}"

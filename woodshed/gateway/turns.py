@@ -244,7 +244,7 @@ class Turns:
     ) -> Turn | Recorded:
         """Reserve a turn; or return the recorded reply to this request.
 
-        Raises ``refused`` if there is none, and ApiError 409 where a resumed episode goes another way than before.
+        Raises ``refused`` if there is none, and ApiError 410 where a resumed episode goes another way than before.
         """
 
         def work() -> Turn | Recorded:
@@ -255,7 +255,8 @@ class Turns:
                 raise refused
             turn = trajectory.recorder.prepare(request.messages, request.tools, grammar, self._context(trajectory))
             if turn.fresh and trajectory.repeating:
-                raise ApiError(409, RESUME_DIVERGED, "the resumed episode asks what it had not asked before")
+                # Not 409, after which clients ask again and again.
+                raise ApiError(410, RESUME_DIVERGED, "the resumed episode asks what it had not asked before")
             return turn
 
         def then(found: Turn | Recorded) -> Turn | Recorded:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from .python_names import Names, UnreadableError, declared_encoding, is_safe, parse
 
@@ -51,9 +52,7 @@ def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list
     for path, data in sorted(submission.items()):
         before = [version[path] for version in known if path in version]
         if path.endswith(".py"):
-            suspicious = _constructs(data, own)
-            for version in before:
-                suspicious -= _constructs(version, own, known=True)
+            suspicious = _constructs(data, own).difference(*(_constructs(v, own, known=True) for v in before))
         else:
             suspicious = _compiled(path, data)
         found += [f"{path}: {construct}" for construct in sorted(suspicious)]
@@ -73,19 +72,20 @@ def _is_for_another(data: bytes) -> bool:
     return False
 
 
-def _compiled(path: str, data: bytes) -> set[str]:
+def _compiled(path: str, data: bytes) -> frozenset[str]:
     """Report compiled modules and archives: they can be imported like source but not screened."""
     is_code = path.endswith(_NOT_PYTHON) or data.startswith(_COMPILED)
-    return {"is compiled code or an archive, from which modules can be imported"} if is_code else set()
+    return frozenset({"is compiled code or an archive, from which modules can be imported"} if is_code else ())
 
 
-def _constructs(data: bytes, own: frozenset[str], known: bool = False) -> set[str]:
+@lru_cache(maxsize=32)  # the files of a task are read again for every submission
+def _constructs(data: bytes, own: frozenset[str], known: bool = False) -> frozenset[str]:
     encoding = declared_encoding(data)
     found = set() if is_safe(encoding) else {f"declares the encoding {encoding!r}; write it in UTF-8"}
     try:
-        return found | set(_Suspicions(Names(parse(data)), own).found())
+        return frozenset(found).union(_Suspicions(Names(parse(data)), own).found())
     except UnreadableError as error:
-        return found if known or found else {str(error)}
+        return frozenset(found if known or found else {str(error)})
 
 
 class _Suspicions:

@@ -35,7 +35,6 @@ from woodshed.tasks.packages.index import Index, PackageError
 from woodshed.tasks.packages.source import is_cached
 from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.view.expected import ExpectedError
-from woodshed.view.tensorboard import TensorBoardMirror
 from woodshed.weights.errors import ChainError
 from woodshed.weights.fence import Head
 
@@ -259,6 +258,8 @@ def _check_policy(source: Path) -> None:
 
 
 def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: PlacedBoxes) -> None:
+    from woodshed.view.tensorboard import TensorBoardMirror  # imports tensorboard, which takes a while
+
     waiting = [s for s in plan(recipe, run) if run.stage_result(s.name) is None]
     finished = {s.name for s in plan(recipe, run)} - {s.name for s in waiting}
     running: dict[str, tuple[Stage, Supervisor, float]] = {}

@@ -123,14 +123,15 @@ textwrap threading trace traceback types typing unittest/mock urllib/parse uuid 
 """
 
 
-def test_every_function_of_the_standard_library_passes() -> None:
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.long)])
+def test_functions_of_the_standard_library_pass(every: int) -> None:
     """Each function in turn is what a task lacks, and its own code the submission."""
     tried, refused = 0, []
     for name, source in _standard():
         spans = function_spans(source)
         tried += len(spans)
         suspicious = screen({name: source.encode()}, {name: b""})
-        for span in spans if suspicious else ():  # else no part of it is
+        for span in spans[::every] if suspicious else ():  # else no part of it is
             start = delete_body(source, span.name)
             refused += screen({name: source.encode()}, {name: start.encode()})
     assert tried > 1500 and refused == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from real_runs import woodshed
+from real_runs import own_cache, woodshed
 
 from tests.tasks.packages import tiny
 from woodshed.evaluate.suites.by_name import COLLECTIONS
@@ -25,6 +25,7 @@ from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.pipeline.build import build_from_sources
 from woodshed.tasks.pipeline.pin import Wishes
 from woodshed.tasks.settings import PackageTaskSettings
+from woodshed.tasks.validate.root_leaks import index_of_host
 
 T = TypeVar("T")
 SINGLE = ("--kind", "mutate", "--kind", "delete_function", "--mutants", "1", "--exploits", "0")
@@ -78,8 +79,9 @@ def place_in(root: Path) -> Iterator[Place]:
     if not probe.ok:
         pytest.skip("; ".join(probe.reasons))
     found = Place(root, tiny.local_index(root))
+    index_of_host()
     found.environment = {"PIP_INDEX_URL": f"file://{root}/simple", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
     with pytest.MonkeyPatch.context() as patch:
-        for key, value in {**found.environment, "WOODSHED_CACHE": str(root / "cache")}.items():
+        for key, value in {**found.environment, "WOODSHED_CACHE": str(own_cache(root / "cache"))}.items():
             patch.setenv(key, value)
         yield found
