@@ -10,6 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
+from laptop import BASELINE_STAGES
+from recipe_runs import stage_minutes
 from result import commit, hardware
 
 from woodshed.recipe.load import BUILTIN, load_recipe
@@ -27,10 +29,7 @@ def main() -> None:
     digests = {digest_of(recipe.model_dump(mode="json", exclude_defaults=True)) for recipe in recipes}
     if len(digests) > 1:
         parser.error("the runs have different recipes; only their seeds may differ")
-    seconds = [
-        sum(json.loads(path.read_text()).get("seconds", 0.0) for path in (run.root / "stages").glob("*.json"))
-        for run in runs
-    ]
+    minutes = [sum(m for stage, m in stage_minutes(run).items() if stage not in BASELINE_STAGES) for run in runs]
     summaries = [json.loads(path.read_text()) for run in runs if (path := run.root / "summary.json").exists()]
     arms = sorted({name for summary in summaries for name in summary["arms"]})
     figures = {
@@ -44,7 +43,7 @@ def main() -> None:
         seeds=[recipe.seed for recipe in recipes],
         hardware=hardware(),
         commit=commit(),
-        minutes=[round(each / 60, 2) for each in seconds],
+        minutes=[round(each, 2) for each in minutes],
         figures=figures,
     )
     path = args.out or BUILTIN / f"{made.recipe}.expected.json"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
+import time
 
 import pytest
 
+from woodshed.sandbox.guest.processes import memory
 from woodshed.sandbox.protocol import BoxSpec, Limits
 
 SMALL = Limits(memory=256 << 20, processes=20, cpu_seconds=1, file_size=1 << 20, disk=4 << 20)
@@ -89,6 +92,16 @@ def test_fork_bomb(with_backend):
         await _alive(box)
 
     with_backend(body)
+
+
+def test_no_more_sizes_are_read_once_a_command_is_to_end():
+    """With hundreds of busy processes that would take many times as long as the command may run."""
+    with subprocess.Popen(["/usr/bin/sleep", "600"]) as child:
+        try:
+            assert memory() > memory(until=time.monotonic() + 3600) // 2 > 0
+            assert memory(until=time.monotonic()) == 0
+        finally:
+            child.kill()
 
 
 def test_disk_and_file_size(with_backend):

@@ -16,7 +16,7 @@ from woodshed.tasks.settings import PackageTaskSettings
 
 
 def test_tasks_from_a_real_package(tmp_path: Path) -> None:
-    settings = PackageTaskSettings(packages=("inflection",), tasks_per_package=2)
+    settings = PackageTaskSettings(packages=("simpleeval",), tasks_per_package=1, kinds=("mutate",))
 
     async def build() -> list[Task]:
         backend = open_backend("namespace")
@@ -33,10 +33,8 @@ def test_tasks_from_a_real_package(tmp_path: Path) -> None:
         if "cannot be reached" not in str(error) and "download failed" not in str(error):
             raise
         pytest.skip(str(error))
-    assert len(tasks) == 2
+    assert len(tasks) == 1
     for task in tasks:
-        assert task.info.provenance["package"] == "inflection"
+        assert task.info.provenance["package"] == "simpleeval"
         assert task.info.fail_to_pass and task.info.pass_to_pass
-        assert set(task.info.fail_to_pass) <= {
-            t for t in task.info.fail_to_pass if t.startswith("test_inflection.py::")
-        }
+        assert all(test.startswith("tests/test_") for test in task.info.fail_to_pass)

@@ -7,6 +7,7 @@ a command does may end this process; every failure becomes a typed reply.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import socket
@@ -241,8 +242,8 @@ class Agent:
                     kill(process.pid)
         if self._turns is not None:
             self._turns.look(running, wanting_to_run() - sum(process.state == "R" for process in running) - 1)
-        limit = self._spec["memory"]
-        if limit is not None and sum(process.resident for process in running) > limit and memory() > limit:
+        limit, until = self._spec["memory"], min((job.deadline for job in self._jobs.values()), default=math.inf)
+        if limit is not None and sum(process.resident for process in running) > limit and memory(until) > limit:
             for job in self._jobs.values():
                 job.out_of_memory = True
             kill_everything()

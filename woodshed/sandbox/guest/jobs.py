@@ -93,6 +93,8 @@ class Job:
 
         The command is killed first: a shell whose child is killed would go on with its next command.
         """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # at once, whatever is being forked
         session = [process.pid for process in processes() if process.session == self.pid]
         for pid in (self.pid, *session):
             kill(pid)
