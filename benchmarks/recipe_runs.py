@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from woodshed.evaluate.arms import AFTER, ALONE, ARMS, BEFORE, best_baseline, stage_of, titles
+from woodshed.evaluate.arms import ADOPT, AFTER, ALONE, ARMS, BEFORE, best_baseline, stage_of, titles
 from woodshed.evaluate.statistics import Estimate
 from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory
@@ -87,7 +87,7 @@ def learned(run: RunDirectory) -> Learned:
     results = {name: run.stage_result(stage_of(name)) or {} for name in arms}
     temperatures = {name: result["temperature"] for name, result in results.items()}
     development = {name: result["dev_pass1"] for name, result in results.items()}
-    title = titles(recipe.learn.sft.verified, recipe.learn.solved.after_rl)
+    title = titles(recipe.learn.sft.verified, recipe.learn.solved.after_rl, run.stage_result(ADOPT) is not None)
     return Learned(arms, title, temperatures, development)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+ADOPT = "adopt"
+"""Stage in which a run takes over the result of the run that it goes on from (``policy.source``)."""
 BEFORE = "before"
 """Evaluation of the policy that RL starts from."""
 OTHER = "other-sft"
@@ -22,10 +24,12 @@ ALONE = "rl"
 ARMS = (OTHER, BEFORE, REJECTION, ALONE, AFTER)
 
 
-def titles(verified: bool, solved: bool = False) -> dict[str, str]:
+def titles(verified: bool, solved: bool = False, goes_on: bool = False) -> dict[str, str]:
     """Name of each policy for tables. ``verified``: RL starts from SFT on the verified demonstrations. ``solved``: the
-    result is SFT on what RL solved."""
+    result is SFT on what RL solved. ``goes_on``: RL starts from the result of an earlier run."""
     start, other = ("SFT, verified", "SFT, all") if verified else ("SFT, all", "SFT, verified")
+    if goes_on:
+        start = "earlier run"
     result = "RL, then SFT" if solved else "RL"
     return {OTHER: other, BEFORE: start, REJECTION: "SFT, rejection", ALONE: "RL", AFTER: result}
 

@@ -25,7 +25,8 @@ class PolicySettings(Settings):
     """Source of the policy, and its sizes when it starts from scratch."""
 
     source: str = "scratch"
-    """``scratch``, ``smollm2`` (the weights in a Python package), or a Hugging Face causal LM directory."""
+    """``scratch``, ``smollm2`` (the weights in a Python package), a Hugging Face causal LM directory, or the directory
+    of a finished run: its result is where RL starts, and what it solved is learned again with what this run solves."""
 
     format: str = "auto"
     """Chat format: compact, hermes, qwen3_coder, llama3, kimi_k2, or ``"module:Class"`` of your own. ``auto``:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from woodshed.record.overrides import apply, fields_at
+from woodshed.record.run_directory import RunDirectory
 from woodshed.record.toml import to_toml
 
 from .recipe import Recipe
@@ -66,6 +67,20 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         return Recipe.model_validate(table)
     except ValidationError as error:
         raise RecipeError("\n".join(_explain(path, text, origin, e) for e in error.errors())) from None
+
+
+def earlier_run(recipe: Recipe) -> RunDirectory | None:
+    """The run that this recipe goes on from, if ``policy.source`` is a run directory."""
+    run = RunDirectory(Path(recipe.policy.source).absolute())
+    return run if run.recipe.is_file() else None
+
+
+def first_source(recipe: Recipe) -> str:
+    """``policy.source`` of the first of the runs that this one goes on from, of this one if it goes on from none.
+    Raises RecipeError where the recipe of one cannot be read."""
+    while (run := earlier_run(recipe)) is not None:
+        recipe = load_recipe(run.recipe)
+    return recipe.policy.source
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.cluster.supervisor import Program
-from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, SOLVED, stage_of, titles
+from woodshed.evaluate.arms import ADOPT, AFTER, ALONE, BEFORE, OTHER, REJECTION, SOLVED, stage_of, titles
+from woodshed.recipe.load import earlier_run, first_source
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json
 from woodshed.stages.servers import cores, server_programs, threads_of
@@ -31,31 +32,14 @@ class Stage:
 
 def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     """In order of priority: two of the stages that need nothing unfinished run at a time."""
-    scratch = recipe.policy.source == "scratch"
     main = "packages" if recipe.tasks.main == "packages" else "tasks"
-    start = "corpus" if scratch else "convert"
-    stages = []
-    if scratch:
-        stages.append(_simple(run, "corpus", "train tokenizer, write corpus", ()))
-    else:
-        stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
-    if main == "tasks":
-        stages.append(_simple(run, "tasks", "make and check tasks", ()))
-    demos = [_simple(run, "demos", "run demonstrations in sandboxes", (main, start))]
-    if not recipe.learn.demonstrations.episodes:
-        demos = []
-    needs = ("pretrain" if scratch else "convert", *(stage.name for stage in demos))
-    threads = min(cores(), 4) if scratch else cores()
-    sft = _simple(run, "sft", "fine-tune on demonstrations", needs, threads)
-    packages = [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
-    stages += [*packages, *demos] if main == "packages" else [*demos, *packages]
-    if scratch:
-        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",), threads))
-    stages.append(sft)
+    threads = min(cores(), 4) if first_source(recipe) == "scratch" else cores()
+    goes_on = _goes_on(recipe, run)
+    stages, last = _taken_over(recipe, run) if goes_on else _supervised(recipe, run, main, threads)
     drafts = recipe.learn.mtp.steps and recipe.learn.demonstrations.episodes
     if drafts:
-        stages.append(_simple(run, "mtp", "distil the head that drafts", ("sft",), threads))
-    before = ("mtp" if drafts else "sft", main, *(("packages",) if recipe.tasks.packages else ()))
+        stages.append(_simple(run, "mtp", "distil the head that drafts", (last,), threads))
+    before = ("mtp" if drafts else last, main, *(("packages",) if recipe.tasks.packages else ()))
     stages.append(_served(recipe, run, BEFORE, "evaluate before RL", before, "sft"))
     stages.append(_rl(recipe, run))
     last = "rl"
@@ -68,6 +52,44 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     return stages
 
 
+def _supervised(recipe: Recipe, run: RunDirectory, main: str, threads: int) -> tuple[list[Stage], str]:
+    """The stages up to SFT, and the name of the last."""
+    scratch = recipe.policy.source == "scratch"
+    start = "corpus" if scratch else "convert"
+    stages = []
+    if scratch:
+        stages.append(_simple(run, "corpus", "train tokenizer, write corpus", ()))
+    else:
+        stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
+    if main == "tasks":
+        stages.append(_simple(run, "tasks", "make and check tasks", ()))
+    demos = [_simple(run, "demos", "run demonstrations in sandboxes", (main, start))]
+    if not recipe.learn.demonstrations.episodes:
+        demos = []
+    needs = ("pretrain" if scratch else "convert", *(stage.name for stage in demos))
+    packages = _packages(recipe, run)
+    stages += [*packages, *demos] if main == "packages" else [*demos, *packages]
+    if scratch:
+        stages.append(_simple(run, "pretrain", "pretrain", ("corpus",), threads))
+    return [*stages, _simple(run, "sft", "fine-tune on demonstrations", needs, threads)], "sft"
+
+
+def _goes_on(recipe: Recipe, run: RunDirectory) -> bool:
+    """Whether it goes on from an earlier run, which may be gone once its result was taken over."""
+    return run.stage_result(ADOPT) is not None or earlier_run(recipe) is not None
+
+
+def _taken_over(recipe: Recipe, run: RunDirectory) -> tuple[list[Stage], str]:
+    """The stages before RL of a run that goes on from an earlier one, and the name of the last."""
+    tasks = _simple(run, "tasks", "make and check tasks", ())
+    taken = _simple(run, ADOPT, "take over the result of the earlier run", ())
+    return [tasks, *_packages(recipe, run), taken], ADOPT
+
+
+def _packages(recipe: Recipe, run: RunDirectory) -> list[Stage]:
+    return [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
+
+
 def _baselines(recipe: Recipe, run: RunDirectory, threads: int) -> list[Stage]:
     """What RL has to beat. After RL, whose result they do not change."""
 
@@ -77,10 +99,13 @@ def _baselines(recipe: Recipe, run: RunDirectory, threads: int) -> list[Stage]:
     title = titles(recipe.learn.sft.verified)
     solved = recipe.learn.solved.after_rl
     alone = [_served(recipe, run, stage_of(ALONE), "evaluate RL alone", (AFTER,), "rl")] if solved else []
-    return [
-        *alone,
+    other = [
         _simple(run, OTHER, f"baseline: {title[OTHER]}", (AFTER,), threads),
         evaluated(OTHER, title[OTHER]),
+    ]
+    return [
+        *alone,
+        *([] if _goes_on(recipe, run) else other),
         _served(recipe, run, "sample", "sample RL's tasks without RL", (AFTER,), "sft"),
         _simple(run, REJECTION, f"baseline: {title[REJECTION]}", ("sample",), threads),
         evaluated(REJECTION, title[REJECTION]),
@@ -137,4 +162,4 @@ def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
 def trainer_threads(recipe: Recipe) -> int:
     """One core beside the server for a tiny network. With a larger one training takes several times as long as
     sampling and the server often waits: the trainer gets every core, and shares them while both work."""
-    return 1 if recipe.policy.source == "scratch" else cores()
+    return 1 if first_source(recipe) == "scratch" else cores()

@@ -18,14 +18,16 @@ from rich.console import Console
 from rich.text import Text
 
 from woodshed.cluster.supervisor import ProgramFailed, Supervisor
+from woodshed.evaluate.arms import ADOPT
 from woodshed.monitors.judge import JudgeError, judge_key
 from woodshed.policy.config import ConfigError, DecoderConfig
-from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+from woodshed.recipe.load import RecipeError, dump_recipe, earlier_run, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import DirectoryError, RunDirectory, write_text
 from woodshed.record.task import TaskError
 from woodshed.sandbox.protocol import SandboxError
+from woodshed.stages.adopt import refusal
 from woodshed.stages.boxes import check_boxes, layer_store
 from woodshed.stages.demonstrator import must_search
 from woodshed.stages.failures import disk_problem
@@ -161,7 +163,11 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
     free = shutil.disk_usage(place).free
     if free < 1 << 30:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
-    if recipe.policy.source not in ("scratch", "smollm2"):
+    if run.stage_result(ADOPT) is not None:
+        pass  # what it needs of the earlier run it has
+    elif (earlier := earlier_run(recipe)) is not None:
+        _check_earlier(recipe, earlier)
+    elif recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
     if recipe.policy.device == "cuda":
         from woodshed.policy.device import resolve  # imports torch, which takes a second
@@ -245,10 +251,21 @@ def _check_folder(recipe: Recipe, folder: str) -> None:
         )
 
 
+def _check_earlier(recipe: Recipe, earlier: RunDirectory) -> None:
+    try:
+        problem = refusal(recipe, earlier)
+    except (RecipeError, DirectoryError) as error:
+        raise RunError(f"policy.source: {error}") from None
+    if problem:
+        raise RunError(problem)
+
+
 def _check_policy(source: Path) -> None:
     path = source / "config.json"
     if not path.exists():
-        raise RunError(f'policy.source: {source} has no config.json; give a Hugging Face directory, or "scratch"')
+        raise RunError(
+            f'policy.source: {source} has no config.json; give a Hugging Face directory, a finished run, or "scratch"'
+        )
     try:
         DecoderConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
     except ConfigError as error:

@@ -23,6 +23,7 @@ STAGES = {
     "convert": ("policy", "convert"),
     "demos": ("demonstrations", "demonstrate"),
     "sft": ("policy", "fine_tune"),
+    "adopt": ("adopt", "take_over"),
     "mtp": ("mtp", "distill_head"),
     "before": ("evaluate", "evaluate_before"),
     "rollouts": ("rl", "reinforce"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from woodshed.cluster.supervisor import Program, free_ports
 from woodshed.engine.settings import EngineServerSettings
 from woodshed.gateway.settings import GatewaySettings
+from woodshed.recipe.load import first_source
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, key_file, write_json
 from woodshed.record.settings import is_reference
@@ -78,7 +79,7 @@ def cores() -> int:
 def server_threads(recipe: Recipe, *, training: bool) -> int:
     """A tiny network gains little from a second thread, and leaves that core to the sandboxes. A larger one gets every
     core, or half of them where the trainer runs beside it."""
-    return 1 if recipe.policy.source == "scratch" else max(1, cores() // 2) if training else cores()
+    return 1 if first_source(recipe) == "scratch" else max(1, cores() // 2) if training else cores()
 
 
 def _program(

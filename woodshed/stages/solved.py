@@ -24,9 +24,9 @@ from .policy import fine_tune_on
 def fine_tune_on_rl(recipe: Recipe, run: RunDirectory) -> None:
     """SFT on the verified demonstrations and every different training rollout that was solved, as ``policy/final``.
     RL's own policy, ``policy/rl``, is the result where nothing was solved."""
-    kept = _solved(recipe, run, "source = 'train'")
+    kept = solved_in_rl(recipe, run)
     if kept:
-        fine_tune_on(recipe, run, SOLVED, [*_verified(run), *kept], "final")
+        fine_tune_on(recipe, run, SOLVED, [*verified_examples(run), *kept], "final")
     else:
         save_policy(load_policy(run.policy("rl")), run.policy("final"))
         run.write_result_of(SOLVED, {"note": "RL solved nothing: its own policy is the result"})
@@ -35,12 +35,18 @@ def fine_tune_on_rl(recipe: Recipe, run: RunDirectory) -> None:
 def fine_tune_on_samples(recipe: Recipe, run: RunDirectory) -> None:
     """SFT on the verified demonstrations and every different solved rollout of the stage ``sample``."""
     kept = _solved(recipe, run, f"source = 'eval' AND group_id LIKE '{SAMPLE}:%'")
-    fine_tune_on(recipe, run, REJECTION, [*_verified(run), *kept])
+    fine_tune_on(recipe, run, REJECTION, [*verified_examples(run), *kept])
 
 
-def _verified(run: RunDirectory) -> list[Example]:
+def verified_examples(run: RunDirectory) -> list[Example]:
+    """The verified demonstrations, and what earlier runs solved if this one goes on from them."""
     path = run.examples(verified=True)
     return load_examples(path) if path.exists() else []
+
+
+def solved_in_rl(recipe: Recipe, run: RunDirectory) -> list[Example]:
+    """Every different training rollout that was solved."""
+    return _solved(recipe, run, "source = 'train'")
 
 
 def _solved(recipe: Recipe, run: RunDirectory, where: str) -> list[Example]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from woodshed.evaluate.arms import AFTER, ARMS, BEFORE, best_baseline, stage_of, titles
+from woodshed.evaluate.arms import ADOPT, AFTER, ARMS, BEFORE, best_baseline, stage_of, titles
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
@@ -102,7 +102,11 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     transfer = [e for e in (evaluation(store, "before-packages"), evaluation(store, "after-packages")) if e]
     steps = read_jsonl(run.stage_metrics("rollouts"))
     trainer = read_jsonl(run.stage_metrics("trainer"))
-    title = titles(_learns(run.root, "sft", "verified"), _learns(run.root, "solved", "after_rl"))
+    title = titles(
+        _learns(run.root, "sft", "verified"),
+        _learns(run.root, "solved", "after_rl"),
+        run.stage_result(ADOPT) is not None,
+    )
     temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
     summary = _summary(run, arms, transfer, title, temperatures)
     stored = [row["id"] for row in store.rows("source = 'train'")]

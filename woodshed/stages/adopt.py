@@ -1,0 +1,67 @@
+"""A run that goes on from a finished one: its result, what it learned from, and all that it solved are taken over."""
+
+from __future__ import annotations
+
+from woodshed.evaluate.arms import ADOPT, AFTER
+from woodshed.recipe.load import RecipeError, earlier_run, load_recipe
+from woodshed.recipe.recipe import Recipe
+from woodshed.record.run_directory import RunDirectory
+
+from .failures import StageFailed
+
+
+def take_over(recipe: Recipe, run: RunDirectory) -> None:
+    """The result of the earlier run as ``policy/sft``, from which RL starts, and its policy before all SFT as
+    ``policy/pretrain``. What it solved joins the verified demonstrations. Raises StageFailed."""
+    from woodshed.policy.hf import load_policy, save_policy  # imports torch, which ``refusal`` does without
+
+    from .examples import load_examples, save_examples
+    from .solved import solved_in_rl, verified_examples
+
+    earlier = earlier_run(recipe)
+    assert earlier is not None  # the plan has this stage for such a run only
+    try:
+        before = load_recipe(earlier.recipe)
+    except RecipeError as error:
+        raise StageFailed(str(error)) from None
+    if problem := refusal(recipe, earlier):
+        raise StageFailed(problem)
+    for theirs, ours in (("pretrain", "pretrain"), ("final", "sft")):
+        policy = load_policy(earlier.policy(theirs))
+        policy.version = 0  # of a weight chain that begins anew
+        save_policy(policy, run.policy(ours))
+    run.demonstrations.mkdir(exist_ok=True)
+    kept, solved = verified_examples(earlier), solved_in_rl(before, earlier)
+    everything = load_examples(earlier.examples()) if earlier.examples().exists() else []
+    save_examples(run.examples(verified=True), [*kept, *solved])
+    save_examples(run.examples(), [*everything, *solved])  # what is looked through for held-out code
+    note = f"{len(kept)} verified examples and {len(solved)} different rollouts that {earlier.root.name} solved"
+    run.write_result_of(ADOPT, {"note": note, "seeds": sorted(_seeds(before, earlier))})
+
+
+def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
+    """Why ``recipe`` cannot go on from that run and what to do; empty if it can. Raises RecipeError where the run's own
+    recipe cannot be read, and DirectoryError."""
+    if earlier.stage_result(AFTER) is None or not (earlier.policy("final") / "config.json").exists():
+        return f"policy.source: {earlier.root} is not finished; finish it with `woodshed run {earlier.root}`"
+    if recipe.tasks.main == "packages":
+        return (
+            f'policy.source: {earlier.root} is a run, and tasks.main is "packages": its prompts would be trained '
+            "twice; use tasks that are drawn by seed"
+        )
+    used, own = _seeds(load_recipe(earlier.recipe), earlier), _seed_of_tasks(recipe)
+    if own in used:
+        return (
+            f"seed {recipe.seed} drew the tasks of {earlier.root} or of a run before it, and a prompt is never trained "
+            f"twice: --set seed={recipe.seed + max(used) + 1 - own}"
+        )
+    return ""
+
+
+def _seeds(recipe: Recipe, run: RunDirectory) -> set[int]:
+    """What the training tasks of a run were drawn by, and those of all runs that it goes on from."""
+    return {_seed_of_tasks(recipe), *run.read_result_of(ADOPT).get("seeds", ())}
+
+
+def _seed_of_tasks(recipe: Recipe) -> int:
+    return recipe.seed + (recipe.tasks.custom if recipe.tasks.family == "custom" else recipe.tasks.synthetic).seed
