@@ -71,6 +71,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 def earlier_run(recipe: Recipe) -> RunDirectory | None:
     """The run that this recipe goes on from, if ``policy.source`` is a run directory."""
+    if recipe.policy.source in ("scratch", "smollm2"):
+        return None
     run = RunDirectory(Path(recipe.policy.source).absolute())
     return run if run.recipe.is_file() else None
 
