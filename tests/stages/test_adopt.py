@@ -39,7 +39,7 @@ def going_on(earlier: RunDirectory, seed: int, *settings: str) -> Recipe:
 
 
 def finished(run: RunDirectory, recipe: Recipe) -> None:  # noqa: F811
-    """As if the stages after ``take_over`` had run and RL had solved nothing new."""
+    """As if the stages after ``take_over`` had run and RL had solved one rollout."""
     write_text(run.recipe, dump_recipe(recipe))
     shutil.copytree(run.policy("sft"), run.policy("final"))
     shutil.copytree(run_with(run.root / "other", rollout("c", solved=True)).trajectories, run.trajectories)

@@ -59,8 +59,8 @@ def attempt_rates(episodes: Iterable[Sequence[ToolEvent]]) -> tuple[float, float
 
 
 def rate_if_fresh(tasks: Iterable[Sequence[Sequence[ToolEvent]]]) -> float:
-    """What share of later attempts would pass if each were the first attempt of another episode of its task, which
-    knows nothing of the failed ones; nan where there is none. ``tasks`` gives the episodes of each task.
+    """Return the share of later attempts that would pass if each were the first attempt of another episode of its task;
+    nan where there is none. ``tasks`` gives the episodes of each task.
 
     Attempts that learn from what failed before them pass more often than this.
     """

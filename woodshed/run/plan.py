@@ -75,7 +75,7 @@ def _supervised(recipe: Recipe, run: RunDirectory, main: str, threads: int) -> t
 
 
 def _goes_on(recipe: Recipe, run: RunDirectory) -> bool:
-    """Whether it goes on from an earlier run, which may be gone once its result was taken over."""
+    """Return True if the run goes on from an earlier one, which may be gone once its result was taken over."""
     return run.stage_result(ADOPT) is not None or earlier_run(recipe) is not None
 
 

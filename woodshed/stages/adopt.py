@@ -59,7 +59,7 @@ def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
 
 
 def _seeds(recipe: Recipe, run: RunDirectory) -> set[int]:
-    """What the training tasks of a run were drawn by, and those of all runs that it goes on from."""
+    """Return the seeds that drew the training tasks of a run and of all runs that it goes on from."""
     return {_seed_of_tasks(recipe), *run.read_result_of(ADOPT).get("seeds", ())}
 
 

@@ -38,7 +38,7 @@ class Evaluation:
     later_attempts: float = float("nan")
     """The same of all later ones."""
     later_if_fresh: float = float("nan")
-    """What share of the later ones would pass if each were a first one."""
+    """Share of the later ones that would pass if each were a first one (``rate_if_fresh``)."""
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
     flagged: dict[str, int] = field(default_factory=dict)
 

@@ -129,12 +129,12 @@ def test_functions_of_the_standard_library_pass(every: int) -> None:
     tried, refused = 0, []
     for name, source in _standard():
         spans = function_spans(source)
-        tried += len(spans)
+        tried += len(spans[::every])
         suspicious = screen({name: source.encode()}, {name: b""})
         for span in spans[::every] if suspicious else ():  # else no part of it is
             start = delete_body(source, span.name)
             refused += screen({name: source.encode()}, {name: start.encode()})
-    assert tried > 1500 and refused == []
+    assert tried > 1500 // every and refused == []
 
 
 def _standard() -> Iterator[tuple[str, str]]:

@@ -136,7 +136,7 @@ def _index_of_layer(folder: str, name: str) -> NgramIndex:
 
 @cache
 def index_of_host() -> NgramIndex:
-    """Of the host's programs that boxes can read; made in ten seconds where the cache does not have it."""
+    """Return the index of the host's programs that boxes can read. Making it takes ten seconds; the cache keeps it."""
     found = [f for place in shown_folders() for f in _readable(place, frozenset(installed_packages(place)))]
     sha = hashlib.sha256()
     for path, status in found:
