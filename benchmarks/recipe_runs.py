@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from woodshed.evaluate.arms import ADOPT, AFTER, ALONE, ARMS, BEFORE, best_baseline, stage_of, titles
+from woodshed.evaluate.arms import ADOPT, AFTER, ALONE, BEFORE, arms_of, best_baseline, stage_of, title_of, titles
 from woodshed.evaluate.statistics import Estimate
 from woodshed.recipe.load import load_recipe
 from woodshed.record.run_directory import RunDirectory
@@ -79,7 +79,8 @@ def learned(run: RunDirectory) -> Learned:
     recipe = load_recipe(run.recipe)
     store = TrajectoryStore(run.trajectories)
     try:
-        arms = {name: found for name in ARMS if run.stage_result(stage_of(name)) and (found := evaluation(store, name))}
+        over = (path.stem for path in (run.root / "stages").glob("*.json"))
+        arms = {name: found for name in arms_of(over) if (found := evaluation(store, name))}
     finally:
         store.close()
     if not {BEFORE, AFTER} <= set(arms):
@@ -87,8 +88,8 @@ def learned(run: RunDirectory) -> Learned:
     results = {name: run.stage_result(stage_of(name)) or {} for name in arms}
     temperatures = {name: result["temperature"] for name, result in results.items()}
     development = {name: result["dev_pass1"] for name, result in results.items()}
-    title = titles(recipe.learn.sft.verified, recipe.learn.solved.after_rl, run.stage_result(ADOPT) is not None)
-    return Learned(arms, title, temperatures, development)
+    named = titles(recipe.learn.sft.verified, recipe.learn.solved.after_rl, run.stage_result(ADOPT) is not None)
+    return Learned(arms, {name: title_of(name, named) for name in arms}, temperatures, development)
 
 
 def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:

@@ -15,7 +15,7 @@ import torch
 from real_runs import STEPS, SmokeRun, begin, woodshed
 from waiting import ended, wait_until
 
-from woodshed.evaluate.arms import ALONE, ARMS
+from woodshed.evaluate.arms import AFTER, BEFORE, OTHER, REJECTION
 from woodshed.policy.decoder import causal_attend
 from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import load_recipe
@@ -86,7 +86,7 @@ def test_the_report_has_its_sections(smoke: SmokeRun) -> None:
     assert page.count("<svg") >= 5 and "<script" not in page and "src=" not in page, "it opens without a network"
     summary = json.loads((smoke.root / "summary.json").read_text())
     assert summary["heldout_tasks"] == 4 and summary["samples"] == 2 and set(summary["stage_seconds"]) == set(STAGES)
-    assert list(summary["arms"]) == [arm for arm in ARMS if arm != ALONE] and summary["best_baseline"] in ARMS[:3]
+    assert list(summary["arms"]) == [OTHER, BEFORE, REJECTION, AFTER] and summary["best_baseline"] != AFTER
     assert {"gain", "best_gain"} <= set(summary)
     for arm in summary["arms"].values():
         assert arm["temperature"] in (0.3, 1.0) and sum(arm["statuses"].values()) == 8

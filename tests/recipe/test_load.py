@@ -37,7 +37,7 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
     assert "'a file'" in " ".join(woodshed("recipe", "laptop").stderr.split())  # a file comes before a name
     unknown = woodshed("run", "latop")
     assert unknown.returncode == 2
-    assert "did you mean 'laptop'? built in are laptop, smoke, smollm2" in " ".join(unknown.stderr.split())
+    assert "did you mean 'laptop'? built in are evening, laptop, smoke, smollm2" in " ".join(unknown.stderr.split())
 
 
 @pytest.mark.parametrize(

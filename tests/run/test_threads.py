@@ -36,7 +36,9 @@ def test_a_large_policy_gets_the_cores_of_the_waiting_trainer(tmp_path: Path, mo
     def settings(recipe: str, *overrides: str, training: bool = True) -> tuple[int, int, str | None]:
         run = RunDirectory(tmp_path / recipe)
         run.root.mkdir(exist_ok=True)
-        server_programs(load_recipe(RECIPES / f"{recipe}.toml", overrides), run, tmp_path, weights=training)
+        server_programs(
+            load_recipe(RECIPES / f"{recipe}.toml", overrides), run, tmp_path, weights="weights" if training else None
+        )
         given = json.loads((run.root / "server" / "server.json").read_text())
         return given["engine"]["threads"], given["lent_threads"], given["lender"]
 

@@ -15,9 +15,10 @@ from tests.rl.hints.episodes import Call, scripted
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
-from woodshed.policy.hf import Policy, save_policy
+from woodshed.policy.hf import Policy, load_policy, save_policy
 from woodshed.recipe.load import RecipeError, load_recipe
 from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import rounds_of
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -128,6 +129,15 @@ def test_the_result_is_learned_from_what_rl_solved(tmp_path: Path, recipe: Recip
         for name, other in (("pretrain", start), ("rl", rl))
     }
     assert distance["pretrain"] < distance["rl"], "it starts from the policy before SFT"
+
+
+def test_a_round_ends_with_the_policy_that_the_next_begins_with(tmp_path: Path) -> None:
+    recipe = load_recipe(LAPTOP, ["policy.max_positions=8192", "learn.sft.max_tokens=8192", "rl.rounds=4"])
+    run = run_with(tmp_path, rollout("a", solved=True), rollout("b", solved=False))
+    fine_tune_on_rl(recipe, run, 2)
+    assert run.read_result_of("solved-round-2")["note"].startswith("1 examples")
+    assert load_policy(run.policy("round-2")).version == 50, "steps are counted on"
+    assert not run.policy("final").exists() and rounds_of(recipe)[2].begins_with == "round-2"
 
 
 def test_where_nothing_was_solved_in_good_faith_rl_has_the_last_word(tmp_path: Path, recipe: Recipe) -> None:

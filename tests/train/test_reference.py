@@ -26,6 +26,7 @@ from woodshed.train.token_sets import SetTable
 from woodshed.train.trainer import Trainer
 from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
+from woodshed.weights.follow import Follower
 from woodshed.weights.settings import WeightSettings
 
 from .conftest import CONFIG
@@ -128,9 +129,10 @@ def groups(rewards: tuple[float, float]) -> list[list[Trajectory]]:
     ]
 
 
-def worker_config(root: Path, policy: Path, steps: int, train: TrainSettings) -> WorkerConfig:
+def worker_config(root: Path, policy: Path, steps: int, train: TrainSettings, start: int = 0) -> WorkerConfig:
     return WorkerConfig(
         policy=policy,
+        start=start,
         batches=root / "batches",
         weights=root / "weights",
         checkpoints=root / "checkpoints",
@@ -173,30 +175,52 @@ def test_the_trainer_pulls_towards_the_policy_that_it_started_from(tmp_path: Pat
     assert abs(pulled[0]) > 0 and min(map(abs, pulled)) < 0.5 * abs(pulled[0]), "the distance falls"
 
 
+def trained(root: Path, policy: Path, train: TrainSettings, *stops: int, start: int = 0) -> list[dict[str, float]]:
+    """Metrics of a trainer that was stopped at these steps, each time with the same eight batches to come."""
+    lines: list[dict[str, float]] = []
+    for steps in stops:
+        config = worker_config(root, policy, steps, train, start)
+        for step in range(start + 1, start + 9):
+            batch, _ = build_batch(
+                groups((1.0, 0.0)),
+                load_algorithm("mean_baseline", budget=10),
+                step=step,
+                batch_id=f"b{step}",
+                generation_budget=4,
+                kl_beta=0.1,
+            )
+            batch.weights["rl"] = np.maximum(batch.weights["rl"], 0)  # both rows hold the same tokens
+            batch.save(batch_path(config.batches, step))
+        Worker(config).run()
+        lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
+    return lines
+
+
+def following() -> TrainSettings:
+    """Every three steps the policy becomes the reference."""
+    schedule = ScheduleSettings(warmup_steps=4)
+    return TrainSettings(
+        fsync=False, kl=KlSettings(reference_steps=3), schedule=schedule, optimizer=OptimizerSettings(lr=1e-3)
+    )
+
+
+def test_a_later_round_is_trained_as_a_first_one(tmp_path: Path, policy_dir: Path) -> None:
+    """Steps before a round move its numbers, and neither the schedule nor the reference."""
+    first = trained(tmp_path / "first", policy_dir, following(), 8)
+    later = trained(tmp_path / "later", policy_dir, following(), 102, 104, 108, start=100)
+    assert [line["step"] for line in later] == [line["step"] + 100 for line in first]
+    for key in ("loss", "kl", "lr", "grad_norm"):
+        assert [line[key] for line in later] == [line[key] for line in first]
+    (version, weights), (known, others) = (Follower(tmp_path / n / "weights").poll() for n in ("later", "first"))
+    assert (version, known) == (108, 8) and all(torch.equal(weights[name], others[name]) for name in others)
+
+
 def test_a_reference_that_follows_is_the_same_after_a_restart(tmp_path: Path, policy_dir: Path) -> None:
-    """Every three steps the policy becomes the reference; a restarted trainer goes on with the one it had."""
-    train = TrainSettings(fsync=False, kl=KlSettings(reference_steps=3), optimizer=OptimizerSettings(lr=1e-3))
-
-    def trained(root: Path, *stops: int) -> list[dict[str, float]]:
-        lines: list[dict[str, float]] = []
-        for steps in stops:
-            config = worker_config(root, policy_dir, steps, train)
-            for step in range(1, 9):
-                batch, _ = build_batch(
-                    groups((1.0, 0.0)),
-                    load_algorithm("mean_baseline", budget=10),
-                    step=step,
-                    batch_id=f"b{step}",
-                    generation_budget=4,
-                    kl_beta=0.1,
-                )
-                batch.weights["rl"] = np.maximum(batch.weights["rl"], 0)  # both rows hold the same tokens
-                batch.save(batch_path(config.batches, step))
-            Worker(config).run()
-            lines = [json.loads(line) for line in config.metrics.read_text().splitlines()]
-        return lines
-
-    whole, restarted = trained(tmp_path / "whole", 8), trained(tmp_path / "restarted", 2, 5, 8)
+    train = following()
+    whole, restarted = (
+        trained(tmp_path / "whole", policy_dir, train, 8),
+        trained(tmp_path / "restarted", policy_dir, train, 2, 5, 8),
+    )
     assert [line["kl"] for line in restarted] == [line["kl"] for line in whole]
     assert [line["loss"] for line in restarted] == [line["loss"] for line in whole]
     at = [line["kl"] for line in whole]
@@ -205,4 +229,4 @@ def test_a_reference_that_follows_is_the_same_after_a_restart(tmp_path: Path, po
     (tmp_path / "restarted" / "checkpoints" / "reference-000006.safetensors").unlink()
     shutil.rmtree(tmp_path / "restarted" / "checkpoints" / "step-000008")
     with pytest.raises(CheckpointError, match=r"reference-000006\.safetensors: not the reference"):
-        trained(tmp_path / "restarted", 8)
+        trained(tmp_path / "restarted", policy_dir, train, 8)

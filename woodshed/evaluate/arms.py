@@ -5,7 +5,8 @@ A gain of RL counts only over the best policy that the same data and as many rol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 ADOPT = "adopt"
 """Stage in which a run takes over the result of the run that it goes on from (``policy.source``)."""
@@ -21,7 +22,27 @@ AFTER = "after"
 """Evaluation of the run's result: the policy that RL, or SFT on what it solved, ends with."""
 ALONE = "rl"
 """RL's own policy where it is not the result."""
-ARMS = (OTHER, BEFORE, REJECTION, ALONE, AFTER)
+
+
+def round_number(arm: str) -> int | None:
+    """Return the number of the round of RL that an evaluation ``after-round-N`` follows; None for others."""
+    found = re.fullmatch(rf"{AFTER}-round-(\d+)", arm)
+    return int(found[1]) if found else None
+
+
+def arms_of(stages: Iterable[str]) -> list[str]:
+    """Return the arms that were evaluated, given the names of the stages that are over: baselines, the rounds of RL but
+    the last, and the result."""
+    over = set(stages)
+    numbers = sorted(number for name in over if (number := round_number(name)) is not None)
+    rounds = [f"{AFTER}-round-{number}" for number in numbers]
+    return [name for name in (OTHER, BEFORE, REJECTION, *rounds, ALONE, AFTER) if stage_of(name) in over]
+
+
+def title_of(arm: str, named: dict[str, str]) -> str:
+    """Return the name of any arm for tables; ``named``: ``titles``."""
+    number = round_number(arm)
+    return named[arm] if number is None else f"round {number}"
 
 
 def titles(verified: bool, solved: bool = False, goes_on: bool = False) -> dict[str, str]:

@@ -148,6 +148,15 @@ class Recipe(Settings):
                 f"tasks.main is {self.tasks.main!r}: set rl.growth.make = 0 (rl.growth.check works for all tasks), and "
                 "give `woodshed tasks refresh` between runs"
             )
+        if self.rl.rounds > 1 and not self.learn.solved.after_rl:
+            raise ValueError(
+                f"rl.rounds is {self.rl.rounds}, and a round ends with learning from what it solved: set "
+                "learn.solved.after_rl = true, or rl.rounds = 1"
+            )
+        if self.rl.rounds > max(1, self.rl.steps):
+            raise ValueError(
+                f"rl.rounds is {self.rl.rounds} and rl.steps {self.rl.steps}; a round takes a step at least"
+            )
         needed = self.rl.steps * self.rl.groups_per_step
         drawn = {"synthetic": self.tasks.synthetic.train, "custom": self.tasks.custom.train}
         family = self.tasks.family

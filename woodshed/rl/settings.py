@@ -55,7 +55,10 @@ class RLSettings(Settings):
     """Asynchronous RL: rollouts never wait for a step, the trainer never waits for a straggler."""
 
     steps: int = Field(default=60, ge=0)
-    """Optimizer steps."""
+    """Optimizer steps, of all rounds together."""
+    rounds: int = Field(default=1, ge=1)
+    """Parts of equal length. At the end of each the policy is made anew from all that was solved so far
+    (``learn.solved.after_rl``), evaluated, and the next part starts from it with a new optimizer."""
     groups_per_step: int = Field(default=12, ge=1)
     """Groups (prompts) in one batch."""
     group_size: int = Field(default=8, ge=1)

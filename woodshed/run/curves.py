@@ -7,6 +7,7 @@ from pathlib import Path
 
 from woodshed.recipe.load import BUILTIN
 from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import split_name
 from woodshed.view.expected import Expected, digest_of, read_curve, smoothed
 
 STAGE_CURVES = {"pretrain": "pretraining loss", "sft": "SFT loss", "rl": "pass rate"}
@@ -57,7 +58,7 @@ class CurveWatch:
         return text
 
     def _draw(self, stage: str, width: int) -> str:
-        name = STAGE_CURVES.get(stage)
+        name = STAGE_CURVES.get(split_name(stage)[0])
         if name is None:
             return ""
         steps, values = read_curve(self.root, name)

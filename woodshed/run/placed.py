@@ -120,7 +120,7 @@ def served(recipe: Recipe, policy: Path) -> Iterator[tuple[RunDirectory, Supervi
     supervisor = Supervisor()
     folder = RunDirectory(Path(tempfile.mkdtemp(prefix="woodshed-served-")))
     try:
-        for program in server_programs(recipe, folder, policy, weights=False):
+        for program in server_programs(recipe, folder, policy):
             supervisor.start(program)
         clock = IdleClock(own=False)
         while not (folder.root / "server" / "ready.json").exists():

@@ -10,6 +10,7 @@ from woodshed.cluster.supervisor import Program
 from woodshed.evaluate.arms import ADOPT, AFTER, ALONE, BEFORE, OTHER, REJECTION, SOLVED, stage_of, titles
 from woodshed.recipe.load import earlier_run, first_source
 from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import Round, rounds_of
 from woodshed.record.run_directory import RunDirectory, write_json
 from woodshed.stages.servers import cores, server_programs, threads_of
 from woodshed.train.worker_config import WorkerConfig
@@ -41,12 +42,10 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
         stages.append(_simple(run, "mtp", "distil the head that drafts", (last,), threads))
     before = ("mtp" if drafts else last, main, *(("packages",) if recipe.tasks.packages else ()))
     stages.append(_served(recipe, run, BEFORE, "evaluate before RL", before, "sft"))
-    stages.append(_rl(recipe, run))
-    last = "rl"
-    if recipe.learn.solved.after_rl:
-        last = SOLVED
-        stages.append(_simple(run, SOLVED, "fine-tune on what RL solved", ("rl",), threads))
-    stages.append(_served(recipe, run, AFTER, "evaluate after RL", (last, BEFORE), "final"))
+    last = BEFORE
+    for each in rounds_of(recipe):
+        stages += _reinforced(recipe, run, each, last, threads)
+        last = stages[-1].name
     if recipe.evaluate.baselines:
         stages += _baselines(recipe, run, threads)
     return stages
@@ -90,6 +89,17 @@ def _packages(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     return [_simple(run, "packages", "turn real packages into tasks", ())] if recipe.tasks.packages else []
 
 
+def _reinforced(recipe: Recipe, run: RunDirectory, each: Round, after: str, threads: int) -> list[Stage]:
+    """One round of RL, and what follows it."""
+    stages = [_rl(recipe, run, each, after)]
+    if recipe.learn.solved.after_rl:
+        title = f"fine-tune on what RL solved{each.title}"
+        stages.append(_simple(run, each.own(SOLVED), title, (stages[-1].name,), threads))
+    needs = (stages[-1].name, BEFORE)
+    stages.append(_served(recipe, run, each.own(AFTER), f"evaluate after RL{each.title}", needs, each.ends_with))
+    return stages
+
+
 def _baselines(recipe: Recipe, run: RunDirectory, threads: int) -> list[Stage]:
     """What RL has to beat. After RL, whose result they do not change."""
 
@@ -118,19 +128,23 @@ def _simple(run: RunDirectory, name: str, title: str, needs: tuple[str, ...], th
 
 def _served(recipe: Recipe, run: RunDirectory, name: str, title: str, needs: tuple[str, ...], policy: str) -> Stage:
     def programs() -> list[Program]:
-        return [*server_programs(recipe, run, run.policy(policy), weights=False), _stage_program(run, name)]
+        return [*server_programs(recipe, run, run.policy(policy)), _stage_program(run, name)]
 
     return Stage(name, title, needs, programs, (name,), heavy=True)
 
 
-def _rl(recipe: Recipe, run: RunDirectory) -> Stage:
-    def programs() -> list[Program]:
-        servers = server_programs(recipe, run, run.policy("sft"), weights=True)
-        argv = ["-m", "woodshed.train.worker", str(trainer_config(recipe, run))]
-        trainer = Program("trainer", argv, run.log("trainer"), env=threads_of(trainer_threads(recipe)))
-        return [*servers, trainer, _stage_program(run, "rollouts")]
+def _rl(recipe: Recipe, run: RunDirectory, each: Round, after: str) -> Stage:
+    rollouts = each.own("rollouts")
 
-    return Stage("rl", "asynchronous RL", ("before",), programs, ("rollouts", "trainer"), heavy=True)
+    def programs() -> list[Program]:
+        chain = each.beside(run.chain(recipe.weights.store))
+        servers = server_programs(recipe, run, run.policy(each.begins_with), weights=chain)
+        argv = ["-m", "woodshed.train.worker", str(trainer_config(recipe, run, each))]
+        trainer = Program("trainer", argv, run.log("trainer"), env=threads_of(trainer_threads(recipe)))
+        return [*servers, trainer, _stage_program(run, rollouts)]
+
+    title = f"asynchronous RL{each.title}"
+    return Stage(each.own("rl"), title, (after,), programs, (rollouts, "trainer"), heavy=True)
 
 
 def _stage_program(run: RunDirectory, name: str, threads: int = 1) -> Program:
@@ -139,17 +153,18 @@ def _stage_program(run: RunDirectory, name: str, threads: int = 1) -> Program:
     )
 
 
-def trainer_config(recipe: Recipe, run: RunDirectory) -> Path:
+def trainer_config(recipe: Recipe, run: RunDirectory, each: Round) -> Path:
     path = run.root / "server" / "trainer.json"
     config = WorkerConfig(
-        policy=run.policy("sft"),
+        policy=run.policy(each.begins_with),
+        start=each.start,
         batches=run.batches,
-        weights=run.chain(recipe.weights.store),
-        checkpoints=run.checkpoints,
+        weights=each.beside(run.chain(recipe.weights.store)),
+        checkpoints=Path(each.beside(str(run.checkpoints))),
         metrics=run.stage_metrics("trainer"),
         train=recipe.train,
         chain=recipe.weights,
-        steps=recipe.rl.steps,
+        steps=each.end,
         threads=trainer_threads(recipe),
         lock=run.trainer_lock,
         device=recipe.policy.device,

@@ -1,4 +1,6 @@
-"""``python -m woodshed.stages STAGE RUN``: one stage of a run as a process of its own."""
+"""``python -m woodshed.stages STAGE RUN``: one stage of a run as a process of its own.
+
+The stages of a round of RL are given its number, those of the last or only one none."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from woodshed.cluster.supervisor import FATAL
 from woodshed.recipe.load import load_recipe
-from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import split_name
 from woodshed.record.run_directory import RunDirectory
 
 from .failures import HOPELESS
@@ -42,10 +44,11 @@ def main(stage: str, root: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request otherwise
     run = RunDirectory(Path(root))
-    module, function = STAGES[stage]
-    work: Callable[[Recipe, RunDirectory], None] = getattr(import_module(f"woodshed.stages.{module}"), function)
+    name, number = split_name(stage)
+    module, function = STAGES[name]
+    work: Callable[..., None] = getattr(import_module(f"woodshed.stages.{module}"), function)
     try:
-        work(load_recipe(run.recipe), run)
+        work(load_recipe(run.recipe), run, *(() if number is None else (number,)))
     except HOPELESS as error:
         print(f"{FATAL}{error}", file=sys.stderr)
         sys.exit(2)

@@ -11,6 +11,7 @@ from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, stage
 from woodshed.evaluate.run import Sofar, evaluate
 from woodshed.evaluate.sweep import choose_temperature, draw_by_digest, mean_over_tasks
 from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import round_of
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
@@ -28,8 +29,8 @@ def evaluate_before(recipe: Recipe, run: RunDirectory) -> None:
     uvloop.run(_evaluate(recipe, run, BEFORE))
 
 
-def evaluate_after(recipe: Recipe, run: RunDirectory) -> None:
-    uvloop.run(_evaluate(recipe, run, AFTER))
+def evaluate_after(recipe: Recipe, run: RunDirectory, number: int | None = None) -> None:
+    uvloop.run(_evaluate(recipe, run, round_of(recipe, number).own(AFTER)))
 
 
 def evaluate_other_sft(recipe: Recipe, run: RunDirectory) -> None:

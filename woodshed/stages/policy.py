@@ -81,10 +81,16 @@ def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def fine_tune_on(
-    recipe: Recipe, run: RunDirectory, name: str, examples: list[Example], result: str | None = None
+    recipe: Recipe,
+    run: RunDirectory,
+    name: str,
+    examples: list[Example],
+    *,
+    result: str | None = None,
+    version: int = 0,
 ) -> None:
     """SFT from the pretrained policy on ``examples``, as the stage ``name``. Written to ``policy/RESULT``,
-    by default ``policy/NAME``.
+    by default ``policy/NAME``, as ``version`` of the policy.
 
     Raises StageFailed without examples.
     """
@@ -111,12 +117,13 @@ def fine_tune_on(
         recompute=settings.recompute,
         products=settings.products,
     )
+    policy.version = version
     save_policy(policy, run.policy(result or name))
     note = f"{len(examples)} examples, loss {figures['loss']:.3f}, {figures['tokens_per_second']:.0f} tokens/s"
     run.write_result_of(name, {**figures, "note": note})
 
 
-def export_final(run: RunDirectory, chain: str, name: str = "final") -> int:
+def export_head(run: RunDirectory, chain: str, name: str) -> int:
     """The head of the weight chain as ``policy/NAME``, in Hugging Face layout; its version comes back."""
     newest = Follower(chain).poll()
     if newest is None:

@@ -15,6 +15,7 @@ from woodshed.engine.grammar import Grammars
 from woodshed.harness.loop import registry_for
 from woodshed.monitors import count, quarantined
 from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import Round, round_of
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.settings import is_reference
@@ -42,8 +43,9 @@ from .pace import Pace
 from .tasks import key_digest, load_split, task_folder, with_key
 
 
-def reinforce(recipe: Recipe, run: RunDirectory) -> None:
-    uvloop.run(_reinforce(recipe, run))
+def reinforce(recipe: Recipe, run: RunDirectory, number: int | None = None) -> None:
+    """All steps of RL, or those of one round."""
+    uvloop.run(_reinforce(recipe, run, round_of(recipe, number)))
 
 
 @cache
@@ -72,14 +74,18 @@ def _hinter(recipe: Recipe, run: RunDirectory, tasks: Mapping[str, Task]) -> Hin
     return Hinter(settings, tasks, tools=tools, render=render, max_positions=config.max_positions)
 
 
-async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
-    settings = recipe.rl
+async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
+    settings = recipe.rl.model_copy(update={"steps": current.end})
+    stage = current.own("rl")
     store = TrajectoryStore(run.trajectories)
     ledger = Ledger(run.ledger)
     algorithm = settings.make_algorithm()
     pace = Pace()
-    chain = run.chain(recipe.weights.store)
-    head = Head(chain, seconds=1.0 if recipe.weights.store else 0.0)
+    chain = current.beside(run.chain(recipe.weights.store))
+    published = Head(chain, seconds=1.0 if recipe.weights.store else 0.0)
+
+    def head() -> int:
+        return published() or current.start
 
     def boxes() -> dict[str, Any]:
         return arena.backend.stats() if isinstance(arena.backend, Pool) else {}
@@ -115,7 +121,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
         note = f"batch {step}: pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
         speed = pace.at(step * settings.groups_per_step * settings.group_size)
         # What is trained counts as done: with a large policy a step of the trainer takes longer than its rollouts.
-        run.write_progress("rl", head() or 0, settings.steps, f"{note}  {speed}; {_last_action(groups)}")
+        run.write_progress(stage, head(), settings.steps, f"{note}  {speed}; {_last_action(groups)}")
         return batch, statistics
 
     run.stage_metrics("rollouts").parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +135,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
     grading = with_key(recipe.grading, run.root)
 
     def notice(text: str) -> None:
-        run.write_progress("rl", head() or 0, settings.steps, text)
+        run.write_progress(stage, head(), settings.steps, text)
 
     async with open_arena(recipe, run, grading=grading, training=True) as arena:
         growth = None
@@ -155,7 +161,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             settings,
             batches=run.batches,
             metrics=run.stage_metrics("rollouts"),
-            head=lambda: head() or 0,
+            head=head,
             build=build,
             seed=recipe.seed,
             least=algorithm.least,
@@ -166,14 +172,20 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
         )
         await controller.run()
 
-    from .policy import export_final  # imports torch, which rollouts do without
+    from .policy import export_head  # imports torch, which rollouts do without
 
-    export_final(run, chain, "rl" if recipe.learn.solved.after_rl else "final")
+    export_head(run, chain, stage if recipe.learn.solved.after_rl else "final")
     stored = [row["id"] for row in store.rows("source = 'train'")]
     found = check_conservation(run.ledger, stored, read_jsonl(run.stage_metrics("rollouts")))
     note = f"{settings.steps} steps, {len(store)} trajectories stored; {found}"
     rollouts = {"dispatched": found.dispatched, "trained": found.trained, "dropped": dict(found.dropped)}
-    result = {"note": note, "held_out_key": key_digest(grading), "rollouts": rollouts, **ledger.counts()}
+    result = {
+        "note": note,
+        "held_out_key": key_digest(grading),
+        "rollouts": rollouts,
+        "step": current.end,
+        **ledger.counts(),
+    }
     if growth is not None:
         grown = growth.record.counts()
         result["growth"] = grown
@@ -181,7 +193,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory) -> None:
             f"{note}; {grown['made']} harder tasks made, {grown['taken_out']} of {grown['checked']} taken out"
         )
         growth.record.close()
-    run.write_result_of("rl", result)
+    run.write_result_of(stage, result)
     ledger.close()
     store.close()
 

@@ -18,8 +18,10 @@ from woodshed.record.settings import is_reference
 RESTARTS = 20
 
 
-def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: bool) -> list[Program]:
+def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: str | None = None) -> list[Program]:
     """The policy server on a free port that restarts keep, after its engines if it has any beside it.
+
+    ``weights``: address of the chain that it follows, in RL.
 
     Where it listens is in ``server/address.json``. In RL its journal is kept, since rollouts go on from it; otherwise
     episodes of an earlier start are run again.
@@ -31,13 +33,13 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
     if not weights:
         shutil.rmtree(journal, ignore_errors=True)
     replicas = recipe.engine.replicas
-    threads = recipe.engine.threads or max(1, server_threads(recipe, training=weights) // replicas)
+    threads = recipe.engine.threads or max(1, server_threads(recipe, training=bool(weights)) // replicas)
     lent = max(1, server_threads(recipe, training=False) // replicas)
     shared = {
         "policy": policy,
         # The policy's directory names its format, but a server imports the user's code only when its settings name it.
         "format": recipe.policy.format if is_reference(recipe.policy.format) else None,
-        "weights": run.chain(recipe.weights.store) if weights else None,
+        "weights": weights,
         "admin_key_file": admin,
         "device": recipe.policy.device,
         "engine": recipe.engine.model_copy(update={"threads": threads}),
@@ -48,7 +50,9 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
     engines = []
     for number, port in enumerate(ports[1:]):
         settings = EngineServerSettings(**shared, port=port, gpu=number)
-        engines.append(_program(run, f"engine-{number}", "woodshed.engine.remote.service", settings, threads, weights))
+        engines.append(
+            _program(run, f"engine-{number}", "woodshed.engine.remote.service", settings, threads, bool(weights))
+        )
     server = GatewaySettings(
         **shared,
         port=ports[0],
@@ -59,7 +63,7 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
     )
     address = {"url": f"http://127.0.0.1:{ports[0]}", "admin_key_file": str(admin)}
     write_json(folder / "address.json", address)
-    return [*engines, _program(run, "server", "woodshed.gateway.serve", server, threads, weights)]
+    return [*engines, _program(run, "server", "woodshed.gateway.serve", server, threads, bool(weights))]
 
 
 def address_of(run: RunDirectory) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from woodshed.evaluate.arms import REJECTION, SOLVED
 from woodshed.policy.hf import load_policy, save_policy
 from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import round_of
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
@@ -21,15 +22,19 @@ from .examples import Example, load_examples
 from .policy import fine_tune_on
 
 
-def fine_tune_on_rl(recipe: Recipe, run: RunDirectory) -> None:
-    """SFT on the verified demonstrations and every different training rollout that was solved, as ``policy/final``.
-    RL's own policy, ``policy/rl``, is the result where nothing was solved."""
+def fine_tune_on_rl(recipe: Recipe, run: RunDirectory, number: int | None = None) -> None:
+    """SFT on the verified demonstrations and every different training rollout that was solved, as ``policy/final``, or
+    as the policy that ends the round ``number`` of RL. RL's own policy is the result where nothing was solved."""
+    current = round_of(recipe, number)
     kept = solved_in_rl(recipe, run)
     if kept:
-        fine_tune_on(recipe, run, SOLVED, [*verified_examples(run), *kept], "final")
+        examples = [*verified_examples(run), *kept]
+        # The next round counts its steps on from here.
+        version = 0 if current.last else current.end
+        fine_tune_on(recipe, run, current.own(SOLVED), examples, result=current.ends_with, version=version)
     else:
-        save_policy(load_policy(run.policy("rl")), run.policy("final"))
-        run.write_result_of(SOLVED, {"note": "RL solved nothing: its own policy is the result"})
+        save_policy(load_policy(run.policy(current.own("rl"))), run.policy(current.ends_with))
+        run.write_result_of(current.own(SOLVED), {"note": "RL solved nothing: its own policy is the result"})
 
 
 def fine_tune_on_samples(recipe: Recipe, run: RunDirectory) -> None:

@@ -56,7 +56,8 @@ class Reference:
 
 @dataclass
 class LaggedPolicy:
-    """The policy as it was after the last multiple of ``every`` steps; 0: as it was where training started.
+    """The policy as it was after the last multiple of ``every`` steps since ``start``, where training started; 0: as it
+    was there.
 
     ``name`` is the beginning of its files in ``checkpoints``, of which the newest ``keep`` stay. ``load`` gives the
     policy that training started from; it is called when the decoder is first asked for, which is as large as the
@@ -68,13 +69,14 @@ class LaggedPolicy:
     load: Callable[[], Decoder]
     checkpoints: Path
     keep: int
+    start: int = 0
     _decoder: Decoder | None = field(default=None, init=False)
 
     def decoder(self, step: int) -> Decoder:
         """The policy to compare with in the step after ``step``. Raises CheckpointError where its file is missing."""
         if self._decoder is None:
             self._decoder = self.load().requires_grad_(False)
-            if since := self._since(step):
+            if (since := self._since(step)) > self.start:
                 load_hf_state(self._decoder, load_reference(self.checkpoints, since, self.name))
         return self._decoder
 
@@ -89,4 +91,4 @@ class LaggedPolicy:
             load_hf_state(self._decoder, state)
 
     def _since(self, step: int) -> int:
-        return step - step % self.every if self.every else 0
+        return step - (step - self.start) % self.every if self.every else self.start

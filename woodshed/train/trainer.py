@@ -66,18 +66,19 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Holds a decoder (trained in place) and its optimizer; ``step_count`` is the number of batches consumed.
+    """Holds a decoder (trained in place) and its optimizer; ``step_count`` is the number of batches consumed, with the
+    ``start`` that others consumed before. The schedule of the learning rate begins there.
 
     Equal policy, state and batches give bitwise equal results on one machine with one thread count.
     """
 
-    def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
-        self.decoder, self.settings = decoder, settings
+    def __init__(self, decoder: Decoder, settings: TrainSettings, start: int = 0) -> None:
+        self.decoder, self.settings, self.start = decoder, settings, start
         self.decoder.recompute = settings.recompute
         self.decoder.replay_ratio = settings.replay_ratio
         fuse(decoder)
         self.optimizer = Optimizer(decoder, settings.optimizer)
-        self.step_count = 0
+        self.step_count = start
 
     def step(self, batch: TrainBatch, teacher: Decoder | None = None) -> dict[str, float]:
         """Train on ``batch`` and return its metrics (see ``metrics.summarise``), plus ``grad_norm`` (before
@@ -123,7 +124,7 @@ class Trainer:
         return metrics
 
     def _update(self, *, skip: bool) -> dict[str, float]:
-        factor = lr_factor(self.step_count, self.settings.schedule)
+        factor = lr_factor(self.step_count - self.start, self.settings.schedule)
         self.step_count += 1
         out = {"lr": self.settings.optimizer.lr * factor, "skipped": float(skip), "grad_norm": 0.0}
         if skip:

@@ -51,7 +51,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self.stopping = False
-        self.trainer = Trainer(self._start(), config.train)
+        self.trainer = Trainer(self._start(), config.train, config.start)
         chain = config.chain
         publisher = Publisher(
             config.weights,
@@ -158,7 +158,7 @@ class Worker:
 
     def _lagged(self, name: str, every: int) -> LaggedPolicy:
         keep = self.config.train.keep_checkpoints + 1
-        return LaggedPolicy(name, every, self._start, self.config.checkpoints, keep)
+        return LaggedPolicy(name, every, self._start, self.config.checkpoints, keep, self.config.start)
 
     def _make_teacher(self) -> LaggedPolicy | None:
         """Who reads hints; None for the trained policy itself. A policy that is the reference too is held once."""

@@ -16,7 +16,10 @@ class WorkerConfig(Settings):
     """The JSON file given to ``python -m woodshed.train.worker``."""
 
     policy: Path
-    """Hugging Face directory of the policy that training starts from (PolicyVersion 0)."""
+    """Hugging Face directory of the policy that training starts from (PolicyVersion ``start``)."""
+
+    start: int = Field(default=0, ge=0)
+    """Steps before the first batch, of an earlier round. Schedules begin here."""
 
     batches: Path
     """Folder in which ``step-000001.safetensors``, ``step-000002.safetensors``, ... appear."""

@@ -12,7 +12,17 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from woodshed.evaluate.arms import ADOPT, AFTER, ARMS, BEFORE, best_baseline, stage_of, titles
+from woodshed.evaluate.arms import (
+    ADOPT,
+    AFTER,
+    BEFORE,
+    arms_of,
+    best_baseline,
+    round_number,
+    stage_of,
+    title_of,
+    titles,
+)
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
@@ -93,8 +103,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
         raise ReportError(f"{run.root}: no trajectories yet; run the recipe first")
     store = TrajectoryStore(run.trajectories)
     kinds = _kinds(run.root)
-    finished = [name for name in ARMS if name == BEFORE or run.stage_result(stage_of(name))]
-    found = {name: evaluation(store, name, kinds) for name in finished}
+    stages = {path.stem for path in (run.root / "stages").glob("*.json")}
+    found = {name: evaluation(store, name, kinds) for name in arms_of({BEFORE, *stages})}
     arms = {name: known for name, known in found.items() if known is not None}
     before, after = arms.get(BEFORE), arms.get(AFTER)
     if before is None:
@@ -102,11 +112,12 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     transfer = [e for e in (evaluation(store, "before-packages"), evaluation(store, "after-packages")) if e]
     steps = read_jsonl(run.stage_metrics("rollouts"))
     trainer = read_jsonl(run.stage_metrics("trainer"))
-    title = titles(
+    named = titles(
         _learns(run.root, "sft", "verified"),
         _learns(run.root, "solved", "after_rl"),
         run.stage_result(ADOPT) is not None,
     )
+    title = {name: title_of(name, named) for name in arms}
     temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
     summary = _summary(run, arms, transfer, title, temperatures)
     stored = [row["id"] for row in store.rows("source = 'train'")]
@@ -119,8 +130,9 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
         summary["growth"] = {**grown.counts, "taken_out_tasks": grown.taken_out}
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
-    body = [_headline(tables, gain, before, transfer), _curves(steps, trainer)]
-    body += [expected_section(run.root, expected), health_section(rollouts, grown, metrics), _behaviour(arms, title)]
+    body = [_headline(tables, gain, before, transfer), _rounds(run, arms), _curves(steps, trainer)]
+    shown = {name: arm for name, arm in arms.items() if round_number(name) is None}
+    body += [expected_section(run.root, expected), health_section(rollouts, grown, metrics), _behaviour(shown, title)]
     if after:
         body.append(_trajectories(store, before, after))
     body.append(_monitors(before, after, flagged(store.rows("source = 'train'"))))
@@ -243,6 +255,23 @@ def _html_table(table: Cells) -> str:
     head, *rows = table
     cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
     return f"<table><tr>{''.join(f'<th>{html.escape(c)}</th>' for c in head)}</tr>{cells}</table>"
+
+
+def _rounds(run: Run, arms: dict[str, Evaluation]) -> str:
+    """Held-out rates by step of RL, where it has rounds."""
+    points = [(0, arms[BEFORE])]
+    for name, arm in arms.items():
+        if name == AFTER or round_number(name) is not None:
+            stage = "rl" if name == AFTER else f"rl-round-{round_number(name)}"
+            points.append(((run.stage_result(stage) or {}).get("step", 0), arm))
+    if len(points) < 3:
+        return ""
+    x = [step for step, _ in points]
+    rates = {
+        "pass@1": (x, [arm.pass1.mean for _, arm in points]),
+        f"best-of-{points[0][1].samples}": (x, [arm.best.mean for _, arm in points]),
+    }
+    return f"<h2>Held-out tasks by round</h2><div class=half>{lines(rates, x='step', y='held-out tasks')}</div>"
 
 
 def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]]) -> str:
