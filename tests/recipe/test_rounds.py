@@ -43,6 +43,8 @@ def test_the_plan_has_one_round_after_the_other(tmp_path: Path) -> None:
         *("before", "rl-round-1", "solved-round-1", "after-round-1"),
         *("rl", "solved", "after"),
     ]
+    unseen = plan(load_recipe("laptop", ["rl.rounds=2", "evaluate.rounds=false"]), run)
+    assert set(names) - {stage.name for stage in unseen} == {"after-round-1"}
     needs = {stage.name: stage.needs for stage in stages}
     assert "after-round-1" in needs["rl"] and {split_name(n)[0] for n in names if "rl" not in n} <= set(STAGES)
     configs = [

@@ -25,6 +25,8 @@ class EvaluateSettings(Settings):
     baselines: bool = False
     """Also train and evaluate what RL has to beat: SFT on all demonstrations, SFT on the verified ones, and SFT on the
     solved ones of as many rollouts as RL had."""
+    rounds: bool = True
+    """Also evaluate what each round of RL before the last ends with (``rl.rounds``)."""
     concurrency: int = Field(default=64, ge=1)
     """Episodes at once."""
 

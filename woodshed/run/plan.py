@@ -95,8 +95,9 @@ def _reinforced(recipe: Recipe, run: RunDirectory, each: Round, after: str, thre
     if recipe.learn.solved.after_rl:
         title = f"fine-tune on what RL solved{each.title}"
         stages.append(_simple(run, each.own(SOLVED), title, (stages[-1].name,), threads))
-    needs = (stages[-1].name, BEFORE)
-    stages.append(_served(recipe, run, each.own(AFTER), f"evaluate after RL{each.title}", needs, each.ends_with))
+    if each.last or recipe.evaluate.rounds:
+        needs, title = (stages[-1].name, BEFORE), f"evaluate after RL{each.title}"
+        stages.append(_served(recipe, run, each.own(AFTER), title, needs, each.ends_with))
     return stages
 
 

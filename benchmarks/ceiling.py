@@ -1,0 +1,108 @@
+"""What RL's tasks can teach at most: ``python benchmarks/ceiling.py --base runs/bench-laptop [--seeds 1]``.
+
+``--base`` has finished runs of the laptop recipe with baselines (``benchmarks/laptop.py`` makes them). Here the SFT
+that makes their result is given scripted repairs of all of RL's tasks in place of what RL solved: the same policy
+before it, the same demonstrations beside them, and at least as many examples. What the result lacks of that, the policy
+did not find; more than that these tasks do not teach a policy of this size, at least not by SFT. Finished folders under
+``--work`` are not run again, others begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+from async_rl import branch
+from recipe_runs import interval, learned, run_recipe
+from result import write_result
+
+from woodshed.evaluate.arms import AFTER, BEFORE, REJECTION
+from woodshed.recipe.load import load_recipe
+from woodshed.record.run_directory import RunDirectory
+from woodshed.record.store import TrajectoryStore
+from woodshed.stages.demonstrations import demonstrate
+from woodshed.stages.examples import load_examples, save_examples
+from woodshed.stages.tasks import task_folder
+from woodshed.view.summary import Evaluation, evaluation, gains
+
+# Every episode tests its edits and goes on until they pass. Some first edits are wrong, as in the run's demonstrations.
+SCRIPTED = "learn.demonstrations={episodes=%d,right_edit=0.8,untested_finish=0.0,give_up=0.0,invalid_call=0.08}"
+NO_RL = ("rl.steps=0", "rl.rounds=1", "learn.solved.after_rl=false", "evaluate.baselines=false")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, default=Path("runs/bench-laptop"))
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-ceiling"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--episodes", type=int, default=3600, help="scripted repairs")
+    args = parser.parse_args()
+    detail: dict[str, Any] = {}
+    for seed in args.seeds:
+        base, run = (
+            RunDirectory((args.base / f"seed{seed}").absolute()),
+            RunDirectory((args.work / f"seed{seed}").absolute()),
+        )
+        if run.stage_result(AFTER) is None:
+            prepare(base, run, args.episodes)
+            run_recipe(run.root, run.root)
+        detail[f"seed {seed}"] = compare(base, run)
+        rows = list(detail.values())
+        figures = {
+            "seeds": len(rows),
+            **{
+                f"{name}_mean": sum(row[name]["mean"] for row in rows) / len(rows)
+                for name in ("start", "rejection", "result", "ceiling")
+            },
+            "found_share": sum(row["found_share"] for row in rows) / len(rows),
+        }
+        write_result("ceiling", figures, detail)
+
+
+def prepare(base: RunDirectory, run: RunDirectory, episodes: int) -> None:
+    """A copy of ``base`` after its pretraining whose demonstrations are its own and those of RL's tasks."""
+    branch(base.root, run.root, [SCRIPTED % episodes, *NO_RL])
+    recipe = load_recipe(run.recipe)
+    folders = [task_folder(run, recipe.tasks.family, split) for split in ("train", "sft")]
+    shutil.rmtree(folders[1])
+    shutil.copytree(*folders, symlinks=True)
+    for name in ("demos", "sft"):
+        (run.root / "stages" / f"{name}.json").unlink()
+    run.demonstrations.mkdir()
+    demonstrate(recipe, run)
+    for verified in (True, False):
+        path = run.examples(verified=verified)
+        save_examples(path, [*load_examples(base.examples(verified=True)), *load_examples(path)])
+    run.finish_stage("demos", run.read_result_of("demos"))
+
+
+def compare(base: RunDirectory, run: RunDirectory) -> dict[str, Any]:
+    """Held-out rates of the policies of ``base`` and of ``run``. The latter is evaluated twice; the first counts."""
+    found = learned(base)
+    store = TrajectoryStore(run.trajectories)
+    ceiling, again = evaluation(store, BEFORE), evaluation(store, AFTER)
+    store.close()
+    assert ceiling is not None and again is not None
+    arms: dict[str, Evaluation] = {
+        "start": found.arms[BEFORE],
+        "rejection": found.arms[REJECTION],
+        "result": found.arms[AFTER],
+    }
+    gained, missing = (
+        found.arms[AFTER].pass1.mean - found.arms[BEFORE].pass1.mean,
+        ceiling.pass1.mean - found.arms[BEFORE].pass1.mean,
+    )
+    every = {**arms, "ceiling": ceiling, "ceiling_again": again}
+    return {
+        **{name: interval(arm.pass1) for name, arm in every.items()},
+        **{f"{name}_best{arm.samples}": interval(arm.best) for name, arm in every.items()},
+        **{f"ceiling_over_{name}": interval(gains(arm, ceiling)[0]) for name, arm in arms.items()},
+        "found_share": gained / missing,
+        "scripted": run.read_result_of("demos"),
+    }
+
+
+if __name__ == "__main__":
+    main()
