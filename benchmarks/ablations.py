@@ -149,7 +149,8 @@ def play(base: Path, out: Path, settings: Sequence[str]) -> bool:
     if run.stage_result(AFTER) is not None:
         return False
     run_recipe(out, out)
-    shutil.rmtree(run.root / "checkpoints", ignore_errors=True)
+    for path in run.root.glob("checkpoints*"):
+        shutil.rmtree(path)
     return True
 
 

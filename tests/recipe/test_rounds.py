@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.evaluate.arms import AFTER, BEFORE, arms_of, split_round, title_of, titles
 from woodshed.recipe.load import RecipeError, load_recipe
-from woodshed.recipe.rounds import rounds_of, split_name
+from woodshed.recipe.rounds import rounds_of
 from woodshed.record.run_directory import RunDirectory
 from woodshed.run.plan import plan, trainer_config
 from woodshed.stages.__main__ import STAGES
@@ -29,7 +30,7 @@ def test_each_round_has_places_of_its_own() -> None:
     assert rounds[0].begins_with == "sft" and rounds[-1].ends_with == "final"
     assert all(left.ends_with == right.begins_with for left, right in pairwise(rounds))
     for name in ("rl", "solved", "after"):
-        assert [split_name(each.own(name)) for each in rounds] == [(name, 1), (name, 2), (name, None)]
+        assert [split_round(each.own(name)) for each in rounds] == [(name, 1), (name, 2), (name, None)]
     assert len({each.beside("s3://bucket/weights") for each in rounds}) == 3
     (only,) = rounds_of(load_recipe("laptop"))
     assert (only.own("rl"), only.beside("weights"), only.title) == ("rl", "weights", "")
@@ -46,13 +47,19 @@ def test_the_plan_has_one_round_after_the_other(tmp_path: Path) -> None:
     unseen = plan(load_recipe("laptop", ["rl.rounds=2", "evaluate.rounds=false"]), run)
     assert set(names) - {stage.name for stage in unseen} == {"after-round-1"}
     needs = {stage.name: stage.needs for stage in stages}
-    assert "after-round-1" in needs["rl"] and {split_name(n)[0] for n in names if "rl" not in n} <= set(STAGES)
+    assert "after-round-1" in needs["rl"] and {split_round(n)[0] for n in names if "rl" not in n} <= set(STAGES)
     configs = [
         WorkerConfig.model_validate_json(trainer_config(recipe, run, each).read_bytes()) for each in rounds_of(recipe)
     ]
     assert [(c.start, c.steps, c.policy.name) for c in configs] == [(0, 4, "sft"), (4, 9, "round-1")]
     assert configs[0].batches == configs[1].batches and configs[0].metrics == configs[1].metrics
     assert configs[0].weights != configs[1].weights and configs[0].checkpoints != configs[1].checkpoints
+
+
+def test_rounds_are_arms_in_their_order() -> None:
+    stages = ["solved", "after", "before", "after-round-10", "rl-round-2", "after-round-2", "tasks"]
+    assert arms_of(stages) == [BEFORE, "after-round-2", "after-round-10", AFTER]
+    assert [title_of(arm, titles(False)) for arm in arms_of(stages)] == ["SFT, all", "round 2", "round 10", "RL"]
 
 
 def test_what_a_recipe_may_not_ask_for() -> None:

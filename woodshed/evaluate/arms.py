@@ -24,24 +24,29 @@ ALONE = "rl"
 """RL's own policy where it is not the result."""
 
 
-def round_number(arm: str) -> int | None:
-    """Return the number of the round of RL that an evaluation ``after-round-N`` follows; None for others."""
-    found = re.fullmatch(rf"{AFTER}-round-(\d+)", arm)
-    return int(found[1]) if found else None
+def in_round(name: str, number: int | None) -> str:
+    """Return the name of a stage for a round of RL; for the last or only one (None) it is the stage's own."""
+    return name if number is None else f"{name}-round-{number}"
+
+
+def split_round(name: str) -> tuple[str, int | None]:
+    """Return the stage and the round's number of what ``in_round`` returned."""
+    found = re.fullmatch(r"(.+)-round-(\d+)", name)
+    return (found[1], int(found[2])) if found else (name, None)
 
 
 def arms_of(stages: Iterable[str]) -> list[str]:
     """Return the arms that were evaluated, given the names of the stages that are over: baselines, the rounds of RL but
     the last, and the result."""
     over = set(stages)
-    numbers = sorted(number for name in over if (number := round_number(name)) is not None)
-    rounds = [f"{AFTER}-round-{number}" for number in numbers]
+    named = map(split_round, over)
+    rounds = [in_round(AFTER, n) for n in sorted(n for stage, n in named if stage == AFTER and n is not None)]
     return [name for name in (OTHER, BEFORE, REJECTION, *rounds, ALONE, AFTER) if stage_of(name) in over]
 
 
 def title_of(arm: str, named: dict[str, str]) -> str:
     """Return the name of any arm for tables; ``named``: ``titles``."""
-    number = round_number(arm)
+    number = split_round(arm)[1]
     return named[arm] if number is None else f"round {number}"
 
 

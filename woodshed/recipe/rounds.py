@@ -6,8 +6,9 @@ checkpoints of its own, since its weights do not follow from those of the last s
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from woodshed.evaluate.arms import in_round
 
 from .recipe import Recipe
 
@@ -41,8 +42,8 @@ class Round:
         return f", round {self.number} of {self.rounds}" if self.rounds > 1 else ""
 
     def own(self, name: str) -> str:
-        """``name`` of a stage, a program or a policy for this round; the last round's have no addition."""
-        return name if self.last else f"{name}-round-{self.number}"
+        """``name`` of a stage, a program or a policy for this round (``evaluate.arms.in_round``)."""
+        return in_round(name, None if self.last else self.number)
 
     def beside(self, place: str) -> str:
         """A folder or address that each round has its own of; the first has ``place``."""
@@ -57,9 +58,3 @@ def rounds_of(recipe: Recipe) -> list[Round]:
 def round_of(recipe: Recipe, number: int | None) -> Round:
     """The round of that number, the last one for None."""
     return rounds_of(recipe)[-1 if number is None else number - 1]
-
-
-def split_name(name: str) -> tuple[str, int | None]:
-    """The reverse of ``Round.own``: the name without its addition, and the round's number (None for the last)."""
-    found = re.fullmatch(r"(.+)-round-(\d+)", name)
-    return (found[1], int(found[2])) if found else (name, None)

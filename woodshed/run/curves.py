@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from woodshed.evaluate.arms import split_round
 from woodshed.recipe.load import BUILTIN
 from woodshed.recipe.recipe import Recipe
-from woodshed.recipe.rounds import split_name
 from woodshed.view.expected import Expected, digest_of, read_curve, smoothed
 
 STAGE_CURVES = {"pretrain": "pretraining loss", "sft": "SFT loss", "rl": "pass rate"}
@@ -58,7 +58,7 @@ class CurveWatch:
         return text
 
     def _draw(self, stage: str, width: int) -> str:
-        name = STAGE_CURVES.get(split_name(stage)[0])
+        name = STAGE_CURVES.get(split_round(stage)[0])
         if name is None:
             return ""
         steps, values = read_curve(self.root, name)

@@ -23,6 +23,7 @@ from woodshed.monitors.judge import JudgeError, judge_key
 from woodshed.policy.config import ConfigError, DecoderConfig
 from woodshed.recipe.load import RecipeError, dump_recipe, earlier_run, load_recipe
 from woodshed.recipe.recipe import Recipe
+from woodshed.recipe.rounds import rounds_of
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import DirectoryError, RunDirectory, write_text
 from woodshed.record.task import TaskError
@@ -201,14 +202,16 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def _check_store(recipe: Recipe, run: RunDirectory) -> None:
-    """The bucket answers, and the chain in it is this run's own."""
-    url = recipe.weights.store
-    try:
-        head = Head(url)()
-    except (ChainError, OSError) as error:
-        raise RunError(f"weights.store: {error}") from None
-    if head is not None and run.stage_result("sft") is None:
-        raise RunError(f"weights.store: {url} already has versions up to {head}, of another run; choose another prefix")
+    """The bucket answers, and the chains in it are this run's own."""
+    for url in (each.beside(recipe.weights.store) for each in rounds_of(recipe)):
+        try:
+            head = Head(url)()
+        except (ChainError, OSError) as error:
+            raise RunError(f"weights.store: {error}") from None
+        if head is not None and run.stage_result("sft") is None:
+            raise RunError(
+                f"weights.store: {url} already has versions up to {head}, of another run; choose another prefix"
+            )
 
 
 def _check_packages(settings: PackageTaskSettings) -> None:

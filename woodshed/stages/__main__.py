@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from woodshed.cluster.supervisor import FATAL
+from woodshed.evaluate.arms import split_round
 from woodshed.recipe.load import load_recipe
-from woodshed.recipe.rounds import split_name
 from woodshed.record.run_directory import RunDirectory
 
 from .failures import HOPELESS
@@ -44,7 +44,7 @@ def main(stage: str, root: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request otherwise
     run = RunDirectory(Path(root))
-    name, number = split_name(stage)
+    name, number = split_round(stage)
     module, function = STAGES[name]
     work: Callable[..., None] = getattr(import_module(f"woodshed.stages.{module}"), function)
     try:

@@ -18,7 +18,8 @@ from woodshed.evaluate.arms import (
     BEFORE,
     arms_of,
     best_baseline,
-    round_number,
+    in_round,
+    split_round,
     stage_of,
     title_of,
     titles,
@@ -131,7 +132,7 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
     body = [_headline(tables, gain, before, transfer), _rounds(run, arms), _curves(steps, trainer)]
-    shown = {name: arm for name, arm in arms.items() if round_number(name) is None}
+    shown = {name: arm for name, arm in arms.items() if split_round(name)[1] is None}
     body += [expected_section(run.root, expected), health_section(rollouts, grown, metrics), _behaviour(shown, title)]
     if after:
         body.append(_trajectories(store, before, after))
@@ -261,9 +262,9 @@ def _rounds(run: Run, arms: dict[str, Evaluation]) -> str:
     """Held-out rates by step of RL, where it has rounds."""
     points = [(0, arms[BEFORE])]
     for name, arm in arms.items():
-        if name == AFTER or round_number(name) is not None:
-            stage = "rl" if name == AFTER else f"rl-round-{round_number(name)}"
-            points.append(((run.stage_result(stage) or {}).get("step", 0), arm))
+        stage, number = split_round(name)
+        if stage == AFTER:
+            points.append(((run.stage_result(in_round("rl", number)) or {}).get("step", 0), arm))
     if len(points) < 3:
         return ""
     x = [step for step, _ in points]
