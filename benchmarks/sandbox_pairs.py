@@ -7,6 +7,7 @@ measures this part alone: ``results/sandbox.json`` keeps its other figures, and 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -19,6 +20,11 @@ from result import RESULTS, commit, hardware
 from woodshed.attacks.escapes.beside import BACKENDS, Beside, beside_backend
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.protocol import SandboxError
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tests.sandbox.ordinary import run_as_ordinary_user  # noqa: E402  (what runs as another user lives in the tests)
 
 _ORDINARY = """
 import json, sys
@@ -55,10 +61,7 @@ def pair_figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
 
 
 def _as_ordinary_user(name: str) -> list[Beside]:
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-    from tests.sandbox.ordinary import run_as_ordinary_user
-
-    said = run_as_ordinary_user(_ORDINARY, name, timeout=1800)
+    said = run_as_ordinary_user(_ORDINARY, name)
     return [Beside(**row) for row in json.loads(said)]
 
 
@@ -67,6 +70,7 @@ def _row(each: Beside) -> dict[str, Any]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     path = RESULTS / "sandbox.json"
     result = json.loads(path.read_text())
     found = measure_pairs()
