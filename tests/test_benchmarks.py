@@ -11,7 +11,8 @@ EACH_IN_A_FORK = """
 import os, runpy, sys, traceback
 import pytest, torch, torch._dynamo, transformers  # once for all, and most of the package
 import woodshed.attacks.escapes.battery, woodshed.cli.main, woodshed.engine.local, woodshed.gateway.serve
-import woodshed.stages.demonstrations, woodshed.tasks.generators.packages.build, woodshed.train.worker, woodshed.view.report
+import woodshed.stages.demonstrations, woodshed.tasks.generators.packages.build
+import woodshed.train.worker, woodshed.view.report
 folder, failed = sys.argv[1], []
 for name in sys.argv[2:]:
     sys.stdout.flush()
