@@ -43,7 +43,7 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(Policy(Decoder(config, seed=5), tokenizer, chat, config), folder)
 
 
-def configure(root: Path, policy: Path, make_batch, *, steps: int = STEPS, batches: int = STEPS, **kw) -> WorkerConfig:
+def configure(root: Path, policy: Path, make_batch, *, steps: int | None = STEPS, batches: int = STEPS, **kw) -> WorkerConfig:
     config = WorkerConfig(
         policy=policy,
         batches=root / "batches",
@@ -243,7 +243,7 @@ def test_old_batches_are_deleted_but_not_what_a_fall_back_needs(tmp_path: Path, 
 
 
 def test_command_line_waits_for_batches_and_ends_on_sigterm(tmp_path: Path, policy_dir: Path, make_batch) -> None:
-    config = configure(tmp_path, policy_dir, make_batch, steps=0, batches=0)
+    config = configure(tmp_path, policy_dir, make_batch, steps=None, batches=0)
     path = tmp_path / "config.json"
     path.write_text(config.model_dump_json())
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -262,3 +262,10 @@ def test_command_line_waits_for_batches_and_ends_on_sigterm(tmp_path: Path, poli
         process.kill()
         process.wait()
     assert Follower(config.weights).poll() is not None
+
+
+def test_no_steps_publish_the_policy_as_it_is(tmp_path: Path, policy_dir: Path, make_batch) -> None:
+    config = configure(tmp_path, policy_dir, make_batch, steps=0)
+    Worker(config).run()
+    newest = Follower(config.weights).poll()
+    assert newest is not None and newest[0] == 0 and not config.metrics.exists()

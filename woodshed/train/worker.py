@@ -71,7 +71,7 @@ class Worker:
 
     def run(self) -> None:
         """Until ``config.steps`` is reached or ``stopping`` is set."""
-        while not self.config.steps or self.trainer.step_count < self.config.steps:
+        while self.config.steps is None or self.trainer.step_count < self.config.steps:
             waited = time.perf_counter()
             batch = self._wait(self.trainer.step_count + 1)
             if batch is None:

@@ -39,8 +39,8 @@ class WorkerConfig(Settings):
     chain: WeightSettings = WeightSettings()
     """How to publish."""
 
-    steps: int = Field(default=0, ge=0)
-    """Stop after this step; 0 goes on until SIGTERM."""
+    steps: int | None = Field(default=None, ge=0)
+    """Stop after this step; None goes on until SIGTERM. 0 publishes the policy as it is."""
 
     device: Device = "auto"
     """Where to train; the weights are float32 everywhere."""
