@@ -43,7 +43,9 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(Policy(Decoder(config, seed=5), tokenizer, chat, config), folder)
 
 
-def configure(root: Path, policy: Path, make_batch, *, steps: int | None = STEPS, batches: int = STEPS, **kw) -> WorkerConfig:
+def configure(
+    root: Path, policy: Path, make_batch, *, steps: int | None = STEPS, batches: int = STEPS, **kw
+) -> WorkerConfig:
     config = WorkerConfig(
         policy=policy,
         batches=root / "batches",
