@@ -1,4 +1,4 @@
-"""What RL's tasks can teach at most: ``python benchmarks/ceiling.py --base runs/bench-laptop [--seeds 1]``.
+"""Measure the most that RL's tasks can teach: ``python benchmarks/ceiling.py --base runs/bench-laptop [--seeds 1]``.
 
 ``--base`` has finished runs of the laptop recipe with baselines (``benchmarks/laptop.py`` makes them). Here the SFT
 that makes their result is given scripted repairs of all of RL's tasks in place of what RL solved: the same policy

@@ -135,7 +135,7 @@ def _fork_server(pid: int) -> dict[str, int]:
 
 
 async def leaks(cycles: int) -> dict[str, int]:
-    """What is left after ``cycles`` boxes were made, used and destroyed: growth, each entry of which should be 0.
+    """Make, use and destroy ``cycles`` boxes; return by how much descriptors, mounts and so on grew (0: nothing leaks).
 
     Host users, with the devices of each, are kept for the next box (``namespace/users.py``): as many as boxes lived at
     once, so that many live at once before the first count.
