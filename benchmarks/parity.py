@@ -104,8 +104,9 @@ def trainer_side(decoder: Decoder, rows: list[Row], *, replay: bool) -> tuple[np
         micro = collate(batch, chosen, lengths, used, decoder.device)
         sink: list[torch.Tensor] = []
         routes = micro.routes_NLK if replay else None
-        hidden = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn, routes=routes, route_sink=sink)
-        logits = decoder.logits(hidden.index_select(0, micro.at_M))
+        attention_fn = micro.attention_fn(decoder)
+        hidden = decoder.forward(micro.tokens_N, micro.positions_N, attention_fn, routes=routes, route_sink=sink)
+        logits = decoder.logits(hidden.index_select(0, micro.layout.ends_M))
         logp = logits.log_softmax(-1).gather(1, micro.target_M[:, None])[:, 0]
         gaps.append((logp - micro.behaviour_M).abs().cpu().numpy())
         if micro.routes_NLK is not None and not replay:

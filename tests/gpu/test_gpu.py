@@ -163,16 +163,17 @@ def test_products_in_bfloat16_are_near_those_in_float32():
 
 def test_attention_stores_no_scores():
     """With fewer key heads than query heads, float32 or a mask, torch would otherwise choose the kernel that does."""
-    from woodshed.train.collate import shared_prefix_attend
+    from woodshed.policy.attention import Ragged
 
     config = replace(DENSE, num_layers=1, num_heads=8)
     decoder = Decoder(config, seed=0, device=DEVICE)
     length, half = 4096, 2048
     whole = [torch.randn(length, heads, 16, device=DEVICE, requires_grad=True) for heads in (8, 2, 2)]
-    for attention_fn in (shared_prefix_attend(0, 1), shared_prefix_attend(half, 1)):
+    for shared in (0, half):
+        layout = Ragged(shared, [length - shared], torch.arange(length, device=DEVICE))
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        attention_fn(0, *whole).sum().backward()
+        layout.attend(*whole).sum().backward()
         assert torch.cuda.max_memory_allocated() - before < 4 * 8 * half * half  # the scores of the smaller case
     assert decoder.device.type == DEVICE
 

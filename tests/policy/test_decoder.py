@@ -69,7 +69,7 @@ def test_hidden_states_of_some_positions_alone() -> None:
     with torch.no_grad():
         whole = decoder(tokens, positions, causal_attend())[0]
         some = decoder(tokens[0], positions[0], attention_fn, ends=ends)
-        with pytest.raises(ValueError, match="ends cannot be combined with routes"):
+        with pytest.raises(ValueError, match="ends cannot be combined with route_sink"):
             decoder(tokens[0], positions[0], attention_fn, ends=ends, route_sink=[])
     assert some.shape == (3, DENSE.d_model) and (some - whole[ends]).abs().max() < 1e-5
 

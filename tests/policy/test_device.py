@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from woodshed.policy.attention import aligned, attend
 from woodshed.policy.device import resolve
-from woodshed.policy.layers import aligned, attend
 
 
 def test_auto_is_the_gpu_where_there_is_one() -> None:

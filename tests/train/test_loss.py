@@ -203,9 +203,7 @@ def test_k1_in_the_advantage_equals_k2_as_a_loss(decoder, make_batch) -> None:
     micro = collate(base, everything, lengths, used, decoder.device)
     backward(decoder, micro, base.denominators, TrainSettings(), probe)
     # Log-probabilities of the current policy, put where the behaviour policy's are: on-policy, ratio 1.
-    rows, flat = len(base), micro.at_M.numpy()
-    index = base.offsets[flat // (len(micro.tokens_N) // rows)] + micro.positions_N.numpy()[flat] + 1
-    base.behaviour_logprobs[index] += torch.cat(probe.dlogp).numpy()
+    base.behaviour_logprobs[micro.index_M] += torch.cat(probe.dlogp).numpy()
     beta = 0.3
     k1 = np.where(used, base.behaviour_logprobs - base.ref_logprobs, 0).astype(np.float32)
     in_advantage = pack_like(base, {"rl": -beta * k1}, {"rl": 7.0})

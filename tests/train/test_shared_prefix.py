@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.decoder import Decoder
 from woodshed.train.batch import Sequence, TrainBatch, pack
-from woodshed.train.collate import collate, input_lengths, shared_length, shared_prefix_attend, weighted
+from woodshed.train.collate import collate, input_lengths, shared_length, weighted
 from woodshed.train.settings import TrainSettings
 
 from .conftest import CONFIG, MOE
@@ -53,8 +53,7 @@ def test_gradients_are_those_of_the_rows_alone(moe: bool) -> None:
     made = micro(batch)
     assert made.spared_tokens == 3 * PREFIX
     lengths = input_lengths(batch, weighted(batch))
-    assert made.real_tokens == lengths.sum() - 3 * PREFIX
-    assert len(made.tokens_N) == PREFIX + 4 * (lengths.max() - PREFIX)
+    assert len(made.tokens_N) == lengths.sum() - 3 * PREFIX
     got, seen = gradients(decoder, batch, TrainSettings())
     expected, loss = reference(decoder, batch, lambda r: r.clamp(max=2.0), routes=moe)
     assert_close(got, expected)
@@ -95,17 +94,3 @@ def test_rows_with_little_in_common_are_left_alone() -> None:
     nowhere = np.zeros((2, 30), np.bool_)
     nowhere[:, 29] = True
     assert shared_length(same, nowhere, None) == 29
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 6])
-def test_attention_equals_causal_attention_on_whole_rows(prefix: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows, size = 3, 5
-    head = [torch.randn(1, prefix, h, 8, generator=generator) for h in (4, 2, 2)]
-    tails = [torch.randn(rows, size, h, 8, generator=generator) for h in (4, 2, 2)]
-    flat = [torch.cat((a[0], b.flatten(0, 1))) for a, b in zip(head, tails, strict=True)]
-    got = shared_prefix_attend(prefix, rows)(0, *flat)
-    whole = [torch.cat((a.expand(rows, -1, -1, -1), b), 1) for a, b in zip(head, tails, strict=True)]
-    expected = causal_attend()(0, *whole)
-    torch.testing.assert_close(got[prefix:].unflatten(0, (rows, size)), expected[:, prefix:])
-    torch.testing.assert_close(got[:prefix], expected[0, :prefix])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.policy.layers import aligned, attend
+from woodshed.policy.attention import aligned, attend
 
 from .cache import RowCache
 from .row_attention import RowAttention

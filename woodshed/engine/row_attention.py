@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.policy.layers import aligned
+from woodshed.policy.attention import aligned
 from woodshed.policy.processor import onednn_multiplies_bfloat16
 
 from .cache import RowCache

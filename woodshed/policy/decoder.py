@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .attention import AttentionFn, causal_attend
 from .config import DecoderConfig
-from .layers import AttentionFn, Layer, Linear, causal_attend, rope_table
+from .layers import Layer, Linear, rope_table
 from .operators import TORCH, Operators
 
 __all__ = ["AttentionFn", "Decoder", "causal_attend"]
@@ -115,11 +116,11 @@ class Decoder(nn.Module):
         route_sink: gets one int16 ``[..., K]`` per layer appended, -1 in dense layers; ``torch.stack(sink, -2)`` is
         the ``routes`` of the same tokens.
         ends: int64 ``[M]``, indices into tokens ``[N]``; only their hidden states are returned, ``[M, D]``, and the
-        last layer's ``attention_fn`` gets only their queries. Not together with routes.
+        last layer's ``attention_fn`` gets only their queries. Not together with route_sink.
         Raises IndexError for a token or position out of range.
         """
-        if ends is not None and (routes is not None or route_sink is not None):
-            raise ValueError("ends cannot be combined with routes, which belong to all positions")
+        if ends is not None and route_sink is not None:
+            raise ValueError("ends cannot be combined with route_sink, which gets the routes of all positions")
         x = F.embedding(tokens, self.embed)
         turn = self.rotation(positions, x.dtype)
         remember = self.recompute and torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""Rotary embeddings, causal attention for padded batches, and one decoder layer.
+"""Rotary embeddings and one decoder layer.
 
 Axis names: B batch, T time, N tokens (any leading shape), D model, H query heads, K key/value heads, E head width.
 At small widths the cost of a step is the number of operations, so q, k and v share one matrix, gate and up share
@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import AttentionFn
 from .config import DecoderConfig
 from .moe import Experts
 from .operators import TORCH
-
-AttentionFn = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``attention_fn(layer, q [..., H, Dh], k [..., Hkv, Dh], v [..., Hkv, Dh]) -> [..., H, Dh]``."""
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """``linear(x [..., I], weight [O, I], bias [O] or None) -> [..., O]``."""
@@ -48,46 +46,6 @@ def rope_table(config: DecoderConfig, device: torch.device, dtype: torch.dtype) 
     angle = positions[:, None] * inverse_frequencies(config)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos, -sin, sin), dim=-1).to(device=device, dtype=dtype)
-
-
-def attend(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of H query heads over K key/value heads, ``[B, H, T, Dh]``; causal without a ``mask``.
-
-    On a GPU only the flash kernel takes fewer key heads than query heads, and it takes neither masks nor float32.
-    Otherwise torch would store the scores of all pairs, so key heads are repeated for the memory-efficient kernel.
-    """
-    groups = q_BHTE.shape[1] // k_BKTE.shape[1]
-    flash = mask is None and (q_BHTE.dtype != torch.float32 or torch.is_autocast_enabled("cuda"))
-    if groups > 1 and q_BHTE.is_cuda and not flash:
-        k_BKTE, v_BKTE = k_BKTE.repeat_interleave(groups, 1), v_BKTE.repeat_interleave(groups, 1)
-    return F.scaled_dot_product_attention(
-        q_BHTE,
-        k_BKTE,
-        v_BKTE,
-        attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=q_BHTE.shape[1] != k_BKTE.shape[1],
-    )
-
-
-def aligned(mask: Tensor) -> Tensor:
-    """Return a copy of a float ``mask`` whose rows begin at multiples of 16 elements, with 0 in between.
-
-    The fused kernel of GPUs reads masks in words of 16 bytes. torch copies a mask for it in every layer where the
-    strides do not allow that, and does not look at where the mask begins.
-    """
-    wide = mask.new_zeros((*mask.shape[:-1], -(-mask.shape[-1] // 16) * 16))
-    wide[..., : mask.shape[-1]] = mask
-    return wide[..., : mask.shape[-1]]
-
-
-def causal_attend() -> AttentionFn:
-    """Return causal attention for ``[B, T]`` batches padded on the right, each row one sequence from position 0."""
-
-    def attention_fn(layer: int, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor) -> Tensor:
-        return attend(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), None).transpose(1, 2)
-
-    return attention_fn
 
 
 class Layer(nn.Module):
@@ -131,6 +89,7 @@ class Layer(nn.Module):
         x, q, k, v = self.heads_of(x, turn)
         if ends is not None:
             x, q = x.index_select(0, ends), q.index_select(0, ends)
+            replay = None if replay is None else replay.index_select(0, ends)
         attended = self.linear(attention_fn(self.index, q, k, v).flatten(-2), self.out, self.out_bias)
         x, y = self.operators.add_norm(x, attended, self.mlp_norm, self.eps)
         if self.experts is not None:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .attention import Ragged
+
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + delta ``[..., D]`` (x itself without delta) and its RMS norm, times weight ``[D]``."""
@@ -69,13 +71,15 @@ def logits_gradient(logits_CV: Tensor, target_C: Tensor, lse_C: Tensor, slope_C:
 
 @dataclass(frozen=True)
 class Operators:
-    """The functions of this file or others that compute the same. Autograd differentiates the first three."""
+    """The functions of this file or others that compute the same. Autograd differentiates them, but for
+    ``logsumexp`` and ``logits_gradient``."""
 
     add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = add_norm
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
     swiglu: Callable[[Tensor], Tensor] = swiglu
     logsumexp: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]] = logsumexp
     logits_gradient: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = logits_gradient
+    attention: Callable[[Ragged, Tensor, Tensor, Tensor], Tensor] = Ragged.attend
 
 
 TORCH = Operators()

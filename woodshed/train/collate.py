@@ -1,9 +1,9 @@
-"""Micro-batches under a token budget, and the padded tensors of their forward passes.
+"""Micro-batches under a token budget, and the tensors of their forward passes.
 
 Rollouts of one harness begin with the same system message and tool schemas, those of one group with the whole task. In
 a causal decoder the states of those tokens depend on nothing after them, so a micro-batch computes a common beginning
-once and every row attends to it. The gradient equals that of padded rows: what the rows send back into the shared keys
-and values adds up.
+once and every row attends to it. The gradient equals that of separate rows: what the rows send back into the shared
+keys and values adds up. Nothing is padded, and the last layer computes only what predicts a weighted token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from woodshed.policy.layers import AttentionFn, attend, causal_attend
+from woodshed.policy.attention import AttentionFn, Ragged
+from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
 from .token_sets import TokenSets
@@ -36,31 +37,6 @@ def shared_length(tokens_BT: NDArray, predicts_BT: NDArray[np.bool_], routes: ND
         same_T &= (routes[:, :limit] == routes[0, :limit]).all((0, 2, 3))
     length = limit if same_T.all() else int(same_T.argmin())
     return length if length * (rows - 1) >= WORTH * rows * width else 0
-
-
-def shared_prefix_attend(prefix: int, rows: int) -> AttentionFn:
-    """Attention over flat ``[N]`` tokens: ``prefix`` shared ones, then ``rows`` continuations of equal (padded) length.
-
-    With a prefix of 0 it is ``causal_attend`` on ``[rows, N / rows]``.
-    """
-    causal = causal_attend()
-    masks: list[Tensor] = []
-
-    def attention_fn(layer: int, q_NHE: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> Tensor:
-        q_BSHE, k_BSKE, v_BSKE = (x[prefix:].unflatten(0, (rows, -1)) for x in (q_NHE, k_NKE, v_NKE))
-        if not prefix:
-            return causal(layer, q_BSHE, k_BSKE, v_BSKE).flatten(0, 1)
-        head = causal(layer, q_NHE[None, :prefix], k_NKE[None, :prefix], v_NKE[None, :prefix])
-        k_BTKE, v_BTKE = (
-            torch.cat((x[:prefix].expand(rows, -1, -1, -1), own), 1) for x, own in ((k_NKE, k_BSKE), (v_NKE, v_BSKE))
-        )
-        if not masks:  # one for all layers
-            size = q_BSHE.shape[1]
-            masks.append(torch.ones(size, prefix + size, dtype=torch.bool, device=q_NHE.device).tril(prefix))
-        tail_BHSE = attend(q_BSHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), masks[0])
-        return torch.cat((head[0], tail_BHSE.transpose(1, 2).flatten(0, 1)))
-
-    return attention_fn
 
 
 @dataclass(frozen=True)
@@ -99,21 +75,20 @@ class AllowedSets:
 
 @dataclass
 class MicroBatch:
-    """B rows padded on the right to T, and the M positions that carry a weight.
+    """B rows in N positions, and the M tokens that carry a weight.
 
-    The first P positions of all rows may be the same and are then there once: N = P + B * (T - P) positions, laid out
-    as ``shared_prefix`` says. ``tokens_N``, ``positions_N`` int64; ``attention_fn`` knows the layout; ``routes_NLK``
-    int64 or None; ``at_M`` int64, index into N of the position *before* each weighted token; ``target_M`` int64, that
-    token; ``weights`` float32 ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed``
-    as in the batch and ``allowed_M`` int64; ``index_M`` is where those tokens are in the batch and
-    ``sequence_M`` int64 which sequence of it they belong to. ``real_tokens`` counts positions that are not padding,
-    ``spared_tokens`` those of the rows that are not there because they are shared."""
+    ``layout`` says where the rows lie; its ``ends_M`` are the positions *before* the weighted tokens. ``tokens_N``,
+    ``positions_N`` int64; ``routes_NLK`` int64 or None; ``target_M`` int64, the weighted tokens; ``weights`` float32
+    ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed`` as in the batch and
+    ``allowed_M`` int64; ``index_M`` is where the weighted tokens are in the batch and ``sequence_M`` int64 which
+    sequence of it they belong to. ``spared_tokens`` counts the positions of rows that are left out because they are
+    shared.
+    """
 
     tokens_N: Tensor
     positions_N: Tensor
-    attention_fn: AttentionFn
+    layout: Ragged
     routes_NLK: Tensor | None
-    at_M: Tensor
     target_M: Tensor
     weights: dict[str, Tensor]
     behaviour_M: Tensor
@@ -122,8 +97,16 @@ class MicroBatch:
     allowed_M: Tensor | None
     index_M: NDArray[np.int64]
     sequence_M: Tensor
-    real_tokens: int
     spared_tokens: int
+
+    def attention_fn(self, decoder: Decoder) -> AttentionFn:
+        attention = decoder.operators.attention
+        return lambda layer, q, k, v: attention(self.layout, q, k, v)
+
+    def hidden(self, decoder: Decoder) -> Tensor:
+        """Return the hidden states ``[M, D]`` that predict the weighted tokens."""
+        attention_fn, ends_M = self.attention_fn(decoder), self.layout.ends_M
+        return decoder.forward(self.tokens_N, self.positions_N, attention_fn, routes=self.routes_NLK, ends=ends_M)
 
 
 def weighted(batch: TrainBatch) -> NDArray[np.bool_]:
@@ -154,36 +137,34 @@ def collate(
     used_N: NDArray[np.bool_],
     device: torch.device,
 ) -> MicroBatch:
-    """Pad ``rows`` of a batch; ``lengths`` and ``used_N`` come from ``input_lengths`` and ``weighted``."""
+    """Tensors of ``rows`` of a batch; ``lengths`` and ``used_N`` come from ``input_lengths`` and ``weighted``."""
     starts, width = batch.offsets[rows], int(lengths[rows].max())
     time_T = np.arange(width)
     inside_BT = time_T < lengths[rows][:, None]
     source_BT = np.where(inside_BT, starts[:, None] + time_T, 0)
-    tokens_BT = np.where(inside_BT, batch.tokens[source_BT], 0).astype(np.int64)
+    tokens_BT = np.where(inside_BT, batch.tokens[source_BT], 0)
     # Position t of the row holds the hidden state that predicts token t + 1.
     predicts_BT = inside_BT & used_N[np.minimum(source_BT + 1, len(used_N) - 1)]
     routes_BTLK = None
     if batch.routes is not None:
-        routes_BTLK = np.where(inside_BT[..., None, None], batch.routes[source_BT], -1).astype(np.int64)
+        routes_BTLK = np.where(inside_BT[..., None, None], batch.routes[source_BT], -1)
     shared = shared_length(tokens_BT, predicts_BT, routes_BTLK)
-
-    def flat(array: NDArray) -> NDArray:
-        """``[B, T, ...]`` -> ``[N, ...]``."""
-        tails = array[:, shared:]
-        return np.concatenate((array[0, :shared], tails.reshape(-1, *tails.shape[2:])))
+    there_BT = inside_BT.copy()
+    there_BT[1:, :shared] = False
+    # The shared beginning, then the rest of each row.
+    source_N = np.concatenate((source_BT[0, :shared], source_BT[:, shared:][there_BT[:, shared:]]))
+    positions_N = np.concatenate((time_T[:shared], np.nonzero(there_BT[:, shared:])[1] + shared))
 
     def put(array: NDArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-    at_M = np.flatnonzero(flat(predicts_BT))
-    target_index_M = flat(source_BT)[at_M] + 1
-    spared = shared * (len(rows) - 1)
+    ends_M = np.flatnonzero(used_N[np.minimum(source_N + 1, len(used_N) - 1)])
+    target_index_M = source_N[ends_M] + 1
     return MicroBatch(
-        put(flat(tokens_BT)),
-        put(flat(np.broadcast_to(time_T, tokens_BT.shape))),
-        shared_prefix_attend(shared, len(rows)),
-        None if routes_BTLK is None else put(flat(routes_BTLK)),
-        put(at_M),
+        put(batch.tokens[source_N].astype(np.int64)),
+        put(positions_N),
+        Ragged(shared, (lengths[rows] - shared).tolist(), put(ends_M)),
+        None if batch.routes is None else put(batch.routes[source_N].astype(np.int64)),
         put(batch.tokens[target_index_M].astype(np.int64)),
         {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
         put(batch.behaviour_logprobs[target_index_M]),
@@ -192,8 +173,7 @@ def collate(
         None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
         target_index_M,
         put(np.searchsorted(batch.offsets, target_index_M, side="right") - 1),
-        int(lengths[rows].sum()) - spared,
-        spared,
+        shared * (len(rows) - 1),
     )
 
 

@@ -62,8 +62,7 @@ def backward(
         raise BatchError("weights['ref_kl'] needs ref_logprobs; let Reference fill them in")
     if teacher is None and "hint_kl" in micro.weights and bool(micro.weights["hint_kl"].any()):
         raise BatchError("weights['hint_kl'] needs a teacher that has read the hints (read_hints)")
-    hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn, routes=micro.routes_NLK)
-    hidden_MD = hidden_ND.index_select(0, micro.at_M)
+    hidden_MD = micro.hidden(decoder)
     grad_MD = torch.empty_like(hidden_MD)
     chunk = max(1, settings.logits_elements // decoder.config.vocab_size)
     gaps = _sequence_gaps(decoder, hidden_MD.detach(), micro, chunk)

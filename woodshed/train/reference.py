@@ -45,8 +45,7 @@ class Reference:
         with products_in(self.settings.products):
             for rows in micro_batches(lengths, self.settings.microbatch_tokens):
                 micro = collate(bare, rows, lengths, used_N, self.decoder.device)
-                hidden_ND = self.decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn)
-                hidden_MD = hidden_ND.index_select(0, micro.at_M)
+                hidden_MD = micro.hidden(self.decoder)
                 for start in range(0, len(hidden_MD), chunk):
                     span = slice(start, start + chunk)
                     logp_C = target_logps(self.decoder, hidden_MD[span], micro, span)

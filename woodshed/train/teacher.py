@@ -76,10 +76,9 @@ def read_hints(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> 
     computed = 0
     for rows in micro_batches(lengths, settings.microbatch_tokens):
         micro = collate(sequences, rows, lengths, used_Q, decoder.device)
-        hidden_ND = decoder.forward(micro.tokens_N, micro.positions_N, micro.attention_fn)
         place_M = torch.from_numpy(order_Q[micro.index_M]).to(decoder.device)
-        hidden_HD.index_copy_(0, place_M, hidden_ND.index_select(0, micro.at_M))
-        computed += micro.real_tokens
+        hidden_HD.index_copy_(0, place_M, micro.hidden(decoder))
+        computed += len(micro.tokens_N)
     row_N, counts_N = np.full(len(batch.tokens), -1, np.int64), np.zeros(len(batch.tokens), np.bool_)
     row_N[hinted.batch_targets()] = np.arange(len(own_H))
     counts_N[hinted.batch_targets()] = _before_rejection(decoder, hidden_HD, batch, settings.hint_kl.until_rejected)

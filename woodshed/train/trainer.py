@@ -82,7 +82,7 @@ class Trainer:
 
     def step(self, batch: TrainBatch, teacher: Decoder | None = None) -> dict[str, float]:
         """Train on ``batch`` and return its metrics (see ``metrics.summarise``), plus ``grad_norm`` (before
-        clipping), ``lr``, ``tokens`` (computed, without padding), ``padding_share``, ``spared_share`` (of the tokens
+        clipping), ``lr``, ``tokens`` (computed), ``spared_share`` (of the tokens
         of all sequences, those that were not computed because rows share them), ``sequences``, ``rollouts`` (that have
         a sequence), ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``,
         ``skipped``. Of a mixture of experts whose routes the engine recorded: ``replay_differs_share``, experts of the
@@ -101,18 +101,17 @@ class Trainer:
         started = time.perf_counter()
         used_N = weighted(batch)
         lengths = input_lengths(batch, used_N)
-        seen, tokens, padded, spared = TokenStats(), 0, 0, 0
+        seen, tokens, spared = TokenStats(), 0, 0
         read = None
         if weighs_hints(batch):
             read = read_hints(self.decoder if teacher is None else teacher, batch, self.settings)
         for rows in micro_batches(lengths, self.settings.microbatch_tokens):
             micro = collate(batch, rows, lengths, used_N, self.decoder.device)
             backward(self.decoder, micro, batch.denominators, self.settings, seen, read)
-            tokens += micro.real_tokens
-            padded += micro.tokens_N.numel()
+            tokens += len(micro.tokens_N)
             spared += micro.spared_tokens
         metrics = summarise(seen)
-        metrics |= {"tokens": float(tokens), "padding_share": 1 - tokens / padded if padded else 0.0}
+        metrics["tokens"] = float(tokens)
         metrics["spared_share"] = spared / (tokens + spared) if tokens else 0.0
         if read is not None:
             metrics["teacher_tokens"] = float(read.tokens)

@@ -5,6 +5,7 @@
 // so they do not depend on the number of threads.
 
 #include <vector>
+#include "ragged.h"
 #include "vectors.h"
 
 namespace {
@@ -87,6 +88,7 @@ inline Floats weight_of(Floats x) {
 extern "C" {
 
 int woodshed_registers() { return REGISTERS * LANES; }
+int woodshed_lanes() { return LANES; }
 
 // total = x + delta (without delta, x itself and nothing is written), out = total scale weight
 void woodshed_add_norm(int threads, long rows, long width, float eps, const float *x, const float *delta,
@@ -236,5 +238,20 @@ void woodshed_logits_gradient(int threads, long rows, long width, const int64_t 
             row[target[n]] += slope[n];
         }
     });
+}
+
+// see ragged.h
+void woodshed_attention(int threads, long rows, long shared, long heads, long kv_heads, long width, float scale,
+                        const int64_t *starts, const int64_t *counts, const int64_t *at, const float *q, const float *k,
+                        const float *v, float *out, float *lse) {
+    ragged::forward(threads, {rows, shared, heads, kv_heads, width, starts, counts, at}, scale, q, k, v, out, lse);
+}
+
+void woodshed_attention_backward(int threads, long rows, long shared, long heads, long kv_heads, long width, float scale,
+                                 const int64_t *starts, const int64_t *counts, const int64_t *at, const float *grad,
+                                 const float *q, const float *k, const float *v, const float *out, const float *lse,
+                                 float *grad_q, float *grad_k, float *grad_v) {
+    ragged::backward(threads, {rows, shared, heads, kv_heads, width, starts, counts, at}, scale, grad, q, k, v, out, lse,
+                     grad_q, grad_k, grad_v);
 }
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from woodshed.policy import operators
+from woodshed.policy.attention import Ragged
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.operators import Operators
 
@@ -24,7 +25,7 @@ from .build import COMPILE_SECONDS, NoKernels, Sources, library
 
 log = logging.getLogger(__name__)
 
-SOURCES = Sources(Path(__file__).parent / "fused.cpp")
+SOURCES = Sources(Path(__file__).parent / "fused.cpp", ("ragged.h",))
 
 
 @functools.cache
@@ -124,6 +125,30 @@ class _SwiGLU(torch.autograd.Function):
         return grad_gate_up
 
 
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layout: Ragged, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        starts, at = layout.starts, None
+        counts = starts
+        if len(q) != layout.size:
+            counts, at = layout.end_counts, layout.ends_M
+        rows, (heads, width) = len(starts) - 1, q.shape[1:]
+        ctx.sizes = (rows, layout.shared, heads, k.shape[1], width, width**-0.5)
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        _call("attention", *ctx.sizes, starts, counts, at, q, k, v, out, lse)
+        ctx.save_for_backward(starts, counts, at, q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        starts, counts, at, *computed = ctx.saved_tensors
+        grads = [torch.empty_like(x) for x in computed[:3]]
+        _call("attention_backward", *ctx.sizes, starts, counts, at, grad.contiguous(), *computed, *grads)
+        return None, *grads
+
+
 def _fits(x: Tensor) -> bool:
     """Whether the kernels compute this. A policy may have been moved or converted since it was fused."""
     return x.device.type == "cpu" and x.dtype == torch.float32
@@ -158,7 +183,13 @@ def _logits_gradient(logits_CV: Tensor, target_C: Tensor, lse_C: Tensor, slope_C
     return logits_CV
 
 
-FUSED = Operators(_add_norm, _split_heads, _swiglu, _logsumexp, _logits_gradient)
+def _attention(layout: Ragged, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if not _fits(q) or q.shape[-1] % _library().woodshed_lanes():
+        return layout.attend(q, k, v)
+    return _Attention.apply(layout, q, k, v)
+
+
+FUSED = Operators(_add_norm, _split_heads, _swiglu, _logsumexp, _logits_gradient, _attention)
 
 
 def fuse(decoder: Decoder) -> None:

@@ -1,0 +1,188 @@
+// Causal attention, forward and backward, of sequences of any lengths that lie one after the other; where they begin
+// alike, that beginning lies before them once. The layout is that of `policy/ragged.py`.
+//
+// Scores of a block of queries with all keys that they see stay in the cache: S = Q K^T, P = softmax(S), O = P V, and
+// backward P from the log of its sum (FlashAttention, Dao et al. 2022, appendix B.2): dV = P^T dO, dS = P (dO V^T - dO O),
+// dQ = dS K, dK = dS^T Q. Each key/value head of a sequence is computed by one thread, so bits do not depend on how many
+// there are.
+#pragma once
+#include <vector>
+#include "vectors.h"
+
+namespace ragged {
+
+constexpr int ROWS = 6, WIDE = REGISTERS / 8; // of C at a time: rows, vectors of columns
+constexpr long QUERIES = 48, SCORES = 1 << 16;
+
+// Element (i, k) of A is a[i * down + k * along].
+struct Matrix {
+    const float *a;
+    long down, along;
+};
+
+template <int M, int N, bool ADD> void tile(long depth, Matrix a, const float *b, long b_row, float *c, long c_row) {
+    Floats sums[M][N];
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) sums[i][j] = ADD ? load(c + i * c_row + j * LANES) : Floats{};
+    for (long k = 0; k < depth; k++) {
+        Floats row[N];
+        for (int j = 0; j < N; j++) row[j] = load(b + k * b_row + j * LANES);
+        for (int i = 0; i < M; i++) {
+            float x = a.a[i * a.down + k * a.along];
+            for (int j = 0; j < N; j++) sums[i][j] += x * row[j];
+        }
+    }
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) store(c + i * c_row + j * LANES, sums[i][j]);
+}
+
+template <int M, bool ADD>
+void tiles(long columns, long depth, Matrix a, const float *b, long b_row, float *c, long c_row) {
+    long j = 0, step = WIDE * LANES;
+    for (; j + step <= columns; j += step) tile<M, WIDE, ADD>(depth, a, b + j, b_row, c + j, c_row);
+    for (; j < columns; j += LANES) tile<M, 1, ADD>(depth, a, b + j, b_row, c + j, c_row);
+}
+
+// C = A B, or C += A B; B and C have rows in one piece, `columns` is a multiple of LANES
+template <bool ADD>
+void product(long rows, long columns, long depth, Matrix a, const float *b, long b_row, float *c, long c_row) {
+    for (long i = 0; i < rows; i += ROWS, a.a += ROWS * a.down, c += ROWS * c_row) {
+        switch (least(rows - i, ROWS)) {
+        case 1: tiles<1, ADD>(columns, depth, a, b, b_row, c, c_row); break;
+        case 2: tiles<2, ADD>(columns, depth, a, b, b_row, c, c_row); break;
+        case 3: tiles<3, ADD>(columns, depth, a, b, b_row, c, c_row); break;
+        case 4: tiles<4, ADD>(columns, depth, a, b, b_row, c, c_row); break;
+        case 5: tiles<5, ADD>(columns, depth, a, b, b_row, c, c_row); break;
+        default: tiles<ROWS, ADD>(columns, depth, a, b, b_row, c, c_row);
+        }
+    }
+}
+
+struct Layout {
+    long rows, shared, heads, kv_heads, width; // `shared`: keys before the first sequence that all others see too
+    const int64_t *starts, *counts, *at;       // [rows + 1]: where sequences, and their queries, begin; [M] or null: all
+
+    long before(long row) const { return row ? shared : 0; }
+    long keys(long row) const { return before(row) + starts[row + 1] - starts[row]; }
+    // position in [N] of a key that a sequence sees
+    long key(long row, long t) const { return t < before(row) ? t : starts[row] + t - before(row); }
+    // how many keys a query sees
+    long seen(long row, long query) const { return before(row) + (at ? at[query] : query) - starts[row] + 1; }
+};
+
+// x [N, K, E] of one sequence and head as [T, E], and with `turned` as [E, T] padded with zeros to `wide` keys
+inline void gather(const Layout &of, long row, long head, const float *x, long wide, float *plain, float *turned) {
+    long count = of.keys(row), E = of.width;
+    for (long t = 0; t < count; t++)
+        std::memcpy(plain + t * E, x + (of.key(row, t) * of.kv_heads + head) * E, 4 * E);
+    if (!turned) return;
+    for (long e = 0; e < E; e++) {
+        for (long t = 0; t < count; t++) turned[e * wide + t] = plain[t * E + e];
+        for (long t = count; t < wide; t++) turned[e * wide + t] = 0;
+    }
+}
+
+// work(query, how many, keys that the last of them sees, rounded up to LANES) for blocks of a sequence's queries
+template <class Work> void in_blocks(const Layout &of, long row, Work work) {
+    long most_at_once = most(ROWS, least(QUERIES, SCORES / up_to(of.keys(row), LANES) / ROWS * ROWS));
+    for (long first = of.counts[row]; first < of.counts[row + 1]; first += most_at_once) {
+        long count = least(most_at_once, of.counts[row + 1] - first);
+        work(first, count, up_to(of.seen(row, first + count - 1), LANES));
+    }
+}
+
+// q, out [M, H, E], k, v [N, K, E], lse [M, H] (the log of the sum over scores)
+inline void forward(int threads, const Layout &of, float scale, const float *q, const float *k, const float *v, float *out,
+                    float *lse) {
+    long E = of.width, H = of.heads, group = H / of.kv_heads;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (long unit = 0; unit < of.rows * of.kv_heads; unit++) {
+        long row = unit / of.kv_heads, kv = unit % of.kv_heads, keys = of.keys(row), wide = up_to(keys, LANES);
+        if (of.counts[row] == of.counts[row + 1]) continue;
+        std::vector<float> key(keys * E), turned(E * wide), value(keys * E), room;
+        gather(of, row, kv, k, wide, key.data(), turned.data());
+        gather(of, row, kv, v, wide, value.data(), nullptr);
+        in_blocks(of, row, [&](long first, long count, long columns) {
+            room.resize(count * columns);
+            for (long h = kv * group; h < (kv + 1) * group; h++) {
+                float *scores = room.data();
+                product<false>(count, columns, E, {q + (first * H + h) * E, H * E, 1}, turned.data(), wide, scores, columns);
+                for (long i = 0; i < count; i++) {
+                    float *s = scores + i * columns;
+                    long seen = of.seen(row, first + i), t = 0;
+                    Floats highs = all(s[0]), sums = {};
+                    for (; t + LANES <= seen; t += LANES) highs = highest(highs, load(s + t));
+                    if (t < seen) highs = highest(highs, first_of(load(s + t), seen - t, highs));
+                    float high = highest(highs) * scale;
+                    for (t = 0; t < columns; t += LANES) {
+                        Floats e = t < seen ? exponential(load(s + t) * scale - high) : Floats{};
+                        if (t + LANES > seen) e = first_of(e, most(0, seen - t), Floats{});
+                        store(s + t, e);
+                        sums += e;
+                    }
+                    float total = sum(sums), part = 1.0f / total;
+                    lse[(first + i) * H + h] = high + std::log(total);
+                    for (t = 0; t < seen; t += LANES) store(s + t, load(s + t) * part);
+                }
+                product<false>(count, E, least(columns, keys), {scores, columns, 1}, value.data(), E, out + (first * H + h) * E,
+                               H * E);
+            }
+        });
+    }
+}
+
+// grad_q as q; grad_k, grad_v as k. What sequences send back to the shared keys is added up in their order.
+inline void backward(int threads, const Layout &of, float scale, const float *grad, const float *q, const float *k,
+                     const float *v, const float *out, const float *lse, float *grad_q, float *grad_k, float *grad_v) {
+    long E = of.width, H = of.heads, K = of.kv_heads, group = H / K, units = of.rows * K;
+    std::vector<float> sent(2 * units * of.shared * E);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (long unit = 0; unit < units; unit++) {
+        long row = unit / K, kv = unit % K, keys = of.keys(row), wide = up_to(keys, LANES);
+        std::vector<float> key(keys * E), key_turned(E * wide), value(keys * E), value_turned(E * wide);
+        std::vector<float> key_grad(keys * E), value_grad(keys * E), room;
+        gather(of, row, kv, k, wide, key.data(), key_turned.data());
+        gather(of, row, kv, v, wide, value.data(), value_turned.data());
+        in_blocks(of, row, [&](long first, long count, long columns) {
+            room.resize(2 * count * columns);
+            long used = least(columns, keys);
+            for (long h = kv * group; h < (kv + 1) * group; h++) {
+                float *weights = room.data(), *slopes = weights + count * columns;
+                const float *query = q + (first * H + h) * E, *from = grad + (first * H + h) * E;
+                product<false>(count, columns, E, {query, H * E, 1}, key_turned.data(), wide, weights, columns);
+                product<false>(count, columns, E, {from, H * E, 1}, value_turned.data(), wide, slopes, columns);
+                for (long i = 0; i < count; i++) {
+                    float *p = weights + i * columns, *d = slopes + i * columns;
+                    long seen = of.seen(row, first + i);
+                    const float *o = out + ((first + i) * H + h) * E, *g = from + i * H * E;
+                    float along = 0, total = lse[(first + i) * H + h];
+                    for (long e = 0; e < E; e++) along += g[e] * o[e];
+                    for (long t = 0; t < columns; t += LANES) {
+                        Floats weight = t < seen ? exponential(load(p + t) * scale - total) : Floats{};
+                        if (t + LANES > seen) weight = first_of(weight, most(0, seen - t), Floats{});
+                        store(p + t, weight);
+                        store(d + t, weight * (load(d + t) - along) * scale);
+                    }
+                }
+                product<false>(count, E, used, {slopes, columns, 1}, key.data(), E, grad_q + (first * H + h) * E, H * E);
+                product<true>(used, E, count, {slopes, 1, columns}, query, H * E, key_grad.data(), E);
+                product<true>(used, E, count, {weights, 1, columns}, from, H * E, value_grad.data(), E);
+            }
+        });
+        for (long t = 0; t < keys; t++) {
+            bool own = t >= of.before(row);
+            long to = own ? (of.key(row, t) * K + kv) * E : (unit * of.shared + t) * E;
+            std::memcpy((own ? grad_k : sent.data()) + to, &key_grad[t * E], 4 * E);
+            std::memcpy((own ? grad_v : sent.data() + units * of.shared * E) + to, &value_grad[t * E], 4 * E);
+        }
+    }
+    for (long unit = K; of.shared && unit < units; unit++)
+        for (long t = 0; t < of.shared; t++)
+            for (long e = 0; e < E; e++) {
+                long to = (t * K + unit % K) * E + e, from = (unit * of.shared + t) * E + e;
+                grad_k[to] += sent[from];
+                grad_v[to] += sent[units * of.shared * E + from];
+            }
+}
+
+} // namespace ragged
