@@ -57,7 +57,7 @@ class GatewayAdmin:
     def __init__(self, base_url: str, admin_key: str, *, client: httpx.AsyncClient | None = None) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._owned = client is None
-        self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(60.0), trust_env=False)
+        self._client = client or httpx.AsyncClient(trust_env=False)
         self._headers = {"authorization": f"Bearer {admin_key}"}
 
     async def open(
@@ -151,11 +151,10 @@ class GatewayAdmin:
         await self.close()
 
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float = 60.0
     ) -> httpx.Response:
-        extra: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         url = self.base_url + path
-        response = await self._client.request(method, url, json=body, headers=self._headers, **extra)
+        response = await self._client.request(method, url, json=body, headers=self._headers, timeout=timeout)
         if response.is_success:
             return response
         try:

@@ -56,7 +56,7 @@ async def open_arena(
     await _ready(run.root / "server" / "ready.json")
     url, admin_key = address_of(run)
     backend = backend_of(recipe.sandbox, run.egress_log, run.placed_boxes)
-    admin = GatewayAdmin(url, admin_key)
+    admin = GatewayAdmin(url, admin_key, client=client)
     judge = open_judge(recipe.rl, run.judge_log)
     try:
         yield Arena(
